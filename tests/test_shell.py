@@ -21,7 +21,7 @@ COUNT = int(os.environ.get("STAGEBRIDGE_SHELL", "500"))
 FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
 """Scripts with a construct or two each, parted by lines of %%."""
 MOST_REFUSED = 0.25
-"""Share of them that the reader may refuse: many ask what only a run tells."""
+"""Share of them that the reader may refuse: many ask what only a run would tell."""
 REFUSED = 0.04
 PATIENCE = 60
 """Seconds in which a program has to be gone."""

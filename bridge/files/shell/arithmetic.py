@@ -259,7 +259,7 @@ class _Expression:
             end = _closing(self.text, position)
             index, self.position = self.text[position + 1 : end], end + 1
             if "~" in index:
-                raise Unread("~ in an index means other things to other releases of bash")
+                raise Unread("releases of bash read ~ in an index differently")
         self._next()
         return name, index
 

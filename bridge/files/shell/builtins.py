@@ -393,7 +393,7 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     for word in called[1:]:
         text = None if several(word) else known(word)
         if text is None:
-            raise reader.refuse(place, f"what {spelled(word)} unsets is not known")
+            raise reader.refuse(place, f"the variable that {spelled(word)} unsets is not known")
         name, _, index = text.partition("[")
         if text.startswith("-"):
             continue
@@ -419,7 +419,7 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     if value is None:
         return
     if value.open:
-        reader.scope.set(name, Value((_unknown(reader, name, "an element goes, nobody knows which", loose=True),), True))
+        reader.scope.set(name, Value((_unknown(reader, name, "an unknown element is removed", loose=True),), True))
         return
     key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
     if isinstance(key, int) and key < 0:
@@ -494,7 +494,7 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
 def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
     """Restore the arguments after a sourced file that had its own, unless it called `set` outside of functions."""
     if reader.scope.placed is None:
-        reader.scope.arguments = (_unknown(reader, "@", "whether the sourced file sets them is not known", loose=True),)
+        reader.scope.arguments = (_unknown(reader, "@", "it is not known if the sourced file sets them", loose=True),)
     elif not reader.scope.placed:
         reader.scope.arguments = before
     reader.scope.placed = False

@@ -132,7 +132,7 @@ def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
             raise Unread("this option is not supported")
         letters += word[1:]
     if any(re.match(r"-.", text) for text in rest):
-        raise Unread("options behind names are not supported")
+        raise Unread("options after file names are not supported")
     return letters, rest
 
 

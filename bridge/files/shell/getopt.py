@@ -54,7 +54,7 @@ def _told(words: Sequence[str]) -> _Told:
         rest.pop(0)
     if short is None:
         if not rest:
-            raise Unread("what getopt reads is not known")
+            raise Unread("the words for getopt are not known")
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
         raise Unread("this order of getopt is not supported")

@@ -41,7 +41,7 @@ class _Options:
         value = self.scope.get(COUNTER)
         number, letter = counted(value), self.scope.letter
         if number is None or letter is None or abs(number) >= LARGEST:
-            raise reader.refuse(place, "which word getopts reads next is not known")
+            raise reader.refuse(place, "the next word for getopts is not known")
         self.index, self.letter = min(max(number, 1), len(texts) + 1), max(letter, 0) if value is not None else 0
 
     def next(self) -> tuple[str, str | None]:

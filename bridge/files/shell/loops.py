@@ -26,7 +26,7 @@ MOST_STEPS = 10_000
 def for_(reader: Reader, node: Node) -> None:
     """`for NAME in words`, `for ((...))`."""
     if node.children[0].type == "select":
-        raise reader.refuse(node.start_byte, "select asks a person; what it sets is not known")
+        raise reader.refuse(node.start_byte, "select asks a person, so its variable is not known")
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
         _counted(reader, node, tokens[1])
@@ -235,7 +235,7 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
             return
         del reader.commands[commands:]
         _step(reader, node)
-    raise reader.refuse(node.start_byte, f"what this loop changes does not settle in {TURNS} turns")
+    raise reader.refuse(node.start_byte, f"the variables of this loop still change after {TURNS} iterations")
 
 
 def _leave(reader: Reader, turn: Callable[[], bool], mark: int) -> None:

@@ -38,7 +38,7 @@ def _escape(found: re.Match[str]) -> str:
     if octal or short:
         code = int(octal, 8) & 0xFF if octal else int(short, 16)
         if code > 127:
-            raise Unread("a byte beyond ASCII is not supported")
+            raise Unread("bytes beyond ASCII are not supported")
         return chr(code)
     if four or eight:
         return chr(int(four or eight, 16))

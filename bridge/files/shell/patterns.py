@@ -1,4 +1,4 @@
-"""Patterns of a shell matched as it matches them: globs with quoted parts, classes and groups."""
+"""Shell patterns, matched as a shell does: globs with quoted parts, classes and groups."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Unread(ValueError):
 
 
 def simple(text: str) -> str:
-    """`text`, whose characters count the same everywhere; raises `Unread` for any other."""
+    """`text`, if all locales treat its characters alike. Raises `Unread` otherwise."""
     if not text.isascii():
-        raise Unread("letters beyond ASCII count as the language of the machine has it")
+        raise Unread("the locale decides how letters beyond ASCII are counted")
     return text
 
 
@@ -60,14 +60,14 @@ class Group:
 
 @dataclass(frozen=True)
 class One:
-    """One character that fits."""
+    """One character that matches."""
 
     fits: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place between characters that fits."""
+    """A position between characters that matches."""
 
     fits: Callable[[str, int], bool]
 
@@ -80,16 +80,16 @@ class Pattern:
     """A glob over characters, matched without going back."""
 
     def __init__(self, chars: Sequence[Char], fold: bool = False) -> None:
-        """`fold` takes large and small letters for the same."""
+        """With `fold`, upper and lower case are the same."""
         self.chars, self.fold, self.counts = chars, fold, False
         self.nodes = self._sequence(0, False)[0]
 
     def matches(self, text: str) -> bool:
-        """Whether the whole of `text` fits."""
+        """Whether the whole of `text` matches."""
         return len(text) in self.ends(text, 0)
 
     def ends(self, text: str, start: int) -> Positions:
-        """Where a match that begins at `start` may end."""
+        """Possible ends of a match that begins at `start`."""
         if self.counts:
             simple(text)
         if len(text) > LONGEST:
@@ -111,7 +111,7 @@ class Pattern:
         return nodes, position
 
     def _open(self, position: int) -> bool:
-        """Whether a group begins that is never closed: all from there on stands for itself."""
+        """Whether a group begins that is never closed. Then all characters from there on are literal."""
         char, special = self.chars[position]
         begins = special and char in "?*+@!" and self.chars[position + 1 : position + 2] == [("(", True)]
         if not begins:
@@ -194,7 +194,7 @@ class Pattern:
 
 
 def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
-    """Where matches of `nodes`, one after the other, that begin at `starts` may end."""
+    """Possible ends of matches of the sequence `nodes` that begin at one of `starts`."""
     for node in nodes:
         if not starts:
             break

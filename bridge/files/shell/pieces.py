@@ -1,4 +1,4 @@
-"""What a shell word is made of: known text and what cannot be known without running the script, each with its place."""
+"""The pieces of a shell word: known text, and parts that only a run would tell, each with its place."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from functools import cache
 Span = tuple[int, int]
 """Place in the script: characters from, to."""
 
-# What stands here is made by the hundred thousand and never changed; a frozen dataclass would take three times as long to make.
+# Hundred thousands of these are made and never changed; to make a frozen dataclass would take three times as long.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Text:
-    """Known characters, written at `span`; `uses` are the expansions that they came through, outermost first.
+    """Known characters, written at `span`. `uses` are the expansions that yielded them, outermost first.
 
-    `plain` tells that the text stands there letter by letter, so that a part of it has a place of its own; `quoted`, that it
-    stands for itself in patterns; `splits`, that it came out of an expansion without quotes and is split into words.
+    With `plain`, the span has the same letters, so that each part of the text has its own place. `quoted` text is literal in
+    patterns. With `splits`, it came from an expansion without quotes, so word splitting applies.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Text:
 
     @property
     def key(self) -> str:
-        """What makes it the same as another."""
+        """Key for comparisons."""
         return self.text
 
     def part(self, start: int, end: int) -> Text:
@@ -39,22 +39,21 @@ class Text:
         return Text(self.text[start:end], span, self.quoted, self.plain, self.uses, self.splits)
 
     def used(self, place: Span, quoted: bool) -> Text:
-        """The same, come through one more expansion."""
+        """The same text after one more expansion."""
         return Text(self.text, self.span, quoted, self.plain, (place, *self.uses), not quoted)
 
     def literal(self, quoted: bool) -> Text:
-        """The same, as it stands in a text that is read a second time."""
+        """The same text within a text that is read a second time."""
         return Text(self.text, self.span, quoted, self.plain, self.uses)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unknown:
-    """A part that only a run would tell: as it is written at `span`, the line, and why it is not known.
+    """A part that only a run would tell: its spelling at `span`, the line, and the reason why it is not known.
 
-    `loose` tells that it stood without quotes where words are split, so that it may be any number of words. `absent` tells
-    that the script sets it nowhere, so that it is empty if the script is started alone; `perhaps`, that it may be unset.
-    `at` is the file or folder that it names, from the folder that the script began in, where it names one; `firm` tells that
-    it does so wherever the shell stands.
+    With `loose` it may be any number of words, because it is not quoted. With `absent` the script never sets it, so that it is
+    empty if the script is started alone; with `perhaps` it may be unset. `at` is the file or folder that it names, if it names
+    one, relative to the script's first working directory; with `firm` that holds in any working directory.
     """
 
     spelling: str
@@ -71,16 +70,16 @@ class Unknown:
 
     @property
     def key(self) -> str:
-        """What makes it the same as another."""
+        """Key for comparisons."""
         return f"\0{self.spelling}\0{self.span}\0{self.line}"
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Break:
-    """Where one element of an array ends and the next begins; `joiner` stands there where nothing is split.
+    """The border between two elements of an array. Without word splitting it becomes `joiner`.
 
-    `mark` stands there where words are split, if that is no blank: what is empty before it is a word as well. Where a test or
-    `case` looks at a word, a blank is the joiner of what is `made` of elements.
+    With word splitting it becomes `mark` if that is no blank; then an empty text before it is a word too. In a test or `case`,
+    elements that were `made` by an operator are joined by a blank.
     """
 
     joiner: str = " "
@@ -92,13 +91,13 @@ Piece = Text | Unknown
 Pieces = tuple[Piece, ...]
 BREAK = Break()
 NOWHERE: Span = (0, 0)
-"""The place of what stands nowhere in the script: given from outside, or left open by a branch."""
+"""The place of text that is not in the script: it comes from outside, or a branch leaves it open."""
 DEFAULT_IFS = " \t\n"
 
 
 @cache
 def _delimiter(separators: str) -> re.Pattern[str]:
-    """What parts words: blanks of `separators` together, any other of them alone with the blanks around it."""
+    """Pattern between words: a run of blanks in `separators`, or one other separator with the blanks around it."""
     blanks = "".join(char for char in separators if char in DEFAULT_IFS)
     others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
     blank = f"[{re.escape(blanks)}]" if blanks else "(?!)"
@@ -106,7 +105,7 @@ def _delimiter(separators: str) -> re.Pattern[str]:
 
 
 def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> list[Pieces]:
-    """Split what came out of expansions without quotes at the characters of IFS, as a shell does."""
+    """Word splitting: splits the results of unquoted expansions at the characters of IFS, as a shell does."""
     found: list[list[Piece]] = [[]]
     for piece in _joined(map(_marked, pieces), separators):
         if isinstance(piece, Break):
@@ -125,7 +124,7 @@ def _marked(piece: Piece | Break) -> Piece | Break:
 
 
 def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
-    """Neighbours that are split together, where a separator is more than a blank."""
+    """Joins neighbouring pieces that are split together, because a separator can be more than a blank."""
     if not separators.strip(DEFAULT_IFS):
         yield from pieces
         return
@@ -164,7 +163,7 @@ def _stands(piece: Piece) -> bool:
 
 
 def spelled(pieces: Iterable[Piece | Break]) -> str:
-    """The text of `pieces`; what is not known stands as the script spells it."""
+    """The text of `pieces`, with the script's spelling of unknown parts."""
     return "".join(_spelling(piece) for piece in pieces)
 
 
@@ -186,12 +185,12 @@ def unknowns(pieces: Iterable[Piece | Break]) -> Iterator[Unknown]:
 
 
 def same(left: Sequence[Piece], right: Sequence[Piece]) -> bool:
-    """Whether two values read the same, wherever they were written."""
+    """Whether two values are equal, apart from their places."""
     return [piece.key for piece in left] == [piece.key for piece in right]
 
 
 def shared(left: Pieces, right: Pieces) -> Pieces:
-    """What both begin with."""
+    """The common beginning of both."""
     pairs = zip(left, right, strict=False)
     length = next((index for index, (one, other) in enumerate(pairs) if one.key != other.key), min(len(left), len(right)))
     return left[:length]
@@ -209,7 +208,7 @@ def cut(word: Pieces, length: int) -> Pieces:
 
 
 def begun(pieces: Pieces) -> int | None:
-    """The character of the script at which `pieces` begin; None if they stand nowhere."""
+    """Offset in the script at which `pieces` begin; None if they are not in it."""
     spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
     return next((span[0] for span in spans if span != NOWHERE), None)
 

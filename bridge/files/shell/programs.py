@@ -1,4 +1,4 @@
-"""Small programs whose output follows from their words and from what they read."""
+"""Models of small programs whose output depends only on their arguments and their input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _text(text: str) -> Pieces:
 
 
 def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
-    """What a program reads: the files that are named, or its input; None if that is not known."""
+    """Input of a program: the named files, or its standard input; None if that is not known."""
     if not names:
         return reader.scope.input
     found: list[Text | Unknown] = []
@@ -74,7 +74,7 @@ def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces | None:
-    """What `dirname`, `readlink -f` and `realpath` write of a word that names a place; None if that hangs on how it does."""
+    """Output of `dirname`, `readlink -f` and `realpath` for an unknown word that names a place; None if it is not certain."""
     if name not in ("dirname", "readlink", "realpath"):
         return None
     letters = {letter for word in called[1:] for letter in (known(word) or "").lstrip("-") if (known(word) or "").startswith("-")}
@@ -348,4 +348,4 @@ PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "getopt": sorted_options,
     **effects.PROGRAMS,
 }
-"""Programs by name: what they write, or None if that is not known."""
+"""Models of programs by name. They return the output, or None if it is not known."""

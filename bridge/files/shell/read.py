@@ -1,4 +1,4 @@
-"""A small evaluator over a script's syntax tree: which commands it would start, with what words; nothing is run."""
+"""Evaluates a script's syntax tree without running anything: finds the commands that it would start, with their words."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 DEEPEST = 30
 UNTOUCHED = -1
-"""In place of the status of a substitution, where there is none."""
+"""Marks a statement without command substitution, which has no status of one."""
 NOT_FOUND = 127
 """The status of a command that is not there."""
 SEVERAL = re.compile(r"^[^/]*\s")
-"""A name that holds a space: several words that the shell took as one, and no program has such a name."""
+"""A program name with a space: a shell took several words as one, since no program has such a name."""
 CHECKED = ("command", "subshell")
-"""What ends a script under `set -e`; blocks and branches do not by themselves."""
+"""Statements that end a script under `set -e`. Blocks and branches themselves do not."""
 LINE = "line"
-"""How a path has ended that goes on with the next line."""
+"""Kind of end after which a script continues with the next line."""
 LEAVING = ("break", "continue", "return")
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
-"""Where functions are defined: one that is not defined yet is no command that is hoped to succeed."""
+"""Definitions of functions. A call before the definition is no command that is assumed to succeed."""
 NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
 """The name before the brackets of a definition."""
 HOPED = frozenset(
@@ -50,21 +50,21 @@ HOPED = frozenset(
         *("torchrun", "python", "python3", "deepspeed", "srun", "accelerate", "mpirun"),
     )
 )
-"""Commands that are taken to succeed before `&&`: they do something, they ask nothing."""
+"""Commands that are assumed to succeed before `&&`, because they do something and test nothing."""
 
 Action = Callable[[], None]
 
 
 class Stopped(SourceError):
-    """An expansion on which a shell ends."""
+    """An expansion at which a shell ends."""
 
 
 @dataclass(frozen=True)
 class Command:
     """A command that the script starts: its words, the variables set for it, and the line on which it begins.
 
-    `branch` is the line of an undecided `if`, `case` or loop around it; 0 if it is started in any case. `files` is what the
-    script has written before, `folder` the mark of the folder that it starts in.
+    `branch` is the line of an undecided `if`, `case` or loop around it; 0 if it is started in any case. `files` has the files
+    that the script has written before, `folder` the mark of its working directory.
     """
 
     words: tuple[Pieces, ...]
@@ -77,7 +77,7 @@ class Command:
 
 @dataclass
 class Reader:
-    """Walks statements, keeps a scope, and collects commands and files written."""
+    """Evaluates statements with a scope, and collects commands and written files."""
 
     name: str
     scope: Scope
@@ -125,17 +125,17 @@ class Reader:
 
     @property
     def over(self) -> bool:
-        """Whether a statement ended the present path."""
+        """Whether a statement ended the current path."""
         return bool(self.scope.ended)
 
     @property
     def alone(self) -> bool:
-        """Whether an expansion that stops a shell ends that of a text or a file alone."""
+        """Whether an expansion that stops a shell stops only the inner shell of a text or a file."""
         return self.scope is self.inner
 
     @property
     def parted(self) -> int:
-        """The line on which a path that may have left a loop or a function parted from the present one; 0 if there is none."""
+        """Line of the branch at which another path may have left a loop or a function; 0 if there is none."""
         left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
         return next((line for line in left if line), 0)
 
@@ -153,7 +153,7 @@ class Reader:
         self.stops.append((line, problem))
 
     def doubt(self, line: int) -> None:
-        """A shell may stop at an expansion: whether it goes on is not known."""
+        """Note that a shell may stop at an expansion."""
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
@@ -181,7 +181,7 @@ class Reader:
         return there if not there or not filled else opened.filled(self, path)
 
     def settled_by(self, line: int) -> str:
-        """What the branches around a line ask for, as options that say it."""
+        """Command-line options that would decide the branches around a line."""
         if self.asked is None:
             self.asked = Asked(self.source.script.text)
         return self.asked.around(line, self.scope.outside)
@@ -210,12 +210,12 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """What runs in the background has begun by now."""
+        """Background commands have started by now."""
         if not self.branch:
             self.jobs.clear()
 
     def killed(self, place: int) -> None:
-        """What runs in the background may end before it begins."""
+        """Background commands may be killed before they start."""
         for first, last in self.jobs:
             self._maybe(first, last, self.source.line(place))
 
@@ -263,7 +263,7 @@ class Reader:
             self.scope.piped = None
 
     def errexit(self) -> None:
-        """A statement that fails runs the trap for it, and ends the script under `set -e`."""
+        """A failing statement runs the ERR trap, and ends the script under `set -e`."""
         scope = self.scope
         if self.guarded or scope.status == 0 or scope.ended:
             return
@@ -287,7 +287,7 @@ class Reader:
         self.scope.at_error = error
 
     def handled(self, text: Pieces) -> None:
-        """The text of a trap, which leaves the status as it was."""
+        """Read the text of a trap. It does not change the status."""
         status = self.scope.status
         self.nested(self.place, text)
         if not self.scope.ended:
@@ -321,7 +321,7 @@ class Reader:
         self.apart(lambda: self.statements(node.children))
 
     def apart(self, action: Action) -> None:
-        """A shell of its own, which leaves its files, its output and its status."""
+        """Read a subshell. Its files, its output and its status stay."""
         outer, mark = self.scope, len(self.leaving)
         self.scope = self.another()
         action()
@@ -342,7 +342,7 @@ class Reader:
         return scope
 
     def failing(self, inner: Scope) -> None:
-        """What may have stopped an inner shell stops this one as well under `set -e`."""
+        """Under `set -e` anything that stopped an inner shell stops this one too."""
         doubt = inner.doubted or inner.doubting
         if doubt and not self.scope.doubted:
             self.scope.status = None
@@ -350,7 +350,7 @@ class Reader:
                 self.doubt(doubt)
 
     def landed(self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")) -> None:
-        """Take back the paths that left what is over now."""
+        """Rejoin the paths that left a construct which ends here."""
         left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
         self.leaving[mark:] = [scope for scope in self.leaving[mark:] if scope.ended not in kinds]
         for scope in left:
@@ -395,11 +395,11 @@ class Reader:
         self.failing(inner)
 
     def _unread(self, inner: Scope, output: Pieces, first: int) -> bool:
-        """Whether a command of a pipeline ends without a look at what the one before writes."""
+        """Whether a command of a pipeline ends without reading its input."""
         return self.scope.input is output and inner.input is output and len(self.commands) == first
 
     def _broken(self, first: int, last: int, stage: Node) -> None:
-        """Commands that a shell may not get to, since nobody reads what those before them write."""
+        """Commands that may not run, because nothing reads the output of those before them."""
         self._maybe(first, last, self.source.line(stage.start_byte))
 
     def _maybe(self, first: int, last: int, line: int) -> None:
@@ -419,7 +419,7 @@ class Reader:
         return None if unsure else next(status for status in reversed(statuses) if status)
 
     def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
-        """One of several branches is taken, nobody knows which; `asking` is the text that would tell."""
+        """Read several branches of which an unknown one is taken; `asking` is the text of the condition."""
         outer, around = self.scope, self.branch
         if line not in outer.hints:
             outer.hints[line] = self.expander.settling(asking)
@@ -482,7 +482,7 @@ class Reader:
         self.scope.status = 0
 
     def call(self, place: int, name: str, arguments: Sequence[Pieces]) -> bool:
-        """A function with its arguments; False where it may not be one."""
+        """Call a function with its arguments. Returns False if the name may be no function."""
         choices = self.scope.functions[name]
         if None in choices and len(choices) == 1:
             return False
@@ -527,7 +527,7 @@ class Reader:
         self.simple([token.word for token in rest if token.word is not None], redirects, node.start_byte)
 
     def _tokens(self, node: Node) -> list[Token]:
-        """What belongs to a simple command: its node, and the redirections around it, which the tree does not show."""
+        """Tokens of a simple command: its node, and the redirections around it, which the tree does not have."""
         before = list(takewhile(lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)))
         return [*before[::-1], *self.source.tokens_of(node.start_byte, node.end_byte), *self._behind(node)]
 
@@ -546,7 +546,7 @@ class Reader:
         self.answer(truth)
 
     def answer(self, truth: bool | None) -> None:
-        """The status of what asks."""
+        """Set the status of a test."""
         self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
 
     def counting(self, token: Token) -> None:
@@ -581,7 +581,7 @@ class Reader:
         redirections.redirected(self, redirects, place, lambda: self._with(assignments, called, place), program)
 
     def _starts(self, called: Sequence[Pieces]) -> bool | None:
-        """Whether a command starts a program, in a process of its own; None if its name is not known."""
+        """Whether a command starts a program in a new process; None if its name is not known."""
         from bridge.files.shell.builtins import BUILTINS
 
         rest = dropwhile(lambda word: known(word) in ("command", "-p", "--"), called)
@@ -604,7 +604,7 @@ class Reader:
             self.write(self.scope.input)
 
     def drop(self, error: arithmetic.Dropped) -> None:
-        """What cannot be assigned ends the line that is read, a shell within another, and under `set -e` any shell."""
+        """A failed assignment ends the current line, an inner shell, and under `set -e` any shell."""
         if self.branch:
             raise error
         ends = self.scope.around is not None or self.scope.on("errexit")
@@ -612,7 +612,7 @@ class Reader:
         self.scope.left_at = self.source.line(self.place)
 
     def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
-        """A command with variables that are set for it alone."""
+        """A command with variables that are set only for it."""
         own: dict[str, Value | None] = {}
         marks = dict(self.scope.marks)
         doubting, self.scope.doubting = self.scope.doubting, 0
@@ -644,7 +644,7 @@ class Reader:
                 self.scope.moved()
 
     def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
-        """A function, a command that the shell itself knows, or one that it starts."""
+        """Run a function or a built-in command, or note a command that is started."""
         from bridge.files.shell.builtins import BUILTINS
 
         name = known(called[0]) or ""
@@ -692,7 +692,7 @@ class Reader:
         effects.leave(self, called, found, written is not None)
 
     def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
-        """What a program writes whose output follows from what it reads; raises `Unread` with what is not known of that."""
+        """Output of a modelled program. Raises `Unread` with the reason if it is not known."""
         if program is None:
             return None
         texts = [known(word) for word in called]
@@ -707,7 +707,7 @@ class Reader:
         return written
 
     def write(self, pieces: Pieces) -> None:
-        """Text that a command writes, kept where something reads it."""
+        """Keep text that a command writes, if something reads it."""
         if self.scope.captured:
             self.scope.output = (*self.scope.output, *pieces)
             if len(self.scope.output) > MOST_STEPS:
@@ -730,7 +730,7 @@ class Reader:
         self.commands[first:] = [replace(found, words=(*before, *found.words), line=line) for found in self.commands[first:]]
 
     def _child(self, source: Source, scope: Scope, alone: bool) -> None:
-        """Another shell, which leaves its files, its output and, where it is started `alone`, its status."""
+        """Read an inner shell. Its files and its output stay; with `alone` also its status."""
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured
         scope.doubting, scope.doubted = outer.doubting, outer.doubted  # what may not be reached starts nothing for certain
@@ -745,7 +745,7 @@ class Reader:
         outer.status, outer.asked = scope.status if alone else None, scope.asked
 
     def _contained(self, source: Source) -> None:
-        """Read a source in a shell of its own, which an expansion may end; the shell around it goes on."""
+        """Read a source in an inner shell. If an expansion ends it, the outer shell continues."""
         scope, before = self.scope, (self.source, self.depth, self.behind)
         around, self.inner = self.inner, scope
         try:
@@ -760,11 +760,11 @@ class Reader:
         self.inner = around
 
     def key(self, path: Pieces) -> str:
-        """What makes two names of files the same, from wherever the shell stands."""
+        """Key that is equal for two names of the same file, in the current working directory."""
         return key_in(self.scope.folder, path)
 
     def capture(self, source: Source) -> Pieces:
-        """What the commands of `$(...)` write."""
+        """Output of the commands of `$(...)`."""
         if self.depth >= DEEPEST:
             raise SourceError(f"{self.name}: commands stand in commands without end; is this the right file?")
         outer, mark, stops = self.scope, len(self.leaving), self.stops
@@ -796,11 +796,11 @@ def _defined(text: str) -> Iterator[str]:
 
 
 Operand = Sequence["Node"]
-"""What stands between `&&` and `||`: the stages of a pipeline, or one statement."""
+"""An operand of `&&` and `||`: the stages of a pipeline, or one statement."""
 
 
 def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
-    """What `&&` and `||` join, from the left, each after the first with its sign.
+    """The operands of `&&` and `||` from the left, each after the first with its operator.
 
     They bind looser than `|`, but the grammar of the tree takes `a | b | c && d` as `a | (b | c && d)`.
     """

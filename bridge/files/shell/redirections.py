@@ -1,4 +1,4 @@
-"""Redirections: what a statement reads, and the file that it writes."""
+"""Redirections: the input of a statement, and the file to which it writes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IN_FILE = "it stands in a file"
 
 
 def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: Action, program: bool | None = False) -> None:
-    """A statement with what it reads, and the file that it writes; a `program` expands the names itself, in a process of its own.
+    """Read a statement with its redirections. A `program` expands the file names in its own process.
 
-    `program` is None if nobody knows whether it is one.
+    `program` is None if it is not known whether the statement is one.
     """
     there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
     there = None if there and not reader.scope.options >= {"noclobber"} else there
@@ -43,7 +43,7 @@ def _fail(reader: Reader) -> None:
 
 
 def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
-    """Whether a file is there that `set -C` keeps from being written anew."""
+    """Whether a file exists that `set -C` protects from being overwritten."""
     found: bool | None = False
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
@@ -89,23 +89,23 @@ def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, prog
 
 
 Target = tuple[Pieces, bool]
-"""A file that is written, and whether it is added to."""
+"""A file to write, and whether text is appended to it."""
 
 
 def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | None) -> tuple[Target | None, bool]:
-    """The same for a program: what its expansions assign does not reach the script."""
+    """The same for a program. Assignments in its expansions do not change the script's variables."""
     outer, reader.scope = reader.scope, reader.scope.copy()
     found = _targets(reader, redirects)
     inside, reader.scope = reader.scope, outer
     if program is None and inside.variables != outer.variables:
-        why = "whether this is a program decides what its redirections set, and its name is not known"
+        why = "its redirections depend on its kind, and its name is not known"
         raise reader.refuse(redirects[0].start, why)
     outer.input, outer.joined, outer.files, outer.doubting = inside.input, inside.joined, inside.files, inside.doubting
     return found
 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
-    """The file that is written, and whether it is added to; whether the output goes elsewhere than before."""
+    """The file to write, whether text is appended to it, and whether the output is redirected at all."""
     target: Target | None = None
     lost = False
     for token in redirects:
@@ -124,7 +124,7 @@ def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None,
 
 
 def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
-    """A statement that a shell starts only if the file is there that it reads."""
+    """Read a statement that a shell starts only if its input file exists."""
     first = next(iter(reader.scope.input or ()), None)
     if reader.scope.input is not before and is_gone(reader.scope.input or ()):
         _fail(reader)
@@ -138,7 +138,7 @@ def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
 
 
 def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
-    """What stops a shell in a redirection stops it in any case."""
+    """An error in a redirection that stops a shell stops it in any case."""
     if reader.stops and not any(token.word is None for token in redirects):
         last = reader.stops[-1][0]
         if any(reader.source.line(token.start) == last for token in redirects):
@@ -146,7 +146,7 @@ def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
 
 
 def _redirect(reader: Reader, token: Token) -> Target | None:
-    """Set what is read, or say which file is written and whether it is added to."""
+    """Set the input, or return the file to write and whether text is appended."""
     word = token.word
     if word is None:
         return None
@@ -170,7 +170,7 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
 
 
 def _file(reader: Reader, word: Word) -> Pieces:
-    """What stands in a file, or what `<(...)` writes."""
+    """Content of a file, or output of `<(...)`."""
     line = reader.source.line(word.start)
     if len(word.parts) == 1 and word.parts[0].kind == "process" and reader.source.said(word).startswith("<"):
         part = word.parts[0]

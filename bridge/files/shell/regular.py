@@ -1,4 +1,4 @@
-"""Regular expressions as POSIX reads them: extended and basic ones, the longest match, and what its groups hold."""
+"""POSIX regular expressions, extended and basic: the longest match and its groups."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ RANGES: Mapping[str, str] = {
     "xdigit": "0-9a-fA-F",
     "punct": r"!-/:-@\[-`{-~",
 }
-"""Classes as they stand in a regular expression."""
+"""Character classes, as ranges of a regular expression."""
 QUANTIFIERS = "*+?{"
 BASIC = {"(": "(", ")": ")", "|": "|", "+": "+", "?": "?", "{": "{", "}": "}", "n": "\n", "t": "\t"}
-"""What a backslash and a character mean in a basic expression of GNU."""
+"""Meaning of a backslash and a character in GNU's basic expressions."""
 EDGES = re.compile(r"(?<!\\)(?:\\\\)*\\[bB]")
 
 
 def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
-    """A POSIX extended regular expression; raises `Unread` for what Python or POSIX leaves open."""
+    """A POSIX extended regular expression for Python. Raises `Unread` if its meaning may differ."""
     position, found = 0, list[str]()
     while position < len(chars):
         text, position = _regular(chars, position, bool(found))
@@ -82,7 +82,7 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
 
 
 def basic(text: str, fold: bool = False) -> re.Pattern[str]:
-    """A basic regular expression, with what GNU adds to it; raises `Unread` for what is left open."""
+    """A basic regular expression, with GNU's extensions. Raises `Unread` if its meaning may differ."""
     position, found = 0, list[str]()
     while position < len(text):
         said, position = _basic(text, position, "".join(found))
@@ -125,7 +125,7 @@ def _basic_escape(after: str, starts: bool) -> str:
 
 
 def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    """The leftmost match and of those the longest, as POSIX has it; raises `Unread` where that is not sure."""
+    """The leftmost longest match, as in POSIX. Raises `Unread` if it is not certain."""
     if endless(pattern, len(text)):
         simple(text)
         if len(text) > LONGEST:
@@ -150,7 +150,7 @@ GROUP = re.compile(r"\(((?:\\.|\[[^\]]*\]|[^()\\\[])*)\)(?![*+?{])")
 
 
 def grouped(pattern: str) -> bool:
-    """Whether the groups of a match are sure: none in another, none repeated, no choice but between plain words."""
+    """Whether the groups of a match are certain: not nested, not repeated, and only plain words as alternatives."""
     outside = GROUP.sub("", pattern)
     if re.search(r"(?<!\\)[(|)]", re.sub(r"\[[^\]]*\]", "", outside)):
         return False

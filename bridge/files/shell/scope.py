@@ -1,4 +1,4 @@
-"""What a shell knows at one point of a script: variables, functions, files written; and what branches leave of it."""
+"""The state of a shell at one point of a script: variables, functions, written files; and its merge after branches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from bridge.files.shell.source import Source
 
 LONGEST = 20_000
-"""Parts of one value; only doubling gets there."""
+"""Most parts of one value. Only values that double repeatedly reach it."""
 MOST_CHARACTERS = 2**20
 Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
-"""What a function may be; None: nothing."""
-RUN = "only a run tells"
+"""Possible definitions of a function; None: it is not defined."""
+RUN = "only a run would tell"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
     (
@@ -43,14 +43,14 @@ MOVING = frozenset(
         *("_", "PIPESTATUS", "BASH_COMMAND", "FUNCNAME"),
     )
 )
-"""Those of them that an assignment does not settle."""
+"""Those of them whose value is not known even after an assignment."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 COUNTER = "OPTIND"
-"""The word that `getopts` reads next: a number from the start, whatever is exported to the shell."""
+"""Index of the next word of `getopts`. It starts as a number, even if the environment has another value."""
 
 
 class Unsettled(Exception):
-    """Something is set, and nobody knows what, or that is not read: a script is refused."""
+    """An assignment with an unknown or unsupported target. The script is refused."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -76,7 +76,7 @@ class Value:
         return range(len(self.words)) if self.keys is None else self.keys
 
     def at(self, key: int | str) -> Pieces | None:
-        """The element at a place; None if there is none. A part of unknown length before it makes it unknown."""
+        """The element at a place; None if there is none. It is unknown if a part of unknown length is before it."""
         if self.table and self.open:
             return next(word for word in self.words if several(word))
         for place, word in zip(self.places, self.words, strict=True):
@@ -86,7 +86,7 @@ class Value:
 
     @property
     def open(self) -> bool:
-        """Whether the number of its words is not known."""
+        """Whether the number of its words is unknown."""
         return self.array and any(several(word) for word in self.words)
 
     def put(self, key: int | str, word: Pieces) -> Value:
@@ -115,18 +115,18 @@ UNCERTAIN = {
     "?a": "an array",
     "?A": "an associative array",
 }
-"""Marks that a branch decides, and that say what an assignment does."""
+"""Attributes that affect assignments, in words for messages about attributes that depend on a branch."""
 HANDED = "?x"
-"""The mark of a variable that one branch alone exports."""
+"""Attribute of a variable that only one branch exports."""
 SELF = "$0"
-"""In place of the name of the script, whose folder alone counts."""
+"""Placeholder for the name of the script, of which only the folder is used."""
 SOURCED = "$."
-"""What stands before the name of a file that is sourced, where a shell tells which one it reads."""
+"""Prefix of the name of a sourced file, for variables that name the current file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What a local of a function hides: the value, the marks, whether it is exported, and for OPTIND the letter of `getopts`."""
+    """The state that a local variable hides: value, attributes, export, and for OPTIND the letter of `getopts`."""
 
     value: Value | None
     marks: frozenset[str] = frozenset()
@@ -135,7 +135,7 @@ class Hidden:
 
 
 def is_file(place: str) -> bool:
-    """Whether a place is that of the script, or of a file that is sourced."""
+    """Whether a place is that of the script or of a sourced file."""
     return place.rpartition("/")[2].startswith((SELF, SOURCED))
 
 
@@ -146,7 +146,7 @@ def several(word: Pieces) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A statement of which nobody knows the way it goes: its line, and what to say of it."""
+    """An undecided statement: its line, and the message about it."""
 
     line: int
     why: str
@@ -233,7 +233,7 @@ class Scope:
         return Value(((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),))
 
     def _place(self, name: str) -> str:
-        """The file or folder that a variable of the shell names, from the folder that the script began in; empty: not known."""
+        """The file or folder that a shell variable names, relative to the first working directory; empty: not known."""
         if name == "0":
             return SELF if self.here else ""
         if name == "BASH_SOURCE" and not self.frames:
@@ -241,13 +241,13 @@ class Scope:
         return self.folder.removesuffix("/") or "." if name == "PWD" and not self.folder.startswith(AWAY) else ""
 
     def settled(self, name: str) -> bool:
-        """Whether it is known that a variable without a value is not set."""
+        """Whether a variable without a value is certainly not set."""
         if name.isdigit():
             return self.arguments is not None and int(name) > 0
         return self.target(name) in self.variables
 
     def outer(self, name: str) -> str:
-        """What the script is started with as the argument `name` of now; any other name as it is."""
+        """The outside name of the current argument `name`; other names are returned unchanged."""
         return str(int(name) + self.shifted) if name.isdigit() and self.arguments is None and int(name) else name
 
     def target(self, name: str) -> str:
@@ -267,24 +267,24 @@ class Scope:
                 return name
             text = known(value.pieces)
             if text is None or not VARIABLE.match(text):
-                raise Unsettled(f"what the reference {name} stands for is not known")
+                raise Unsettled(f"the target of the reference {name} is not known")
             if "[" in text:
                 return text
             name = text
         raise Unsettled(f"the reference {name} stands for itself")
 
     def lists(self, name: str) -> bool:
-        """Whether a variable is an array of either kind, which a shell hands on to no program."""
+        """Whether a variable is an array of either kind. A shell does not export arrays."""
         value = self.get(name)
         return bool(value and value.array) or bool(self.marks.get(self.target(name), frozenset()) & {"a", "A"})
 
     def standing(self, name: str) -> Value | None:
-        """What stands in a variable, a reference as it is."""
+        """Value of a variable. References are not followed."""
         return self.variables.get(name) if self.marks.get(name, frozenset()) & {"n", "?n"} else self.get(name)
 
     @property
     def given(self) -> tuple[Pieces, ...]:
-        """The arguments: those of the function, of `set --`, or those that the script is told to be started with."""
+        """The arguments: those of the function or of `set --`, or the script's own from outside."""
         if self.arguments is not None:
             return self.arguments
         found: list[Pieces] = []
@@ -329,9 +329,9 @@ class Scope:
             self.moved()
 
     def on(self, option: str) -> bool:
-        """Whether an option is on; raises `Unread` where a branch decides it."""
+        """Whether an option is on. Raises `Unread` if that depends on a branch."""
         if option in self.unsure:
-            raise Unread(f"whether {option} is on is not known: {self.unsure[option].why}")
+            raise Unread(f"it is not known if {option} is on: {self.unsure[option].why}")
         return option in self.options
 
     def may(self, option: str) -> bool:
@@ -344,13 +344,13 @@ class Scope:
         self.unsure = {name: branch for name, branch in self.unsure.items() if name != option}
 
     def certain(self, name: str) -> None:
-        """Raise `Unsettled` where a branch decides what a variable is: read-only, a number, an array, a reference."""
+        """Raises `Unsettled` if a variable's attributes depend on a branch: read-only, number, array or reference."""
         doubtful = self.marks.get(name, frozenset()) & UNCERTAIN.keys()
         if doubtful:
-            raise Unsettled(f"whether {name} is {UNCERTAIN[min(doubtful)]} is not known: a branch decides it")
+            raise Unsettled(f"a branch decides if {name} is {UNCERTAIN[min(doubtful)]}")
 
     def export(self, name: str, on: bool = True) -> None:
-        """Hand a variable on to programs, or not any more."""
+        """Export a variable, or stop exporting it."""
         (self.exported.add if on else self.exported.discard)(name)
         if HANDED in self.marks.get(name, ()):
             self.mark(name, (), "x")
@@ -363,20 +363,20 @@ class Scope:
         return {name: pieces for name, pieces in found if pieces}
 
     def _handed(self, name: str) -> Pieces | None:
-        """What programs are given of a variable; None for an array of either kind and for what is not set."""
+        """Exported value of a variable; None for arrays and unset variables."""
         marks, value = self.marks.get(name, frozenset()), self.get(name)
         if value is not None and marks & {HANDED, "?a", "?A"}:
             return (Unknown(f"${name}", NOWHERE, 0, "a branch decides whether it is exported", perhaps=True),)
         return None if value is None or self.lists(name) else value.pieces
 
     def mark(self, name: str, given: Iterable[str], taken: Iterable[str] = ()) -> None:
-        """Give a variable marks, and take some from it."""
+        """Add and remove attributes of a variable."""
         settled = {*given, *taken}
         left = self.marks.get(name, frozenset()) - {f"?{letter}" for letter in settled}
         self.marks[name] = (left | frozenset(given)) - frozenset(taken)
 
     def overtaken(self, line: int) -> None:
-        """A file that is not there may set every variable anew: only what is told from outside is known behind it."""
+        """A sourced file that is missing may set every variable. Behind it only values from outside are known."""
         self.sourced = line
         for name, value in list(self.variables.items()):
             if name == COUNTER or "r" in self.marks.get(name, ()):
@@ -389,13 +389,13 @@ class Scope:
             self.variables[name] = Value(((unknown,),), value.array, ("",) if value.table else None, value.table)
 
     def moved(self) -> None:
-        """A script set OPTIND: below 2 `getopts` begins anew; beyond, it goes on in what is left of a word, wherever that was."""
+        """The script set OPTIND. Below 2 `getopts` starts again; above, it continues within the rest of the word."""
         number = counted(self.get(COUNTER))
         if self.letter:
             self.letter = -abs(self.letter) if number is not None and number < 2 else None
 
     def held(self, name: str) -> Hidden:
-        """A variable as it stands, with its marks."""
+        """State of a variable, with its attributes."""
         value = self.variables.get(name, _NOWHERE)
         return Hidden(value, self.marks.get(name, frozenset()), name in self.exported, self.letter if name == COUNTER else 0)
 
@@ -413,7 +413,7 @@ class Scope:
             self.variables[name] = hidden.value
 
     def local(self, name: str) -> None:
-        """Hide a variable until the function returns; what it hands on to programs, the local hands on as well."""
+        """Hide a variable until the function returns. The local is exported if the variable was."""
         if self.frames and name not in self.frames[-1]:
             self.frames[-1][name] = self.held(name)
             self.marks.pop(name, None)
@@ -426,7 +426,7 @@ class Scope:
             self.put_back(name, hidden)
 
     def reveal(self, name: str) -> bool:
-        """`unset` of a local of a function further out: what it hid stands there again; False if there is none."""
+        """`unset` of an outer function's local: the hidden variable is visible again. Returns False if there is none."""
         frame = next((frame for frame in reversed(self.frames[:-1]) if name in frame), None)
         if frame is None or name in self.frames[-1]:
             return False
@@ -464,7 +464,7 @@ class Scope:
             setattr(self, name, getattr(other, name))
 
     def settles(self, before: Scope) -> bool:
-        """Whether everything is as it was before."""
+        """Whether the state is equal to an earlier one."""
         names = {*self.variables, *before.variables}
         arguments = self.given, before.given
         return (
@@ -478,7 +478,7 @@ class Scope:
         )
 
     def take(self, branches: Sequence[Scope], line: int) -> None:
-        """Go on with what all `branches` of the statement at `line` agree on; the rest is not known."""
+        """Merge all `branches` of the statement at `line`. Values on which they disagree become unknown."""
         running = [branch for branch in branches if not branch.ended]
         if not running:
             self.become(branches[0])
@@ -488,9 +488,9 @@ class Scope:
 
 
 COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
-"""What else of a scope a loop has to leave as it was, so that a further turn does the same."""
+"""Further fields that an iteration of a loop must not change, so that the next iteration does the same."""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
-"""What a local hides where the script sets nothing."""
+"""The hidden state of a variable that was not set."""
 
 
 def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
@@ -545,7 +545,7 @@ def _all_marked(one: Scope, other: Scope) -> dict[str, frozenset[str]]:
 
 
 def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
-    """The marks of a variable on which two branches agree, and the others as doubtful."""
+    """The attributes of a variable after two branches. Those of only one branch are marked as doubtful."""
     if one.marks == other.marks and one.exported is other.exported:
         return one.marks
     doubtful = {f"?{letter[-1]}" for letter in one.marks ^ other.marks}
@@ -594,7 +594,7 @@ def _undecided(spelling: str, branch: Branch) -> Unknown:
 
 
 def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
-    """What both begin with, the rest undecided; what a loop adds turn by turn is one undecided part, however often it goes on."""
+    """The common beginning of both values, and one undecided part for the rest, however often a loop appends to it."""
     if same(first, second):
         return first
     begun = shared(first, second)
@@ -612,7 +612,7 @@ def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] |
 
 
 def _frame(first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, other: Scope, branch: Branch) -> dict[str, Hidden]:
-    """What locals hide; where one branch alone hides it, the other's value is what stands there."""
+    """Hidden state after two branches. If only one branch hides a variable, the other's value is used."""
     found = {}
     for name in (*first, *second):
         left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
@@ -634,7 +634,7 @@ def _told(text: str) -> Value:
 
 
 def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
-    """What two branches agree on: where they part, it is not known."""
+    """A value after two branches; unknown from the place where they differ."""
     if one is None and other is None:
         return None
     first, second = one or Value(()), other or Value(())
@@ -651,7 +651,7 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
 
 
 def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
-    """What two arrays agree on; `mixed` tells that one of them is a plain variable."""
+    """An array after two branches. With `mixed`, one of them has a plain variable."""
     if mixed or first.keys is not None or second.keys is not None:
         return Value(((undecided,),), True)
     words = _agreed(first.words, second.words)
@@ -679,7 +679,7 @@ BUCKETS = 1024
 
 
 def _bucket(key: str) -> int:
-    """Where bash keeps a name of an associative array (hashlib.c: FNV-1 in 32 bits)."""
+    """Hash bucket of a key in bash's associative arrays, which decides their order (hashlib.c: 32-bit FNV-1)."""
     found = 2166136261
     for byte in key.encode():
         found = (found * 16777619) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""A launch script as data: the training runs that it starts, with words, ranks and variables, and the files that it writes."""
+"""A launch script as data: its training runs, with words, ranks and variables, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MAX_CHARACTERS = 2**20
 class Launch:
     """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program and its words.
 
-    `launcher` are the words before the program; `branch` is the line of an undecided branch around it, or 0; `ranks` is the world
-    size, where the launcher's words say it in numbers. `files` is what the script has written before, by key; `folder` the mark
-    of the folder in which the run starts.
+    `launcher` are the words before the program. `branch` is the line of an undecided branch around it, or 0. `ranks` is the world
+    size, if the launcher's arguments set it in numbers. `files` has the files that the script has written before, by key;
+    `folder` is the mark of the run's working directory.
     """
 
     program: str
@@ -45,23 +45,23 @@ class Launch:
 
     @property
     def texts(self) -> list[str]:
-        """The words as text; what is not known stands as the script spells it."""
+        """The words as text, with the script's spelling of unknown parts."""
         return [spelled(word) for word in self.words]
 
     @property
     def opaque(self) -> dict[int, str]:
-        """Why a word is not known, by its place: the first part of it that only a run would tell."""
+        """Reason why a word is not known, by its index: the first part of it that only a run would tell."""
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
         return {index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
 
     @property
     def loose(self) -> frozenset[int]:
-        """Words that may become any number of words, or none: an expansion alone, without quotes, that is not known."""
+        """Indices of words that may expand to any number of words: unknown expansions without quotes."""
         alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
         return frozenset(index for index, piece in alone if isinstance(piece, Unknown) and piece.loose)
 
     def file(self, path: Pieces) -> Pieces | None:
-        """What the script has written to `path` before this run, if it has."""
+        """Text that the script has written to `path` before this run; None if it has written none."""
         found = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
         return None if found is None or is_gone(found) else found
 
@@ -72,9 +72,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Script:
-    """A script, read as started without arguments in an empty environment, but for what `outside` tells.
+    """A script, read as if it were started with the variables and arguments in `outside` and no others.
 
-    `outside` holds variables by name, and arguments by number. `chosen` is the number of the run that is meant, from 1.
+    `outside` has variables by name, and arguments by number. `chosen` is the number of the wanted run, counted from 1.
     """
 
     text: str
@@ -100,7 +100,7 @@ class Script:
 
     @property
     def named(self) -> dict[str, str]:
-        """Its variables, and those of the runs that it starts, as far as they are known."""
+        """Known variables of the script and of the runs that it starts."""
         held = {name: value.pieces for name, value in self.reader.scope.variables.items() if value is not None}
         for launch in self.launches:
             held |= launch.environment
@@ -114,7 +114,7 @@ class Script:
         return tuple(launch for launch in found if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
-        """Flags that the shell would take for a command, because the line before does not continue: line, flag, reason."""
+        """Flags that a shell takes for a command, because the line before does not continue: line, flag, reason."""
         for command in self.reader.commands:
             first = spelled(command.words[0])
             if re.match(r"--?[a-zA-Z]", first):
@@ -122,13 +122,13 @@ class Script:
 
     @property
     def assumed(self) -> Iterator[tuple[int, str, str]]:
-        """What is taken of files that it sources and that are not read: line, name, and what that is."""
+        """Assumptions about sourced files that were not read: line, name and assumption."""
         for found in dict.fromkeys(self.reader.sourced):
             taken = "to set up tools, and nothing that the run is given" if found.tools else "to set variables alone"
             yield found.line, f"source {found.name}", f"it is not read, and taken {taken}: {found.why}"
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
-        """The one run that `fits`; `SourceError` if there is none, or more than one and none is chosen."""
+        """The only run that `fits`. Raises `SourceError` if there is none, or if there are several and none is chosen."""
         if self.chosen is not None:
             return self._numbered(self.chosen)
         fitting = [(number, launch) for number, launch in enumerate(self.launches, 1) if fits(launch)]
@@ -158,18 +158,21 @@ class Script:
 
     @property
     def lost(self) -> list[str]:
-        """What may be a run and is none, for messages: flags that begin a command, and lines that look like a run."""
+        """Lines that may be meant as a run, for messages: flags that begin a command, and lines that look like a run."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         looked = missed(self.text, {command.line for command in self.reader.commands} | runs, runs, left_at)
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
-        sources = [(found.line, f"source {found.name}: what it sets is not known: {found.why}") for found in self.reader.sourced]
+        sources = [
+            (found.line, f"source {found.name}: the variables that it sets are not known: {found.why}")
+            for found in self.reader.sourced
+        ]
         found = [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
         return [*found, *self.reader.ends[:MOST], *islice(self._unknown, MOST)]
 
 
 def _stray(text: str, line: int) -> str:
-    """Why a flag begins a command."""
+    """Reason why a flag begins a command."""
     before = text.split("\n")[max(line - 2, 0)] if line > 1 else ""
     reason = f"line {line - 1} does not end in a backslash"
     if before.rstrip().endswith("\\") and before != before.rstrip():
@@ -185,13 +188,13 @@ def _directives(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Where:
-    """What all runs of one script ask of its text: its lines, and the options on its `#SBATCH` lines."""
+    """Facts that all runs of a script share: its lines, and the options on its `#SBATCH` lines."""
 
     def __init__(self, text: str) -> None:
         self.breaks, self.directives = [match.start() for match in re.finditer("\n", text)], dict(_directives(text))
 
     def line(self, word: Pieces) -> int | None:
-        """The line on which a word begins; None if it stands nowhere in the text."""
+        """The line on which a word begins; None if it is not in the text."""
         place = begun(word)
         return None if place is None else bisect_left(self.breaks, place) + 1
 
@@ -220,7 +223,7 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
 
 
 def _handed_on(command: Command) -> tuple[Pieces, ...]:
-    """What `xargs` adds to the words of a command."""
+    """An unknown word for the arguments that `xargs` adds to a command."""
     return ((Unknown("xargs", NOWHERE, command.line, "it is read from the input of xargs", loose=True),),)
 
 

@@ -21,9 +21,9 @@ NAMED = (
 NUMBERS = {name: number for number, name in enumerate(NAMED, 1)}
 NAMES = {str(number): name for name, number in NUMBERS.items()}
 IGNORED = frozenset(("QUIT", "CHLD", "CONT", "WINCH", "URG"))
-"""What does nothing to a shell that has no trap for it."""
+"""Signals without effect on a shell that has no trap for them."""
 HARMLESS = frozenset(("0", "CONT", "CHLD", "WINCH", "URG"))
-"""What ends no program that is just started."""
+"""Signals that do not end a program that was just started."""
 STOPPING = frozenset(("STOP", "TSTP", "TTIN", "TTOU"))
 KILLING = frozenset(("kill", "pkill", "killall"))
 """Programs that send signals."""
@@ -37,7 +37,7 @@ def _named(word: Pieces) -> str:
 
 
 def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`trap TEXT EXIT`: the text is read at the end; that of another signal where the script sends it to itself."""
+    """`trap TEXT EXIT`: the text is read at the end. Texts for other signals are read if the script sends itself the signal."""
     scope, line = reader.scope, reader.source.line(place)
     scope.status = 0
     rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
@@ -49,7 +49,7 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if names & {"DEBUG", "RETURN", ""} and text:
         when = "before every command" if "DEBUG" in names else "where functions and sourced files end"
         raise reader.refuse(
-            place, "what a trap is set for is not known" if "" in names else f"a trap that runs {when} is not supported"
+            place, "the signal of a trap is not known" if "" in names else f"a trap that runs {when} is not supported"
         )
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
@@ -62,7 +62,7 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`kill [-SIGNAL] PROCESS ...`: to the shell itself, or to others, which change nothing of the script."""
+    """`kill [-SIGNAL] PROCESS ...`. Signals to other processes have no effect on the script."""
     signal, processes = _sent(called[1:])
     before, reader.scope.status, reader.scope.asked = reader.scope.status, None, True  # it fails where there is no such process
     if known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
@@ -81,12 +81,12 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _numbered(word: Pieces) -> bool:
-    """Whether a word is a number that the script has from nowhere."""
+    """Whether a word is a literal process number."""
     return (known(word) or "").isdecimal()
 
 
 def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
-    """The signal, empty if it is not known, and what it is sent to."""
+    """The signal, empty if it is not known, and the words for its targets."""
     first = spelled(words[0]) if words else ""
     if first in ("-s", "-n"):
         signal, rest = _named(words[1] if len(words) > 1 else ()), words[2:]
@@ -100,7 +100,7 @@ def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
 
 
 def _kind(reader: Reader, word: Pieces) -> str:
-    """What a word behind `kill` names: the shell itself, its parent, its group, or another process."""
+    """Kind of a target of `kill`: the shell itself, its parent, its group, or another process."""
     if known(word) == "0":
         return "own"
     piece = word[-1] if word else None
@@ -116,22 +116,22 @@ def _kind(reader: Reader, word: Pieces) -> str:
 
 
 def _to_group(reader: Reader, place: int, signal: str) -> None:
-    """The shell is one of the group where it leads it."""
+    """A signal to a process group. The shell itself gets it if it leads the group."""
     if signal in reader.scope.traps:
-        raise reader.refuse(place, "whether the shell leads its group decides whether a trap runs")
+        raise reader.refuse(place, "the trap runs only if the shell leads its group, which is not known")
     if signal != "0":
         reader.doubt(reader.source.line(place))
 
 
 def _to_parent(reader: Reader, place: int, signal: str) -> None:
-    """From a shell within it; in the background that comes at a time of its own, and matters where a trap waits for it."""
+    """A signal from an inner shell to its parent. From the background it comes at an unknown time, which matters for traps."""
     if signal == "0" or (reader.behind and signal and signal not in (reader.scope.around or {})):
         return
     raise reader.refuse(place, "a shell that the script starts sends it a signal, which is not supported")
 
 
 def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:
-    """Run the trap, or end the shell, whose trap for the end sees the status of the command `before`."""
+    """Run the trap, or end the shell. Its EXIT trap sees the status of the command `before`."""
     scope = reader.scope
     if signal == "0":
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 ENDED = re.compile(r"(?<!\\)\n")
-"""The end of a line that does not go on."""
+"""The end of a line that is not continued."""
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 
 
@@ -32,7 +32,7 @@ def _parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A file that a script sources and that is not read: line and name, why, and whether it is taken to set up `tools` alone."""
+    """A sourced file that was not read: line, name, reason, and whether it is assumed to set up only `tools`."""
 
     line: int
     name: str
@@ -43,7 +43,7 @@ class Sourced:
 class Source:
     """Shell text with its tokens and the tree of its statements: the script itself, or text that it hands to another shell.
 
-    The tree is built of the text with its words made plain, so that the grammar decides on statements alone.
+    Words are masked before the tree is built, so that the grammar only decides about statements.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Source:
         script: Source | None = None,
         commands: bool = True,
     ) -> None:
-        """`segments` are the pieces that `text` is made of, for text that does not stand in `script` as it is."""
+        """`segments` are the pieces of `text`, if it is not a literal part of `script`."""
         self.text, self.name, self.segments = text, name, segments
         self.script: Source = script.script if script else self
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
@@ -77,12 +77,12 @@ class Source:
 
     @classmethod
     def inert(cls, pieces: Pieces, script: Source) -> Source:
-        """Text that holds expansions and no commands."""
+        """A source for text with expansions but without commands."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script, commands=False)
 
     def lines(self) -> Iterator[list[Node]]:
-        """The statements that a shell reads at once: those between which no line ends."""
+        """Groups of statements that a shell reads at once, because no line ends between them."""
         found: list[Node] = []
         for node in self.root.children:
             between = self.text[found[-1].end_byte : node.start_byte] if found else ""
@@ -111,7 +111,7 @@ class Source:
                 yield replace(piece, quoted=quoted) if isinstance(piece, Unknown) else piece.part(low, high).literal(quoted)
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        """Where characters `start` to `end` stand in the script."""
+        """Place in the script of characters `start` to `end`."""
         if self.segments is None:
             return start, end
         spans = [piece.span for piece in self.pieces(start, end, False)]
@@ -131,7 +131,7 @@ class Source:
         return self.operands[key]
 
     def double(self, start: int, end: int) -> tuple[Part, ...]:
-        """The parts of text that is expanded as in double quotes, whose quotes mean nothing: arithmetic, here-documents."""
+        """The parts of text that is expanded as within double quotes: arithmetic and here-documents."""
         key = start, end, False
         if key not in self.operands:
             parts: list[Part] = []
@@ -143,7 +143,7 @@ class Source:
         return self.operands[key]
 
     def within(self, start: int, end: int) -> Source:
-        """What stands between `start` and `end` as shell text of its own."""
+        """The text from `start` to `end` as a separate source."""
         if start not in self.inner:
             self.inner[start] = Source.of(tuple(self.pieces(start, end, False)), self)
             check_syntax(self.inner[start])
@@ -164,7 +164,7 @@ class Source:
             yield self.tokens[index]
 
     def fault(self, node: Node) -> str:
-        """What is wrong at a node of the tree."""
+        """Message about a syntax error at a node of the tree."""
         missing = next((child.type for child in node.children if child.is_missing), "")
         said = f"opens what is never closed; found no {missing} before the end" if missing else ""
         return self._broken(node.start_byte, said)
@@ -184,7 +184,7 @@ def _length(piece: Piece) -> int:
 
 
 def check_ends(text: str, name: str) -> None:
-    """Raise `SourceError` where lines end as on Windows: a shell takes the carriage return for a part of the last word."""
+    """Raises `SourceError` for line ends of Windows: a shell reads the carriage return as part of the last word."""
     place = text.find("\r\n")
     if place >= 0:
         line = text.count("\n", 0, place) + 1
@@ -192,7 +192,7 @@ def check_ends(text: str, name: str) -> None:
 
 
 def check_syntax(source: Source) -> None:
-    """Raise `SourceError` with the line of everything that is not shell syntax."""
+    """Raises `SourceError` with the line of every syntax error."""
     SourceError.raise_if(source.fault(node) for node in _faults(source.root))
 
 
@@ -207,7 +207,7 @@ def _faults(root: Node) -> Iterator[Node]:
 
 
 def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
-    """Raise `SourceError` for text in angle brackets that was to be filled in, and that a shell takes for redirections."""
+    """Raises `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
     found = ((source.line(token.start), PLACEHOLDER.match(source.text, token.start)) for token in redirects)
     SourceError.raise_if(f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match)
 

@@ -1,4 +1,4 @@
-"""Regular expressions matched without going back, so that none of them takes for ever: all places a match may end, at once."""
+"""Matches regular expressions without backtracking, so that none takes exponential time: it tracks all possible ends at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from math import inf, prod
 from bridge.files.shell.patterns import Group, Node, One, Place, Positions, Unread, reached
 
 TRIES = 10**7
-"""Ways through a text that Python's own matcher may try."""
+"""Most paths through a text that Python's own matcher may try."""
 NODES = 5_000
-"""Parts of an expression, repetitions written out."""
+"""Most parts of an expression with repetitions expanded."""
 ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 TIMES = re.compile(r"(?P<sign>[*+?])|\{(?P<least>\d+)(?P<more>,?)(?P<most>\d*)\}")
 EMPTY = ("^", r"\Z", r"\b", r"\B")
@@ -21,12 +21,12 @@ SPAN = re.compile(".*", re.DOTALL)
 
 
 def endless(pattern: re.Pattern[str], length: int, starts: int = 1) -> bool:
-    """Whether going back may take too long in a text of that length."""
+    """Whether backtracking may take too long in a text of that length."""
     return bool(_ways(_parsed(pattern), length + 1) * (length + 1) ** starts > TRIES)
 
 
 def _ways(nodes: Sequence[Node], places: int) -> float:
-    """The most ways in which `nodes` fit a text, as far as that is easily told."""
+    """An upper bound for the ways in which `nodes` match a text."""
     return prod(_ways_of(node, places) for node in nodes if isinstance(node, Group))
 
 
@@ -38,17 +38,17 @@ def _ways_of(group: Group, places: int) -> float:
 
 
 def found(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a part of `text` fits."""
+    """Whether a part of `text` matches."""
     return bool(ends(pattern, text, range(len(text) + 1)) if endless(pattern, len(text)) else pattern.search(text))
 
 
 def fits(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether all of `text` fits."""
+    """Whether all of `text` matches."""
     return len(text) in ends(pattern, text, (0,)) if endless(pattern, len(text)) else bool(pattern.fullmatch(text))
 
 
 def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.Match[str] | None:
-    """The first match at or behind `start`, and of those that begin there the longest; with what its groups hold, or its span."""
+    """The leftmost longest match from `start` on: its groups, or only its span."""
     places = range(start, len(text) + 1)
     if not ends(pattern, text, places):
         return None
@@ -57,12 +57,12 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
     if not groups:
         return SPAN.match(text, begin, end)
     if endless(pattern, end - begin, 0):
-        raise Unread("what the groups of this expression hold takes too long to find")
+        raise Unread("it takes too long to find the groups of this expression")
     return pattern.fullmatch(text, begin, end)
 
 
 def ends(pattern: re.Pattern[str], text: str, starts: Iterable[int]) -> Positions:
-    """Where a match that begins at one of `starts` may end."""
+    """Possible ends of a match that begins at one of `starts`."""
     return reached(_parsed(pattern), text, set(starts))
 
 
@@ -72,7 +72,7 @@ def _parsed(pattern: re.Pattern[str]) -> tuple[Node, ...]:
 
 
 def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], int, int]:
-    """What stands up to the end of a group, where that is, and how many parts it has."""
+    """The alternatives up to the end of a group, the place of that end, and the number of parts."""
     text, choices, size = pattern.pattern, [list[Node]()], 1
     while place < len(text) and text[place] != ")":
         if text[place] == "|":
@@ -101,7 +101,7 @@ def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
 
 
 def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
-    """A part as often as what stands behind it says, and where that ends."""
+    """A part with its repetition, and the end of the repetition."""
     told = TIMES.match(text, place)
     if told is None:
         return [node], place

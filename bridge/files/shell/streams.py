@@ -1,4 +1,4 @@
-"""Programs that turn the lines they read into others: `sed`, `grep`, `sort`, `uniq`, `awk` that prints fields."""
+"""Models of programs that transform lines: `sed`, `grep`, `sort`, `uniq`, and `awk` that prints fields."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ FLAGS = re.compile(r"(?:[gpI]|[1-9]\d{0,3})*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a command of `sed` holds: on a line by number (0: the last one), or where an expression fits."""
+    """An address of `sed`: a line number (0: the last line), or an expression."""
 
     number: int = 0
     fits: re.Pattern[str] | None = None
 
     def holds(self, number: int, last: bool, line: str) -> bool:
-        """Whether it is this line."""
+        """Whether the address selects this line."""
         return bool(longest(self.fits, line)) if self.fits is not None else number == self.number or (last and not self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A command of `sed`: where it holds (from, to), its letter; for `s` the expression, the replacement and which matches."""
+    """A command of `sed`: its addresses (from, to) and its letter; for `s` the expression, the replacement and the flags."""
 
     at: tuple[Address, ...]
     denied: bool
@@ -149,7 +149,7 @@ def _extended(text: str, fold: bool) -> re.Pattern[str]:
 
 
 def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
-    """Texts, and numbers for what a group holds (0: the whole match)."""
+    """Literal texts, and numbers of groups (0: the whole match)."""
     found: list[str | int] = []
     for piece in re.findall(r"\\.|&|[^\\&]+|\\", text, re.DOTALL):
         if piece == "&":
@@ -166,12 +166,12 @@ def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | 
             found.append(piece[1:])
     numbers = [number for number in found if isinstance(number, int)]
     if max(numbers, default=0) > pattern.groups or (max(numbers, default=0) and not grouped(pattern.pattern)):
-        raise Unread("what a group of this expression holds is not sure")
+        raise Unread("the text of a group of this expression is not certain")
     return tuple(found)
 
 
 def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
-    """What `sed` writes for the lines of `text`; raises `Unread` for commands that are not modelled."""
+    """Output of `sed` for the lines of `text`. Raises `Unread` for commands that are not modelled."""
     edits = _Edits(script, extended).all()
     lines, made = _lines(text), list[str]()
     for number, whole in enumerate(lines, 1):
@@ -187,7 +187,7 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
 
 
 def _edited(line: str, edits: Sequence[Edit], number: int, last: bool) -> tuple[str | None, list[str], bool]:
-    """The line, None if it goes; what is written before it; whether `sed` ends here."""
+    """The edited line (None: deleted), the lines printed before it, and whether `sed` ends here."""
     printed: list[str] = []
     for edit in edits:
         if _chosen(edit, line, number, last) is edit.denied:
@@ -239,7 +239,7 @@ def _lines(text: str) -> list[str]:
 
 
 def grep(text: str, flags: str, wanted: str) -> str:
-    """The lines of `text` that fit, with the flags `E F i v c o q x w` of `grep`."""
+    """Output of `grep` for `text`, with the flags `E F i v c o q x w`."""
     if "F" in flags:
         pattern = re.compile(re.escape(wanted), re.IGNORECASE if "i" in flags else 0)
     else:
@@ -274,7 +274,7 @@ def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
 
 
 def ordered(text: str, flags: str) -> str:
-    """`sort`, with `-n`, `-r` and `-u`; raises `Unread` where the language of the machine decides."""
+    """`sort` with `-n`, `-r` and `-u`. Raises `Unread` if the order depends on the locale."""
     lines = [line.removesuffix("\n") for line in _lines(text)]
     if "n" in flags:
         if not all(re.fullmatch(r"0|-?[1-9]\d{0,14}", line, re.ASCII) for line in lines):

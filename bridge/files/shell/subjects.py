@@ -1,4 +1,4 @@
-"""What an expansion names: a variable, an element of an array, the arguments, a number of the shell itself."""
+"""The subject of an expansion: a variable, an element of an array, the arguments, or a number of the shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 AGAIN = re.compile(r"[$`'\"\\]")
-"""What a shell expands in an index that an expansion has made."""
+"""Characters that a shell expands again in an index that came from an expansion."""
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
 FORM = "this form of expansion is not supported"
@@ -26,10 +26,10 @@ FORM = "this form of expansion is not supported"
 
 @dataclass(slots=True, unsafe_hash=True)
 class Subject:
-    """A variable that is expanded: its elements (None: it is not set), and how they are joined (`@`, `*` or not at all).
+    """An expanded variable: its elements (None: not set), and how they are joined (`@`, `*` or not at all).
 
-    `element` tells that it is one of an array, `indexed` that it is named with an index, `before` that its index lies before
-    the array.
+    With `element` it is an element of an array, with `indexed` it is written with an index, with `before` its index is negative
+    beyond the start of the array.
     """
 
     name: str
@@ -60,12 +60,12 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
 
 
 def malformed(expander: Expander, start: int, end: int) -> ValueError:
-    """What is in braces and no expansion; what is not known of it may make it one."""
+    """Raises for text in braces that is no expansion, or that may be one because a part is not known."""
     return Unread(FORM) if HOLE in expander.source.text[start:end] else arithmetic.Wrong("bad substitution")
 
 
 def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
-    """The variable at `start`, and where its name and its index end."""
+    """The variable at `start`, and the end of its name and index."""
     found = NAMED.match(expander.source.text, start, end)
     if found is None:
         raise malformed(expander, start, end)
@@ -122,7 +122,7 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
 
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
-    """The place that an index means."""
+    """The place for an index."""
     parts = expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
     pieces = expander.parts(parts, True)
     text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
@@ -154,7 +154,7 @@ def _special(expander: Expander, name: str) -> Pieces:
         return (Text(str(len(expander.scope.given)), (0, 0), plain=False),)
     if name == "?" and expander.scope.status is not None:
         return (Text(str(expander.scope.status), (0, 0), plain=False),)
-    raise Unread("only a run tells")
+    raise Unread("only a run would tell")
 
 
 def counted(expander: Expander, subject: Subject) -> int:

@@ -15,7 +15,7 @@ OPERAND = re.compile(r"[^\\'\"$`{}]+")
 OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|()]")
 REDIRECT = re.compile(r"(?:(?P<fd>[0-9]+|\{" + NAME + r"\}))?(?P<op><<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)")
 REDIRECTING = "<>&{0123456789"
-"""Characters with which a redirection begins."""
+"""First characters of redirections."""
 ASSIGNED = re.compile(NAME + r"\+?=$|" + NAME + r"\[.*\]\+?=$", re.DOTALL)
 SUBSCRIPT = re.compile(NAME + r"\[")
 ADDING = re.compile(r"\+?=")
@@ -38,16 +38,16 @@ KEYWORDS = frozenset(
 )
 CLOSING = frozenset(("fi", "done", "esac", "}"))
 MOST_STEPS, STEPS = 100_000, 4
-"""Characters that may be looked at: some, and so many for each character of the text."""
+"""Limit of scanned characters: a constant, plus so many for each character of the text."""
 DEEPEST = 60
 MOST_TOKENS = 100_000
 TABS = "\t*"
 HOLE = "\ue000"
-"""What stands in the text of a second reading for a part that is not known."""
+"""Placeholder for an unknown part in a text that is read a second time."""
 
 
 class Fault(ValueError):
-    """Text that is no shell syntax; `place` is where it begins."""
+    """A syntax error; `place` is its offset."""
 
     def __init__(self, place: int, problem: str) -> None:
         super().__init__(problem)
@@ -58,8 +58,8 @@ class Fault(ValueError):
 class Part:
     """A part of a word: literal text, quotes or an expansion, from `start` to `end`.
 
-    `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith, process, array; or made, whose
-    `text` stands nowhere.
+    `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith, process, array; or made, with a
+    `text` that is not in the source.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The body of a here-document: from, to, and whether its mark stood in quotes; `tabs` tells that tabs at line starts go."""
+    """The body of a here-document: from, to, and whether its delimiter is quoted. With `tabs`, leading tabs are removed."""
 
     start: int
     end: int
@@ -91,7 +91,7 @@ class Document:
 
 @dataclass(slots=True)
 class Token:
-    """What a script is made of: `kind` is one of word, op, newline, redirect, cond, arith, counted.
+    """A token of a script: `kind` is one of word, op, newline, redirect, cond, arith, counted.
 
     `items` are the words and signs of a condition; `body` the here-document of a redirection.
     """
@@ -116,7 +116,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Shared:
-    """What all scanners of one text know: the steps that are left, and where expansions end."""
+    """State that all scanners of one text share: the steps that are left, and known ends of expansions."""
 
     left: int
     ends: dict[tuple[int, bool], tuple[str, int]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class Scanner:
         parts.append(Part("text", start, end))
 
     def _special(self, char: str, position: int, start: int, parts: list[Part]) -> int:
-        """The part at a character that means something; `position` itself where the word ends."""
+        """The part at a special character; `position` itself if the word ends there."""
         if char in "<>" and self.text.startswith("(", position + 1):
             end = self.command(position + 2)
             parts.append(Part("process", position, end))
@@ -271,7 +271,7 @@ class Scanner:
         return position + 1
 
     def expansion(self, char: str, position: int, parts: list[Part], quoted: bool) -> int:
-        """What begins with `$` or a backtick."""
+        """An expansion that begins with `$` or a backtick."""
         if char == "`":
             end = position + 1
             while end < self.size and self.text[end] != "`":
@@ -320,7 +320,7 @@ class Scanner:
         return 0
 
     def skip(self, char: str, position: int, start: int) -> int:
-        """Behind one character, or the quotes or the expansion that it opens."""
+        """Position behind one character, or behind the quotes or the expansion that it opens."""
         self.shared.left -= 1
         if self.shared.left < 0:
             raise Fault(start, "")
@@ -339,7 +339,7 @@ class Scanner:
             raise RecursionError(start)
 
     def balanced(self, position: int, opening: str, closing: str) -> int:
-        """Behind the closing bracket of what is open at `position`."""
+        """Position behind the bracket that closes the one open at `position`."""
         depth, start = 0, position
         while position < self.size:
             char = self.text[position]
@@ -383,7 +383,7 @@ class Scanner:
         raise Fault(max(start - 2, 0), "opens what is never closed; found no } before the end")
 
     def command(self, position: int) -> int:
-        """Behind the `)` that closes a command substitution."""
+        """Position behind the `)` that closes a command substitution."""
         self._deeper(position)
         lexer = Lexer(self.text, position, inside=True, depth=self.depth, shared=self.shared)
         lexer.run()
@@ -430,7 +430,7 @@ class Scanner:
 
 
 class Lexer(Scanner):
-    """Cuts a whole script, or what stands inside of `$(...)`, into tokens."""
+    """Splits a script, or the text within `$(...)`, into tokens."""
 
     def __init__(self, text: str, position: int = 0, inside: bool = False, depth: int = 0, shared: _Shared | None = None) -> None:
         super().__init__(text, shared)
@@ -441,7 +441,7 @@ class Lexer(Scanner):
         self.pending: list[_Pending] = []
 
     def run(self) -> list[Token]:
-        """All tokens; for `inside` those before the closing bracket, at which `position` then stands."""
+        """All tokens. With `inside` those before the closing bracket; `position` is at the bracket afterwards."""
         begun = self.position
         while self.position < self.size:
             char = self.text[self.position]
@@ -694,7 +694,7 @@ def _unquoted(text: str, parts: Sequence[Part]) -> str:
 
 
 def masked(text: str, tokens: Sequence[Token]) -> str:
-    """`text` as the grammar is to see it: keywords and operators stay, each word is a row of letters, the rest is blank."""
+    """`text` for the grammar: keywords and operators stay, each word becomes a row of letters, all else becomes blanks."""
     found: list[str] = []
     position, place = 0, "start"
     for index, token in enumerate(tokens):

@@ -25,13 +25,13 @@ SPLIT = ("short", "param", "command", "backtick")
 NOTHING = Value(((Text("", NOWHERE),),), keys=(0,))
 FORM = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<index>\[.*?\])?(?P<more>\+)?=", re.DOTALL)
 GIVEN = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+)?(?:=(?P<value>.*))?\Z", re.DOTALL)
-"""A name, or what is set, in a word that an expansion has made."""
+"""The name, or the whole target, in a word that came from an expansion."""
 KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Target:
-    """What an assignment sets: a name, the place of its index, whether it adds, and where its value begins."""
+    """The target of an assignment: a name, the place of its index, whether it appends, and the start of its value."""
 
     name: str
     index: tuple[int, int] | None
@@ -68,7 +68,7 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 
 def behind(word: Word, place: int) -> Word:
-    """What of a word stands behind a character."""
+    """The rest of a word behind a character."""
     parts = [part if part.start >= place else _cut(part, place) for part in word.parts if part.end > place]
     return Word(place, word.end, tuple(parts))
 
@@ -85,7 +85,7 @@ def perform(reader: Reader, word: Word) -> None:
 
 
 def perform_alone(reader: Reader, word: Word, target: Target) -> None:
-    """An assignment before a command: it sets a plain variable, whatever stood there."""
+    """An assignment before a command. It sets a plain variable, even if the variable was an array."""
     scope = reader.scope
     if any(part.kind == "array" for part in word.parts) or "n" in scope.marks.get(target.name, ()):
         raise Unread("an array or a reference before a command is not supported")
@@ -101,7 +101,7 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
 
 
 def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()) -> Callable[[], None]:
-    """Expand the value of an assignment now; what is returned sets it."""
+    """Expand the value of an assignment. The returned function performs it."""
     index: Callable[[], int | str] | None = None
     reader.begun.add(target.name)
     if target.index is not None:
@@ -152,7 +152,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
 
 
 def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, Pieces]]:
-    """The words of `(...)`, each with where its place is written, if it is."""
+    """The words of `(...)`, each with the place of its index, if it has one."""
     found: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
         keyed = _keyed(reader.source, word)
@@ -189,7 +189,7 @@ def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
 
 
 def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> None:
-    """Give a variable its value, as its marks (`-i`, `-u`, `-l`, `-r`) have it."""
+    """Set a variable according to its attributes (`-i`, `-u`, `-l`, `-r`)."""
     scope = reader.scope
     if "[" in (referred := scope.referred(name)):
         if index is not None or value.array:
@@ -221,7 +221,7 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
 
 
 def _absent(reader: Reader, name: str) -> Pieces:
-    """What stands before the text that is added to a variable without a value."""
+    """The text to which `+=` appends if the variable has no known value."""
     if reader.scope.settled(name) or not reader.scope.sourced:
         return ()
     return (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
@@ -287,7 +287,7 @@ def _added(reader: Reader, before: Value | None, more: Value, number: bool, abse
 
 
 def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
-    """`declare` and its kin: all values are expanded before the first is set."""
+    """`declare`, `local`, `export` and `readonly`: all values are expanded before the first is set."""
     command = reader.source.said(words[0])
     marks, unmarks, given = set[str](), set[str](), list[tuple[str, Callable[[], None] | None]]()
     for word in (choice for written in words[1:] for choice in _choices(reader, written)):
@@ -328,7 +328,7 @@ def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
 
 
 def _choices(reader: Reader, word: Word) -> list[Word]:
-    """The words that braces make of one, each an assignment of its own; a shell splits what is expanded in such a word."""
+    """The words of a brace expansion, each a separate assignment. A shell splits expansions in such a word."""
     choices = reader.expander.choices(word)
     if len(choices) == 1:
         return [word]
@@ -338,19 +338,19 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
 
 
 def _named(reader: Reader, word: Word, marks: frozenset[str]) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """What a word names that is no assignment as it is written: `"$name"`, `"$name=$value"`."""
+    """The target of a word that is an assignment only after expansion: `"$name"`, `"$name=$value"`."""
     for found in reader.expander.words(word):
         text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
         told = GIVEN.match(text)
         if told is None or several(found) or (told["value"] is None and told["more"]):
-            raise reader.refuse(word.start, f"what {spelled(found)} declares is not known")
+            raise reader.refuse(word.start, f"the variable that {spelled(found)} declares is not known")
         name = told["name"]
         if told["value"] is None:
             yield name, None
             continue
         value = cut(found, told.start("value")) or (Text("", NOWHERE),)
         if text.startswith("(", told.start("value")) and (marks & {"a", "A"} or reader.scope.get(name) is not None):
-            raise reader.refuse(word.start, f"whether {spelled(found)} sets an array is not known")
+            raise reader.refuse(word.start, f"it is not known if {spelled(found)} sets an array")
         yield name, _given(reader, name, value, bool(told["more"]))
 
 
