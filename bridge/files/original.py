@@ -29,7 +29,7 @@ class Original:
 
     @cached_property
     def document(self) -> Document:
-        """The text, parsed as it was."""
+        """The text, parsed again in its format."""
         document = parse(self.text, "the original", self.suffix)
         if isinstance(document.data, Script):
             return replace(document, data=document.data.told(self.outside, self.chosen))

@@ -217,7 +217,7 @@ class Architecture:
         return Layers(len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied))
 
     def size(self) -> int:
-        """Parameters in all, tied ones once."""
+        """Total number of parameters. Tied ones count once."""
         return sum(self._sizes())
 
     def active(self) -> int:

@@ -21,7 +21,7 @@ MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0, "lion": 1}
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter as a layout sees it: `shape` is that on one tensor rank, `stages` are those that use it,
+    """One parameter in a layout: `shape` is its shape on one tensor rank, `stages` are the stages that use it,
     in order.
 
     `split` is the dimension that tensor ranks divide: it has `whole` elements in all, and this rank's part begins at `start`.
@@ -240,7 +240,7 @@ class Flat:
 
     @property
     def kept_as(self) -> Literal["weights", "master"]:
-        """Kind under which the bytes of an owned slice count that is stored apart from the weight buffer."""
+        """Kind of bytes of an owned slice that is stored apart from the weight buffer: frozen weights, or the master."""
         return "master" if self.trainable or self.master != self.dtype else "weights"
 
     def owned(self, index: int) -> range:

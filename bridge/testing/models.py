@@ -76,7 +76,7 @@ def key(name: str) -> SearchStrategy[Any]:
 
 @st.composite
 def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequence[Group]:
-    """Groups of keys that the family `name` reads: its number of layers first, then some others, each by itself."""
+    """Groups of keys that the family `name` reads: first its number of layers, then some other keys, each in its own group."""
     family, layers = FAMILIES[name], draw(st.integers(1, 12))
     counts = family.keys["layers"].names[:1] if "layers" in family.keys else ()
     first = dict.fromkeys(counts, layers)

@@ -42,7 +42,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "module_fqns_per_model_part",
         "it overrides the automatic split",
-        "the automatic split is worked out all the same, and may refuse; nothing checks that every module is named once",
+        "the automatic split is still computed, and may fail; nothing checks that every module is named exactly once",
         DOCSTRING,
         FUNCTIONAL,
     ),

@@ -51,7 +51,7 @@ def mesh_rules() -> tuple[Rule, ...]:
             lambda values, context: {},
             effect=Effect.ROUNDING,
             sees=(D + "ep_size",),
-            note="AutoModel's experts are whole on their rank; tensor ranks serve as expert ranks",
+            note="AutoModel does not split single experts; tensor ranks serve as expert ranks",
         ),
         convert(
             D + "sequence_parallel",
@@ -61,12 +61,14 @@ def mesh_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=(D + "tp_size", D + "strategy", *STRATEGY_SEES),
             blurs=lambda values: not _can_split_norms(values),
-            lossy="AutoModel's tensor plan of FSDP2 splits norms by tokens; other strategies do not",
+            lossy="only FSDP2's tensor-parallel plan has sequence parallelism in AutoModel",
             source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as Megatron means it;"
             " megatron_fsdp.py: parallelize passes False",
         ),
         only_ours(
-            "parallel.order", note="AutoModel's mesh is tensor, context, data, pipeline from the fastest rank", effect=Effect.COST
+            "parallel.order",
+            note="AutoModel's mesh has one order: tensor, context, data, pipeline, fastest first",
+            effect=Effect.COST,
         ),
     )
 
@@ -102,7 +104,7 @@ BATCH = convert(
         MICRO: "batch.micro",
         D + "dp_size": "parallel.data",
     },
-    lossy="a step's microbatches go through the pipeline in one pass; how many passes there were is AutoModel's own",
+    lossy="a step's micro batches pass the pipeline at once; a plan does not have the number of AutoModel's passes",
     source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
 )
 
@@ -126,7 +128,7 @@ def _write_batch(values: Group) -> Group:
 
 
 def _together(values: Group, steps: int) -> int:
-    """Microbatches of one pass: as many of a step's as the schedule takes at once."""
+    """Micro batches of one pass: the most of a step's that the schedule takes at once."""
     ranks, rounds = values["parallel.pipeline"], SCHEDULES[named_kind(values)].rounds
     counts = (count for count in divisors(steps) if count >= ranks)
     return next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
@@ -160,7 +162,7 @@ ZERO = convert(
     ),
     carries={D + "_target_": (), D + "dp_replicate_size": "zero.replicas", D + "reshard_after_forward": "zero.stage"},
     blurs=lambda values: values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule")),
-    lossy="with pipelines or experts AutoModel shards weights and gradients, by FSDP2 (levels 2 and 3)",
+    lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
     note="the class of the older layout",
     source="components/distributed/config.py: reshard_after_forward; reference: level 3 breaks schedules with a split backward",
 )
@@ -195,7 +197,7 @@ MANAGERS = {
 
 
 def _replicas(values: Group) -> int | None:
-    """Groups that hold all shards, where they share the data ranks evenly and each has more than one."""
+    """Number of replica groups, if they divide the data ranks evenly and each has more than one rank."""
     replicas, data = values.get("zero.replicas"), values.get("parallel.data")
     fits = not replicas or not data or replicas == 1 or (data % replicas == 0 and replicas < data)
     return replicas if fits else None
@@ -244,8 +246,8 @@ PRECISION = convert(
         D + "grad_reduce_in_fp32": "precision.reduce",
         D + "preserve_fp32_weights": "precision.master",
     },
-    note="FSDP2 casts what goes in and out of a sharded module",
-    lossy="weights are stored and updated in the model's format; DDP reduces gradients in it too",
+    note="FSDP2 casts inputs and outputs of a sharded module",
+    lossy="AutoModel stores and updates weights in the model's format; DDP also reduces gradients in it",
     source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
 )
 
@@ -318,7 +320,7 @@ def _read_recompute(values: Group) -> Group:
 
 
 UNBOUND = 1e9
-"""A bound on the gradient norm that no run meets: AutoModel always clips, and 0 would stop it from learning."""
+"""A bound on the gradient norm that no run reaches. AutoModel always clips, and a bound of 0 would stop all learning."""
 
 CLIP = convert(
     "clip_grad_norm.max_norm",
@@ -327,7 +329,7 @@ CLIP = convert(
     lambda values, context: (
         {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND} if values.get("optimizer.clip") is not None else {}
     ),
-    lossy="AutoModel always clips: a bound of 1e9 stands for none, and before 0.3.0 it is 1.0",
+    lossy="AutoModel always clips: 1e9 means no clipping, and before 0.3.0 the bound is always 1.0",
     blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
     source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",
 )
@@ -359,7 +361,7 @@ ASYNC = convert(
     effect=Effect.COST,
     sees=(D + "strategy", D + "_target_", D + "tp_size", *STRATEGY_SEES),
     blurs=lambda values: not _read_async(values),
-    lossy="FSDP2 alone overlaps messages of tensor parallelism",
+    lossy="only FSDP2 overlaps tensor-parallel communication",
     source="components/distributed/config.py: FSDP2Config.enable_async_tensor_parallel",
 )
 
@@ -382,7 +384,7 @@ def _kind(values: Group) -> str:
 
 
 def _stays(values: Group, context: Context) -> str:
-    """What would shard the plan of these settings."""
+    """The strategy that the plan of these settings would get."""
     sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
     buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
     return strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
@@ -401,7 +403,7 @@ OVERLAP = convert(
     ),
     blurs=lambda values: _kind(values) == "megatron_fsdp" and not all(values.get(path) is not False for path in SWITCHES),
     carries={D + "overlap_grad_reduce": "zero.overlap", D + "overlap_param_gather": "zero.overlap_gather"},
-    lossy="FSDP2 and DDP, which take most levels, always overlap; Megatron-FSDP has a switch for each",
+    lossy="FSDP2 and DDP always overlap; only Megatron-FSDP has a switch for each overlap",
     source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
 )
 
@@ -425,13 +427,15 @@ def _write_overlap(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """What a Plan can say and AutoModel cannot."""
+    """Plan fields for which AutoModel has no setting."""
     fsdp = "FSDP2 decides by itself"
     return (
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
         lacks("precision.loss_scale", "AutoModel does not scale the loss"),
-        only_ours("precision.frozen", note="frozen weights are kept as they are loaded", effect=Effect.COST),
-        only_ours("recompute.kept_microbatches", note="AutoModel recomputes in every microbatch", effect=Effect.COST),
+        only_ours(
+            "precision.frozen", note="AutoModel keeps frozen weights in the format in which they are loaded", effect=Effect.COST
+        ),
+        only_ours("recompute.kept_microbatches", note="AutoModel recomputes in every micro batch", effect=Effect.COST),
         only_ours(
             "recompute.ratio",
             "recompute.partition",
@@ -454,7 +458,7 @@ def missing_rules() -> tuple[Rule, ...]:
             "schedule.depth_first",
             "schedule.breadth_first",
             "schedule.overlap",
-            note="torch's schedules choose the order of microbatches",
+            note="torch's schedules choose the order of micro batches",
             effect=Effect.COST,
         ),
         always("loss", "per_token", "AutoModel divides the sum of losses by the tokens of the whole step"),
@@ -469,13 +473,13 @@ OFFLOAD = convert(
     lambda values, context: {PINNED: values.get("zero.offload.pinned") is not False} if _offloads(values, context) else {},
     effect=Effect.COST,
     sees=STRATEGY_SEES,
-    lossy="FSDP2 alone offloads, to host memory: weights, gradients and optimizer state together",
+    lossy="only FSDP2 offloads, and only to host memory: weights, gradients and optimizer state together",
     source="components/distributed/config.py: FSDP2Config.offload_policy",
 )
 
 
 def _pinned(values: Group) -> bool | None:
-    """torch's policy pins memory unless it is told not to."""
+    """Whether host memory is pinned, torch's default; None without offload."""
     return values.get(PINNED) is not False if _device(values) == "cpu" else None
 
 
@@ -492,19 +496,19 @@ Weight = Effect | Callable[[Group], Effect]
 
 
 def _where_on(values: Group) -> Effect:
-    """That of switches which change the numbers where one of them is on."""
+    """Effect of switches that change the numbers if one of them is on."""
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
 KERNELS = {"attn_implementation": Effect.ROUNDING, "use_liger_kernel": Effect.ROUNDING, "trust_remote_code": Effect.NONE}
 FORMS = dict.fromkeys(("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"), Effect.NONE)
-"""Keys of free sections whose effect is known."""
+"""Keys of free-form sections with a known effect."""
 ENTROPIES = ("MaskedCrossEntropy", "ChunkedCrossEntropy", "FusedLinearCrossEntropy", "TEParallelCrossEntropy")
-"""Losses that are the cross entropy of the next token, as every stack's is."""
+"""Classes for the cross entropy of the next token, the loss of every stack."""
 
 
 def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
-    """The worst effect of the keys of a free section."""
+    """The worst effect of the keys of a free-form section."""
     effects = (known.get(key, Effect.NUMBERS) for key in values.get(path) or {})
     return min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
 
@@ -555,7 +559,7 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "checkpoint.*": ("where and how AutoModel's checkpoints lie", lambda values: _beyond(values, "checkpoint.*", FORMS)),
     "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
 }
-"""What sections stand for where no Plan field does: why they stay behind, and what that does to the run."""
+"""Sections and settings without a Plan field: the reason why they stay behind, and the effect of that on the run."""
 PIPELINE: tuple[str, Weight] = ("how AutoModel takes a model apart", Effect.NONE)
 SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
@@ -587,7 +591,7 @@ LACKS = {
     "recompute.modules": "AutoModel saves or drops whole layers",
     "run": "AutoModel's recipes have no such switch",
 }
-"""Why what no row above claims has no place."""
+"""The reason for each Plan field that no row above claims."""
 
 
 CLASS = convert(

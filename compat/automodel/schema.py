@@ -443,4 +443,4 @@ class AutoModel(Section):
 
 
 SCHEMA = AutoModel
-"""What the dialect's package is asked for."""
+"""The name under which the dialect finds the schema."""

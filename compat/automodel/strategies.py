@@ -238,7 +238,7 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _products(version: str) -> Groups:
-    """8-bit products of either kind, and adapters, which few recipes have."""
+    """FP8 settings of both libraries, and adapters. Few recipes have them."""
     none: tuple[Groups, ...] = (st.just({}),) * 6
     torchao = _group({"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather")
     adapters = _group({"peft.dim": st.sampled_from((8, 16))}, "peft.alpha", "peft.dropout")

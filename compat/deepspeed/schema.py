@@ -1,4 +1,4 @@
-"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described; which release knows a key is in `releases`."""
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described. `releases` tells which release reads a key."""
 
 from __future__ import annotations
 
@@ -328,8 +328,8 @@ class OptimizerParams(Section):
     momentum: NonNegative | None = field(None, description="Momentum (SGD, Muon).")
     dampening: Real | None = field(None, description="Dampening of the momentum (SGD).")
     nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
-    bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero.")
-    adam_w_mode: bool | None = field(None, description="Weight decay apart from the gradient; true also for type Adam.")
+    bias_correction: bool | None = field(None, description="Bias correction of the moments.")
+    adam_w_mode: bool | None = field(None, description="Decoupled weight decay; true also for type Adam.")
     torch_adam: bool | None = field(None, description="PyTorch's Adam instead of a fused one.")
     foreach: bool | None = field(None, description="PyTorch's multi-tensor path.")
     fp32_optimizer_states: bool | None = field(None, description="CPU optimizer keeps its state in fp32.")
@@ -406,7 +406,7 @@ class Scheduler(Section):
 
 
 class ActivationCheckpointing(Section):
-    """Settings of deepspeed.checkpointing; without a call in the model code they do nothing."""
+    """Settings of deepspeed.checkpointing. They have no effect unless the model's code calls it."""
 
     partition_activations: bool | None = field(None, description="Saved activations are split over the tensor group.")
     number_checkpoints: Count | None = field(None, description="Checkpoints in the model; sizes the contiguous buffer.")
@@ -429,13 +429,13 @@ class Pipeline(Section):
 
 
 class ParallelWrite(Section):
-    """Who writes a checkpoint."""
+    """Ranks that write a checkpoint."""
 
     pipeline_stage: bool | None = field(None, description="Data ranks of a pipeline stage share the writing.")
 
 
 class Writer(Section):
-    """How a checkpoint is written."""
+    """Writer of checkpoints."""
 
     type: Annotated[Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper)] | None = field(
         None, description="Implementation that writes checkpoints."
@@ -458,9 +458,9 @@ class Checkpoint(Section):
     )
     load_universal: bool | None = field(None, description="Load a universal checkpoint.")
     use_node_local_storage: bool | None = field(None, description="Each node writes to its own disk.")
-    parallel_write: ParallelWrite | None = field(None, description="Who writes.")
+    parallel_write: ParallelWrite | None = field(None, description="Ranks that write.")
     checkpoint_serialization: bool | None = field(None, description="Serialise as torch.save does.")
-    writer: Writer | None = field(None, description="How it is written.")
+    writer: Writer | None = field(None, description="Writer.")
 
 
 class DataTypes(Section):
@@ -518,7 +518,7 @@ class Autotuning(Section):
     overwrite: bool | None = field(None, description="Overwrite earlier results.")
     start_profile_step: Whole | None = field(None, description="First step that is timed.")
     end_profile_step: Whole | None = field(None, description="Last step that is timed.")
-    metric: str | None = field(None, description="What is maximised.")
+    metric: str | None = field(None, description="Quantity to maximise.")
     metric_path: str | None = field(None, description="File for the metric.")
     tuner_type: str | None = field(None, description="How the tuner searches: through a grid, at random or by a model.")
     tuner_early_stopping: Whole | None = field(None, description="Experiments without gain before the search ends.")
@@ -608,20 +608,20 @@ class CodeScheduler(Section):
     """A learning-rate schedule that the script builds itself, in optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
-        None, description="Shape after warmup; other: one that no Plan knows."
+        None, description="Shape after warmup; other: one that no Plan can express."
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
     warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
     total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
     minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
-    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it.")
+    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; unset: a tenth of it.")
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
-        None, description="Shape of wsd's decay; open: linear."
+        None, description="Shape of wsd's decay; unset: linear."
     )
 
 
 class Code(Section):
-    """What DeepSpeed keeps outside its file, in the training script."""
+    """Settings that are not in DeepSpeed's file but in the training script."""
 
     pipeline_stages: Count | None = field(None, description="PipelineModule(num_stages=): ranks that split the layers.")
     partition_method: str | None = field(None, description="PipelineModule(partition_method=): rule that cuts the layers.")
@@ -633,7 +633,7 @@ class Code(Section):
     manual_accumulation: bool | None = field(None, description="The script calls backward several times before each step.")
     scheduler: CodeScheduler | None = field(None, description="Learning-rate schedule that the script builds.")
     decay_scope: Literal["all", "matrices"] | None = field(
-        None, description="Which parameters the script's groups decay: all, or all but biases and norms."
+        None, description="Parameters with weight decay in the script's groups: all, or all except biases and norms."
     )
     steps: Count | None = field(None, description="Optimizer steps that the script makes.")
     epochs: Positive | None = field(None, description="Passes over the data that the script makes.")
@@ -644,7 +644,7 @@ class Code(Section):
 
 
 class DeepSpeed(Section):
-    """A DeepSpeed config. Unset keys are open: the release's default applies."""
+    """A DeepSpeed config. Keys that are not set have the release's default."""
 
     train_batch_size: Count | None = field(None, description="Samples in one step over all ranks.")
     train_micro_batch_size_per_gpu: Count | None = field(None, description="Samples in one micro batch on one rank.")
@@ -689,7 +689,7 @@ class DeepSpeed(Section):
     fp32_allreduce: bool | None = field(None, description="Key of releases before 0.6; no effect.")
     graph_harvesting: bool | None = field(None, description="Step captured in a CUDA graph.")
     dataloader_drop_last: bool | None = field(None, description="The last incomplete batch is dropped.")
-    vocabulary_size: Size | None = field(None, description="Only checked for a multiple of 8.")
+    vocabulary_size: Size | None = field(None, description="No effect except a check that it is a multiple of 8.")
     dump_state: bool | None = field(None, description="Print the engine's state.")
     disable_python_gc: bool | None = field(None, description="Python's garbage collector is off.")
     log_level: str | None = field(None, description="Level of DeepSpeed's log.")
@@ -718,8 +718,8 @@ class DeepSpeed(Section):
     )
     sparse_attention: Opaque | None = field(None, description="Layout of blocks for sparse attention.")
     weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
-    code: Code | None = field(None, description="What stands in the training script.")
+    code: Code | None = field(None, description="Settings of the training script.")
 
 
 SCHEMA = DeepSpeed
-"""What the dialect's package is asked for."""
+"""The name under which the dialect finds the schema."""

@@ -29,7 +29,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("+", "-"),
     ("*", "/", "%"),
 )
-"""Operators of two sides that bind to the left, the loosest first."""
+"""Left-associative binary operators, lowest precedence first."""
 
 
 class Wrong(ValueError):

@@ -163,7 +163,7 @@ def _remove_folder(reader: Reader, key: str) -> None:
 
 
 def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`cp FILE TARGET`, `mv FILE TARGET`: one file, known or not."""
+    """`cp FILE TARGET`, `mv FILE TARGET` with one file, whose content may be unknown."""
     _, names = _operands(texts, "fpv")
     if len(names) != 2:
         return None

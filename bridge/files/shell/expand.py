@@ -115,7 +115,7 @@ class Expander:
         return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
 
     def joined(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
-        """Pieces where nothing is split."""
+        """Pieces without word splitting."""
         for piece in pieces:
             yield Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
 

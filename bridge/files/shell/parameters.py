@@ -29,7 +29,7 @@ LETTERS = {char: f"\\{letter}" for letter, char in SIMPLE.items() if letter not 
 
 
 def decoded(text: str) -> str:
-    """`$'...'`: its escapes; what follows a NUL is gone."""
+    """Text of `$'...'` with its escapes decoded. A NUL ends it."""
     return ESCAPE.sub(_escape, text).partition("\0")[0]
 
 

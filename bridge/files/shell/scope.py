@@ -156,22 +156,25 @@ class Branch:
 class Scope:
     """The state of a shell.
 
-    `outside` is what is known of the variables and arguments that the script is started with; `ended` says which statement
-    ended this path (`exit`, `return`, `break`), if one did, and `levels` how many loops it leaves. A variable that is None was
-    unset by the script. `left_at` is the line that ended it; `hints` say by line what settles a branch there.
-    `frames` are the values that the locals of each function hide. `status` is `$?`, None if not known.
-    `output` is what was written where a command substitution reads it; `input` what the next command reads. `doubting` is the
-    line on which a shell may stop, `doubted` that of an earlier statement. `piped` are the statuses of a pipeline just before.
-    `asked` tells that an unknown status is the answer to a question, which may be no; `joined`, that errors go where output goes.
-    `at_exit` and `at_error` are the texts of traps. `letter` is where `getopts` stands in a word: 0 before
-    it, None if that is not known; below 0 it begins anew, unless OPTIND is set once more. `parted` is the line of
-    the branch by which a path left a loop or a function. `traps` are the texts for signals, empty for one that is ignored;
-    `around`, in a shell within another, those of the shell that `$$` names. `folder` is a mark before the names of files
-    since `cd` left the folder that the script began in, `here` the file that is read, empty if it has no place.
-    `placed` tells that `set` gave the arguments since a file was sourced, None if that is not known.
-    `taken` is how many files are being sourced, `shared` the functions that are exported, False where a branch decides it.
-    `options` are those that are on, `unsure` those that a branch turns on or off. A mark of `marks` with `?` before it is one
-    that a branch decides.
+    Variables: `outside` has the known variables and arguments from the start of the script. A variable that is None was unset by
+    the script. `frames` are the values that the locals of each function hide. A mark (attribute) with `?` depends on a branch.
+    `shared` are the exported functions, False if a branch decides that.
+
+    Paths: `ended` is the statement that ended this path (`exit`, `return`, `break`), if any, on line `left_at`; `levels` is the
+    number of loops that it leaves. `hints` tell by line how to decide a branch. `parted` is the line of the branch at which a
+    path left a loop or a function. `doubting` is the line on which a shell may stop, `doubted` that of an earlier statement.
+
+    Commands: `status` is `$?`, None if not known; with `asked`, an unknown status may be a failure. `piped` are the statuses of
+    the last pipeline. `output` is the text written so far to a command substitution, `input` the input of the next command. With
+    `joined`, errors go to the output. `options` are on; `unsure` ones depend on a branch.
+
+    Traps: `at_exit` and `at_error` are their texts, `traps` those for signals, empty for an ignored one; `around` are, in an
+    inner shell, those of the shell that `$$` names.
+
+    Files: `folder` is the mark of the working directory after `cd`, `here` the current file, empty if it has no place. `taken` is
+    the number of files that are being sourced. `placed` tells that `set` gave the arguments since a file was sourced, None if
+    that is not known. `letter` is the position of `getopts` in a word: 0 before it, None if not known; below 0 it starts
+    again, unless OPTIND is set once more.
     """
 
     outside: Mapping[str, str]
