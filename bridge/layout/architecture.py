@@ -38,7 +38,7 @@ class Part:
     @property
     def size(self) -> int:
         """Elements of all copies, without a tied weight."""
-        return self.used - self.outputs * self.inputs * bool(self.tied)
+        return self.used - (self.outputs * self.inputs if self.tied else 0)
 
     @property
     def used(self) -> int:

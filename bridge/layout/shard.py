@@ -148,7 +148,7 @@ class Format:
         """The formats that `plan` asks for."""
         optimizer, precision = plan.optimizer, plan.precision
         name = optimizer.name or "adamw"
-        moments = MOMENTS.get(name, 2) + (name == "sgd" and bool(optimizer.momentum))
+        moments = 1 if name == "sgd" and optimizer.momentum else MOMENTS.get(name, 2)
         frozen = precision.frozen == "master"
         return cls(precision.compute, precision.master, precision.reduce, moments, frozen, precision.communicate)
 

@@ -81,4 +81,5 @@ def cut(size: int, ranks: int, rank: int) -> range:
     """The part of `size` for `rank`. Parts differ by at most one, longer parts come first."""
     length, longer = divmod(size, ranks)
     start = rank * length + min(rank, longer)
-    return range(start, start + length + (rank < longer))
+    stop = (rank + 1) * length + min(rank + 1, longer)
+    return range(start, stop)

@@ -145,6 +145,7 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
         return
     if data % replicas or (replicas >= data and replicas > 1):
         yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below it"
+    # Later releases build expert groups from more axes of the mesh.
     factors = {"dp_size": data}
     if release.since("0.2.0"):
         factors["cp_size"] = size(given, "cp_size")
@@ -215,6 +216,7 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
     if count < ranks and (release.since("0.2.0") or kind.ours == "1f1b"):
         need = f"expected at least pp_size ({ranks}); raise local_batch_size to {ranks * micro} or more"
         yield f"step_scheduler.local_batch_size: {batch} samples in micro batches of {micro} make {count}, {need}"
+    # torch's schedule makes count // ranks rounds and needs equal ones; a CSV file replaces it.
     elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in given:
         yield (
             f"step_scheduler.local_batch_size: {count} micro batches do not fill the {count // ranks} rounds that "

@@ -211,6 +211,7 @@ def _write_zero(values: Group, context: Context) -> Group:
     if kind == "ddp":
         return named
     stage, piped = values.get("zero.stage"), (values.get("parallel.pipeline") or 1) > 1
+    # Schedules with a split backward lose gradients if weights are resharded after forward (see `traps`).
     breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
     resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
     return {**named, **resharded, D + "dp_replicate_size": _replicas(values)}

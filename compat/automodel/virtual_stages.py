@@ -39,7 +39,7 @@ def stages(
     kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
     count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
     size, longer = divmod(num_layers, count)
-    layers = tuple(size + (index < longer) for index in range(count))
+    layers = tuple(size + 1 if index < longer else size for index in range(count))
     return Stages(layers, count, count // pp_size, placed(count, pp_size, kind))
 
 

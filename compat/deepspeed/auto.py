@@ -189,7 +189,7 @@ def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, st
     if ruled:
         named = ", ".join(f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled)
         missing = dict.fromkeys(fact for path in ruled for fact in RULES[path].needs if fact not in facts)
-        count = f"{len(ruled)} value{'s' * (len(ruled) > 1)}"
+        count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
         who = "Hugging Face's Trainer or accelerate fills in"
         give = "give its TrainingArguments with --auto-from" + (f", or give {', '.join(missing)} with --auto" if missing else "")
         yield f'found "auto" for {count}, which {who}: {named}; {give}'

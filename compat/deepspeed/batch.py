@@ -26,6 +26,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     at = release(version)
     shared = _shared(values, at)
     dividing = _dividing(values, at)
+    # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
     world = world_size or _implied(values) * dividing
     least = world or _mesh(values, at) or dividing
     if _mesh(values, at) not in (0, least):
@@ -122,6 +123,7 @@ def _uneven(values: Flat, data: int) -> list[str]:
 def _apart(values: Flat, data: int) -> str:
     """A hint if the sizes would agree once several ranks share a batch. Only the script or a code part tells that they do."""
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
+    # DeepSpeed expects `size` samples; if it is a multiple of the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""

@@ -53,6 +53,7 @@ def _read(values: Group, context: Context) -> Group:
     if name is None:
         return {}
     defaults = dict(DEFAULTS[name])
+    # PyTorch's AdamW has another default of weight_decay than DeepSpeed's own Adam.
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
     given = {key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None}
@@ -84,6 +85,7 @@ def _write(values: Group, context: Context) -> Group:
         given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
         given |= {f"{PARAMS}.torch_adam": True} if values.get("optimizer.amsgrad") else {}
     else:
+        # ZeRO refuses optimizers outside of its list without this switch.
         given["zero_allow_untested_optimizer"] = True
     return {"optimizer.type": TYPES[name], **given}
 
@@ -128,6 +130,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
     start, end = _ends(values, shape)
     return {
         "optimizer.schedule.name": shape,
+        # DeepSpeed's warmup has at least two steps (runtime/lr_schedules.py: max(2, warmup_num_steps)).
         "optimizer.schedule.warmup_steps": max(2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS),
         "optimizer.schedule.warmup_from": start,
         "optimizer.schedule.total_steps": values.get("scheduler.params.total_num_steps"),

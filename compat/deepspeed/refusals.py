@@ -24,6 +24,7 @@ def _refuse(
 
 
 def _dynamic(seen: Seen) -> bool:
+    # A loss_scale of 0, the default, means dynamic scaling.
     return bool(seen["fp16.enabled"]) and not seen["fp16.loss_scale"]
 
 

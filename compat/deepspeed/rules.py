@@ -193,6 +193,7 @@ def _write_batch(values: Group, context: Context) -> Group:
 def _read_batch(values: Group, context: Context) -> Group:
     micro, steps = values.get("train_micro_batch_size_per_gpu"), values.get("gradient_accumulation_steps")
     total = values.get("train_batch_size")
+    # Without a world size the three batch keys together imply the data-parallel ranks.
     data = _data_ranks(values, context) or (total // (micro * steps) if micro and steps and total else None)
     return {
         "batch.micro": micro,
@@ -228,6 +229,7 @@ ZERO = convert(
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
     """The ZeRO stage at or near `stage` at which DeepSpeed gets the numbers right."""
+    # Stage 0 is wrong in half precision and with clipping in a pipeline (see `traps`); pipelines refuse stages 2 and 3.
     least = 1 if half or (pipeline > 1 and clip > 0) else 0
     return max(least, min(stage, 1) if pipeline > 1 else stage)
 
@@ -380,6 +382,7 @@ def _pinned_apart(values: Group) -> bool:
 
 
 def _write_offload(values: Group) -> Group:
+    # By the stage that is written, which may differ from the plan's: DeepSpeed ignores offload below these stages.
     stage, given = _stage(values), {}
     pinned = values.get("zero.offload.pinned", True)
     if stage >= 1 and (device := values.get("zero.offload.optimizer")) not in (None, "none"):
@@ -571,6 +574,7 @@ def _where_half(values: Group, path: str, value: float | None) -> Group:
 
 def _floor(values: Group, context: Context) -> int | None:
     minimum = values.get("precision.loss_scale.minimum")
+    # From 0.19.3 on DeepSpeed refuses a smallest scale of 0.
     return None if minimum is None else max(1 if context.since("0.19.3") else 0, round(minimum))
 
 

@@ -128,6 +128,7 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
     values = {path: value for path, (value, _) in demands.items()} | {"scheduler.params.warmup_min_lr": 0}
+    # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
         demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
     facts = {"warmup_steps": warmup, "total_steps": total, "save_16bit": False}

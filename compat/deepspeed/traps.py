@@ -39,6 +39,7 @@ def _autotp(seen: Seen) -> bool:
 
 
 def _lr_differs(seen: Seen) -> bool:
+    # With lr 0.001 both defaults give the same numbers.
     silent = seen["scheduler.type"] == "WarmupLR" and "scheduler.params.warmup_max_lr" not in seen.given
     return silent and seen["optimizer.params.lr"] != 0.001
 

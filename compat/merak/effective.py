@@ -41,6 +41,7 @@ def _instead(path: str, at: Release) -> str:
 
 def _merge(values: dict[str, Any], at: Release) -> None:
     """Changes that `mergeargs` of Merak and `__post_init__` of TrainingArguments make."""
+    # Merak's engine knows the schedule only by its other name.
     if values.get("args.train_schedule") == "shifted_critical_path":
         values["args.train_schedule"] = "full_critical_path_1f1b"
     if values.get("args.activation_checkpointing") is False:

@@ -155,6 +155,7 @@ def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step
         if not truth:
             reader.scope.status = status
             break
+        # Copies are expensive, so only loops that a path may have left are compared.
         before = reader.scope.copy() if reader.exits[-1] or len(reader.leaving) > mark else None
         _turn(reader, body)
         status = reader.scope.status
@@ -162,9 +163,8 @@ def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step
             break
         step()
         _step(reader, node)
-        if before is not None and reader.scope.settles(
-            before
-        ):  # further iterations do the same; the loop ends if one of them may leave it
+        # An iteration that changes nothing is followed by equal ones: the loop ends only where one of them may leave it.
+        if before is not None and reader.scope.settles(before):
             reader.scope.ended = "over"
             break
     _finish(reader, node)
@@ -198,6 +198,7 @@ def _turn(reader: Reader, body: Sequence[Node]) -> None:
 
 
 def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
+    # `break 2` leaves this loop and counts as `break` in the loop around it.
     if scope.ended in ("break", "continue") and scope.levels > 1:
         scope.levels -= 1
         reader.leaving.append(scope)
@@ -233,6 +234,7 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
         if reader.scope.settles(before):
             reader.scope.status = None
             return
+        # The commands of this pass may have wrong values; the next pass starts from the merged state and finds them again.
         del reader.commands[commands:]
         _step(reader, node)
     raise reader.refuse(node.start_byte, f"the variables of this loop still change after {TURNS} iterations")

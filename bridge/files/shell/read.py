@@ -119,6 +119,7 @@ class Reader:
         before, self.source = self.source, source
         for line in source.lines():
             self.statements(line)
+            # A failed assignment ends only its line.
             if self.scope.ended == LINE:
                 self.scope.ended = ""
         self.source = before
@@ -229,6 +230,7 @@ class Reader:
         node = stages[0]
         tokens = takewhile(lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte))
         denied = [token.text for token in tokens].count("!")
+        # `! !` cancels out; a negated statement never ends a script under `set -e`.
         self.guarded += denied % 2
         self.stage(node, stages)
         self.guarded -= denied % 2
@@ -267,12 +269,14 @@ class Reader:
         scope = self.scope
         if self.guarded or scope.status == 0 or scope.ended:
             return
+        # An unknown status is taken as success, unless the command is a test, which may well fail.
         if scope.status is None:
             if scope.asked and (scope.may("errexit") or scope.at_error is not None):
                 self.doubt(self.source.line(self.place))
             return
         if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
             raise self.refuse(self.place, f"a trap for errors, and {scope.unsure['errtrace'].why}")
+        # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.trapped(scope.at_error)
         if "errexit" in self.scope.unsure:
@@ -297,6 +301,7 @@ class Reader:
         """The end of a shell: its trap for that."""
         text, self.scope.at_exit = self.scope.at_exit, None
         if text is not None:
+            # The trap itself must not count as code behind the `exit`, which would not be read.
             ended, self.scope.ended = self.scope.ended, ""
             self.trapped(text)
             self.scope.ended = ended
@@ -310,6 +315,7 @@ class Reader:
     def subshell(self, node: Node) -> None:
         """`( ... )`: assignments stay inside, those in its redirections as well."""
         redirects = self._behind(node)
+        # `break` in a subshell cannot leave a loop outside of it.
         loops, self.loops = self.loops, 0
         if redirects:
             self.apart(lambda: redirections.redirected(self, redirects, node.start_byte, lambda: self._inside(node)))

@@ -32,8 +32,10 @@ def _ways(nodes: Sequence[Node], places: int) -> float:
 
 def _ways_of(group: Group, places: int) -> float:
     ways = sum(_ways(choice, places) for choice in group.choices)
-    if group.kind in "@?":
-        return ways + (group.kind == "?")
+    if group.kind == "?":
+        return ways + 1  # and the way without it
+    if group.kind == "@":
+        return ways
     return places if ways == 1 and not any(isinstance(node, Group) for node in group.choices[0]) else inf
 
 

@@ -228,7 +228,8 @@ def _substituted(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, 
         after = end
         if start == end:
             made.append(line[end : end + 1])
-        position = end + (start == end)
+        # An empty match moves on by one character, or the search would find it for ever.
+        position = end + 1 if start == end else end
         if (taken and not edit.every) or pattern.pattern.startswith("^"):
             break
     return "".join(made) + line[position:], count >= edit.first
@@ -267,7 +268,8 @@ def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
     found, position = list[str](), 0
     while (match := longest(pattern, line, position)) is not None:
         found += [match[0]] if match[0] else []
-        position = match.end() + (not match[0])
+        # An empty match moves on by one character, or the search would find it for ever.
+        position = match.end() if match[0] else match.end() + 1
         if pattern.pattern.startswith("^") or position > len(line):
             break
     return found

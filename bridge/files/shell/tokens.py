@@ -263,6 +263,7 @@ class Scanner:
 
     def _escaped(self, position: int, parts: list[Part], stop: str) -> int:
         end = min(position + 2, self.size)
+        # Within double quotes a backslash hides only these; before any other character it is literal.
         taken = self.text[position + 1 : end] in ("$", "`", "\\", "\n", *((stop,) if stop else ()))
         if taken:
             parts.append(Part("escape", position, end))
@@ -288,6 +289,7 @@ class Scanner:
         return end
 
     def _dollar(self, position: int, quoted: bool) -> tuple[str, int]:
+        # Nested scanners come to the same expansion several times; each is scanned once.
         key = position, quoted
         if key not in self.shared.ends:
             self.shared.ends[key] = self._opened(position, quoted)
@@ -295,6 +297,7 @@ class Scanner:
 
     def _opened(self, position: int, quoted: bool) -> tuple[str, int]:
         text = self.text
+        # `$((` may also open a command substitution with a subshell: it is arithmetic only if `))` closes it.
         if text.startswith("((", position + 1):
             end = self.arithmetic(position + 3)
             if end:

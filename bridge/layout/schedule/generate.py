@@ -39,7 +39,7 @@ class Shape:
 def contiguous(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage: neighbouring stages are on the same rank, the first ranks have more."""
     size, longer = divmod(shape.stages, shape.ranks)
-    return tuple(rank for rank in range(shape.ranks) for _ in range(size + (rank < longer)))
+    return tuple(rank for rank in range(shape.ranks) for _ in range(size + 1 if rank < longer else size))
 
 
 def looped(shape: Shape) -> tuple[int, ...]:

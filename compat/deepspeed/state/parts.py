@@ -142,6 +142,7 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
 def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
     """Place of a piece in the whole tensor."""
     offset, strides = piece["source"]
+    # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
         raise SourceError(f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}")
     offsets = tuple(offset // step % size for step, size in zip(steps(shape), shape, strict=True))

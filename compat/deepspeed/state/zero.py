@@ -325,6 +325,7 @@ def _trained(name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None
     weight = cast(master, dtype) if stage == 3 else held
     if stage < 3 and held.shape != master.shape:
         raise SourceError(f"{files.models[0]}: {shown(name)} has shape {held.shape}, the optimizer {master.shape}; {DAMAGED}")
+    # A model in fp32 has no separate master.
     alone = dtype == master.dtype and (stage == 3 or not isinstance(weight, Cast))
     return Parameter(master if alone else weight, None if alone else master, moments, step)
 

@@ -227,6 +227,7 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
     """A rank's part: the parameters are concatenated, padded, and cut into equal parts."""
     kinds = layout.kinds(flat)
     count = sum(held.count for held in kinds["fp32"].values())
+    # -count % n is the padding up to the next multiple of n.
     size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
     begin, end = rank * size, min(count, (rank + 1) * size)
     found = {kind: _between(held, begin, max(begin, end)) for kind, held in kinds.items()}
@@ -288,7 +289,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
     runs: list[Run] = []
     dtype = "F32"
     for tensor in held.values():
-        part, dtype = -(-tensor.count // ranks), tensor.dtype
+        part, dtype = -(-tensor.count // ranks), tensor.dtype  # rounded up
         first, last = min(tensor.count, rank * part), min(tensor.count, (rank + 1) * part)
         runs.append(Run(tensor, first, last))
         if padding := part - (last - first):
