@@ -128,4 +128,4 @@ def _apart(values: Flat, data: int) -> str:
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""
     give = f"or give --code pipeline_stages={shared} or --code tensor_parallel={shared}"
-    return f"; they agree if {shared} ranks share a batch: put the .code.json back beside the file, {give}"
+    return f"; they agree if {shared} ranks share a batch: is the .code.json missing? put it beside the file, {give}"
