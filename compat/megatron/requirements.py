@@ -1,4 +1,4 @@
-"""What Megatron's parser and its training loop cannot start without."""
+"""Arguments that Megatron's parser and its training loop need to start."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def _sequence(version: str) -> Groups:
 
 
 def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
-    """Experts over some of the ranks; some releases want sequence parallelism with them."""
+    """Experts with expert parallelism; some releases require sequence parallelism with them."""
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
     experts = {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}

@@ -81,7 +81,7 @@ def _counts(a: Namespace) -> int:
 
 
 def _lag(a: Namespace) -> None:
-    """Set how many batches generation is ahead: by the requests in flight, else 0; for partial rollouts the engine tunes it."""
+    """Set the lead of generation, in batches: from the requests in flight, else 0; None lets the engine tune it."""
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:
         return

@@ -103,7 +103,7 @@ def derive(place: str, change: Change, *, since: str = "", until: str = "", need
 
 
 def inspect(place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = "") -> Derivation:
-    """Several refusals at once: `finds` yields what is wrong."""
+    """A row that can refuse several values at once: `finds` yields one message for each."""
     return Derivation(place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True)
 
 
