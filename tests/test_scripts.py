@@ -158,7 +158,7 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         ("torchrun pretrain_gpt.py $ALL\n", "$ALL (line 1) is not known: the script sets it nowhere; say it with --env ALL=..."),
-        ("torchrun a.py --num-layers 2 --data-path x $U y\n", "at a word that may hold flags: $U (line 1) is not known"),
+        ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may hold flags: $U (line 1) is not known"),
         (
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
             "line 1: stands in the function run, which line 2 names, but nothing that is read calls",
