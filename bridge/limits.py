@@ -24,6 +24,8 @@ LAYERS = 20_000
 """Layers of a model, and of a list that says something of each."""
 RANKS = 2**20
 """Ranks of a run."""
+FILES = 16_384
+"""Ranks that a checkpoint is written for, each with files of its own."""
 COUNT = 2**31
 """Sequences, microbatches and sizes of a model."""
 ACTIONS = 200_000

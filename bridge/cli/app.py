@@ -25,7 +25,7 @@ from bridge.cli.options import (
     reads_file,
 )
 from bridge.exits import table
-from bridge.limits import COUNT
+from bridge.limits import COUNT, FILES
 from bridge.view import View
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)]
@@ -802,7 +802,7 @@ def checkpoint_convert(
     ] = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--ranks", metavar="N", min=1, max=COUNT, help="Data ranks to write for, where the format is in parts."),
+        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks to write for, where the format is in parts."),
     ] = None,
     level: Annotated[
         Optional[int],  # noqa: UP045

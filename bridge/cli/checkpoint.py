@@ -173,6 +173,7 @@ def convert(folder: Path, options: Options) -> int:
 
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
+        BridgeError.raise_if(_unused(options, target))
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
@@ -189,6 +190,13 @@ def convert(folder: Path, options: Options) -> int:
         return code
 
     return _answered(options.json, work)
+
+
+def _unused(options: Options, target: Format) -> Iterator[str]:
+    """Options that the target format has no use for."""
+    for key in ("ranks", "level"):
+        if options.wanted[key] is not None and key not in target.takes:
+            yield f"--{key}: found {options.wanted[key]}; {target.name} is written alike for all; leave it out"
 
 
 def _told(hub: Hub, options: Options) -> Hub:
@@ -337,6 +345,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
     return _answered(as_json, work)
 
 
+ROUNDED = "weight that the model computes with"
 EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = "equal", "different", "of another shape", "only in A", "only in B"
 
 
@@ -349,14 +358,42 @@ def _exit(verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> Exit:
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
     """What both say of how far they are; what one does not say is no difference."""
     pairs = {key: (getattr(one.where, key), getattr(other.where, key)) for key in ("steps", "skipped", "samples")}
-    pairs["scale"] = (one.scale and one.scale.value, other.scale and other.scale.value)
     pairs["schedule"] = (one.schedule, other.schedule)
+    if one.scale and other.scale:
+        pairs |= {f"scale.{key}": (value, vars(other.scale)[key]) for key, value in vars(one.scale).items()}
+    pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in one.client.items()}
+    pairs |= dict(_by_parameter(one, other))
     return {key: pair for key, pair in pairs.items() if None not in pair}
 
 
+def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """What the optimizers do with the parameters that both have; of each setting that differs, the first parameter."""
+    ours, theirs = (dict(_settings(hub)) for hub in (one, other))
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in [name for name in ours if name in theirs]:
+        for key, value in ours[name].items():
+            there = theirs[name].get(key)
+            if value is not None and there is not None and value != there:
+                found.setdefault(f"{key} of {name}", (value, there))
+    kinds: dict[str, str] = {}
+    for key in found:
+        kinds.setdefault(key.partition(" of ")[0], key)
+    yield from ((key, found[key]) for key in kinds.values())
+
+
+def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings of a parameter's group, its own step, and whether it is trained, by any of its names."""
+    known = {name: group.settings for group in hub.groups for name in group.names}
+    for name, held in hub.parameters.items():
+        yield name, {**known.get(name, hub.settings), "step": held.step, "trained": held.trained}
+    yield from ((alias, {"tied": name}) for alias, name in hub.ties.items())
+
+
 def _lines(one: Hub, other: Hub) -> Iterator[Line]:
-    """The most exact copy of each parameter, its moments, and the buffers."""
+    """The most exact copy of each parameter, the weight beside it if both have one, its moments, and the buffers."""
     ours, theirs = dict(_comparable(one)), dict(_comparable(other))
+    for key in [key for key in {**ours, **theirs} if key[1] == ROUNDED and not (key in ours and key in theirs)]:
+        (ours if key in ours else theirs).pop(key)  # a format with one copy of a weight lacks nothing
     for key in counted([*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size):
         name, kind = key
         if key not in theirs or key not in ours:
@@ -371,6 +408,8 @@ def _lines(one: Hub, other: Hub) -> Iterator[Line]:
 def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
     for name, held in hub.parameters.items():
         yield (name, "weight"), held.best
+        if held.master is not None:
+            yield (name, ROUNDED), held.weight
         yield from (((name, kind), moment) for kind, moment in held.moments.items())
     yield from (((name, "weight"), hub.parameters[of].best) for name, of in hub.ties.items() if of in hub.parameters)
     yield from (((name, "weight"), held) for name, held in hub.buffers.items())  # some formats do not tell them apart

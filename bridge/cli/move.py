@@ -36,9 +36,10 @@ from bridge.translation import Result
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
+    from bridge.plan import Optimizer
     from bridge.state.formats import Format
     from bridge.state.formats import Written as Files
-    from bridge.state.hub import Hub
+    from bridge.state.hub import Group, Hub
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
@@ -121,7 +122,7 @@ def _moved(job: Job, options: Options) -> int:
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
-    odd = tuple(_otherwise(source))
+    odd = (*_otherwise(source), *_apart(source, target))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
     parties = _parties(job, options, source, target) if options.prove else None
     said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
@@ -305,6 +306,38 @@ def _otherwise(source: Source) -> Iterator[Finding]:
         if wanted is not None and other:
             message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
             yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0])
+
+
+def _apart(source: Source, target: Target) -> Iterator[Finding]:
+    """A finding if the checkpoint's optimizer treats parameters differently, and the target's config does not say the same."""
+    from bridge.translation import lift
+
+    ways = {repr([group.settings.get(name) for name in TREATED]): group for group in source.hub.groups}
+    if len(ways) < 2 or _spares(source.hub, lift(target.config).optimizer):
+        return
+    said = "; ".join(f"{len(group.names)} with {_of(group)}, such as {group.names[0]}" for group in source.hub.groups)
+    kept = len({repr(dict(group.settings)) for group in target.hub.groups}) > 1
+    what = "start the run with the same groups, in this order" if kept else "the checkpoint that is written has them in one group"
+    message = f"the optimizer has {len(source.hub.groups)} groups of parameters ({said}), and the config says one; {what}"
+    yield Finding("groups", message, Effect.NUMBERS, given=True)
+
+
+TREATED = ("weight_decay", "betas", "eps", "momentum")
+"""Settings of a group that change numbers wherever the run goes on; rates follow the schedule."""
+
+
+def _of(group: Group) -> str:
+    decay = group.settings.get("weight_decay")
+    return "settings of their own" if decay is None else f"weight_decay {decay}"
+
+
+def _spares(hub: Hub, optimizer: Optimizer) -> bool:
+    """Whether the groups are what the config says by itself: no decay for what has one dimension, and all else alike."""
+    decays = {group.settings.get("weight_decay"): group for group in hub.groups}
+    alike = len({repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}) == 1
+    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
+    spared = {name for group in hub.groups if group.settings.get("weight_decay") == 0 for name in group.names}
+    return optimizer.decay_scope == "matrices" and alike and len(decays) == 2 and spared == flat
 
 
 def _told_steps(hub: Hub, target: Target) -> Hub:

@@ -19,7 +19,21 @@ from bridge.state import archive, packing, parts, pickled
 from bridge.state.digests import SUMS
 from bridge.state.files import File, size_of
 from bridge.state.formats import Format, Used, Wanted, Written
-from bridge.state.hub import BESIDE, Group, Hub, Origin, Parameter, Where, beside_of, lost, plain, weights_of, with_beside
+from bridge.state.hub import (
+    BESIDE,
+    Group,
+    Hub,
+    Origin,
+    Parameter,
+    Where,
+    beside_of,
+    lost,
+    plain,
+    settings_of,
+    unshaped,
+    weights_of,
+    with_beside,
+)
 from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, strips
 from bridge.state.packing import Size
 from bridge.state.pickled import Constant, Known, Record, recorded
@@ -94,7 +108,7 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     model, optimizer, rest = _sorted(found, place)
     if not model:
         raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
-    groups, states = tuple(_groups(optimizer)), _states(optimizer)
+    (groups, odd), states = _groups(optimizer), _states(optimizer)
     strange = sorted(name for name in states if name not in model)
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
@@ -110,8 +124,10 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     steps = {held.step for held in parameters.values() if held.step is not None}
     said, left = plain(rest, "client")
     held = said.pop(BESIDE, None)
-    steps_said = said.pop("step", None)
-    made = int(max(steps)) if steps else steps_said if isinstance(steps_said, int) else None
+    made = int(max(steps)) if steps else said.get("step")
+    made = made if isinstance(made, int) else None
+    if said.get("step") == made:
+        said.pop("step", None)  # a script's own counter that says something else stays the script's
     hub = Hub(
         Origin(format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files),
         parameters,
@@ -121,7 +137,7 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
         groups=groups,
         where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
         client={key: value for key, value in said.items() if value is not None},
-        findings=(*left, *_guessed(parameters, known)),
+        findings=(*left, *odd, *unshaped(_strange(model, states)), *_guessed(parameters, ties, known)),
     )
     return with_beside(hub, held)
 
@@ -228,27 +244,39 @@ def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any
     return found
 
 
-def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> Iterator[Group]:
-    """Groups by their number with the names of parameters, or settings of each parameter, which are put together again."""
+def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
+    """Groups by their number with the names of parameters, or settings of each parameter, which are put together again; and what
+    of their settings is not carried.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
         top, name, key = _flattened(path)
         if top == "param_groups":
             rows.setdefault(name, {})[key] = value
     together: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    odd: list[Finding] = []
     for name, row in rows.items():
         names = row.get("params")
-        settings = plain({key: value for key, value in row.items() if key != "params"}, f"param_groups.{name}")[0]
+        settings, left = settings_of(row, f"param_groups.{name}")
+        odd += left
         own = isinstance(names, list | tuple) and name.isdigit()
         held = together.setdefault(name if own else repr(settings), ([], settings))
         held[0].extend(map(str, names) if own and names is not None else [name])
-    yield from (Group(tuple(names), settings) for names, settings in together.values())
+    return tuple(Group(tuple(names), settings) for names, settings in together.values()), odd
+
+
+def _strange(model: Model, states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Names and kinds of states that are no moments of their parameter."""
+    for name, state in states.items():
+        yield from ((name, kind) for kind, value in state.items() if kind != "step" and not _is_moment(value, model[name]))
+
+
+def _is_moment(value: Any, held: Lazy) -> bool:
+    return isinstance(value, Lazy) and value.shape == held.shape
 
 
 def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
-    moments = {
-        kind: value for kind, value in state.items() if isinstance(value, Lazy) and value.shape == held.shape and kind != "step"
-    }
+    moments = {kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)}
     step = state.get("step")
     if isinstance(step, Lazy):
         step = float(step.whole())
@@ -266,9 +294,11 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
 
 
 def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """What no optimizer has, and is element by element a parameter that it has."""
+    """What no optimizer has, and is element by element a parameter that it has. Elements that are all the same tell nothing:
+    norms begin as ones, and biases as zeros.
+    """
     for name, held in model.items() if known else ():
-        if name in known or held.count < 2:
+        if name in known or held.count < 2 or _uniform(held):
             continue
         for other in sorted(known):
             if (
@@ -280,13 +310,21 @@ def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
                 break
 
 
+def _uniform(held: Lazy) -> bool:
+    first = held.flat(0, 1)
+    return all(bool((strip == first).all()) for strip in strips(held))
+
+
 def _same(one: Lazy, other: Lazy) -> bool:
     import torch
 
     return all(torch.equal(left, right) for left, right in zip(strips(one), strips(other), strict=True))
 
 
-def _guessed(parameters: Mapping[str, Parameter], known: set[str]) -> Iterator[Finding]:
+def _guessed(parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]) -> Iterator[Finding]:
+    for name, other in ties.items():
+        message = f"{name}: the optimizer has none of it, and its elements are those of {other}; taken as the same parameter"
+        yield lost("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
         message = f"{', '.join(frozen)}: the optimizer has none of it; taken as frozen, which a buffer in one part would be too"
@@ -313,7 +351,9 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
         for key, value in {**NEUTRAL, **group.settings}.items():
             yield ("optimizer", "param_groups", number, key), tuple(value) if key == "betas" else value
         yield ("optimizer", "param_groups", number, "params"), list(group.names)
-    yield ("step",), hub.where.steps or 0
+    step = hub.client.get("step", hub.where.steps)
+    if step is not None:
+        yield ("step",), step
     yield (BESIDE,), beside_of(hub)
     yield from (((key,), value) for key, value in hub.client.items() if key != "step")
 

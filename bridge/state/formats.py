@@ -52,6 +52,8 @@ class Format(ABC):
     """Whether only as many ranks load a checkpoint as saved it."""
     names: str | None = None
     """Whose names of parameters its readers know, if it is one stack's own."""
+    takes: frozenset[str] = frozenset()
+    """What of `Wanted` decides how it is written: `ranks`, `level`."""
     unseen: str = ""
     """Damage that nothing in its files shows, unless SHA256SUMS lies beside them."""
 
@@ -105,11 +107,26 @@ def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
     places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
     if not places:
         kinds = ", ".join(format.title for format in tried)
-        raise SourceError(f"{folder}: no checkpoint of {kinds} there; name the folder that its files lie in")
+        raise SourceError(f"{folder}: no checkpoint of {kinds} there; {_near(folder, tried)}")
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(f"{folder}: checkpoints of several formats ({kinds}); say which with --from")
     return places[0]
+
+
+POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+SHOWN, MOST = 5, 200
+
+
+def _near(folder: Path, tried: Sequence[Format]) -> str:
+    """What to name instead: the pointer that leads nowhere, and the checkpoints that lie in `folder`."""
+    inside = [path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()]
+    names = [shown(path.name) for path in inside if any(format.find(path) is not None for format in tried)]
+    there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
+    if not names:
+        return "name the folder that its files lie in"
+    why = f"{there} does not lead to one, but " if there else ""
+    return f"{why}these folders in it are: {', '.join(names[:SHOWN])}; name one of them"
 
 
 def read(folder: Path, name: str | None = None) -> Hub:

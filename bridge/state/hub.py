@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +197,27 @@ def lost(path: str, message: str, effect: Effect) -> Finding:
     return Finding(path, message, effect, given=True)
 
 
+def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """A finding for each kind of optimizer state, with the first of the parameters that have it, that is not shaped like its
+    weight: the hub has no place for it (Adafactor's rows and columns, NAdam's products).
+    """
+    names: dict[str, list[str]] = {}
+    for name, kind in states:
+        names.setdefault(kind, []).append(name)
+    for kind, found in names.items():
+        said = f"{kind} of {len(found)} parameters, such as {found[0]}, has not the shape of its weight and is not carried"
+        yield lost(f"moments.{kind}", f"{said}; the optimizer's own loading may stop without it", Effect.NUMBERS)
+
+
+def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
+    """What an optimizer does with a group, and a finding for each value that is not carried. A tensor of one element becomes a
+    number.
+    """
+    numbers = {key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value for key, value in row.items()}
+    found, left = plain({key: value for key, value in numbers.items() if key != "params"}, where)
+    return found, left
+
+
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
     """`value` as JSON can hold it, and a finding for each part that it cannot."""
     left: list[Finding] = []
@@ -211,6 +232,10 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            said = f"its keys, such as {odd[0]!r}, are no strings; they come back as strings"
+            left.append(lost(where, said, Effect.NUMBERS))
         return {str(key): _plain(inner, f"{where}.{key}", depth + 1, budget, left) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(inner, f"{where}.{number}", depth + 1, budget, left) for number, inner in enumerate(value)]

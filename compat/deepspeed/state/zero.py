@@ -14,7 +14,7 @@ from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.formats import Format, Used, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain
+from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain, settings_of, unshaped
 from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
 from bridge.state.pickled import Record
 from compat.deepspeed.state import parts, zero_writing
@@ -29,6 +29,7 @@ class Zero(Format):
     name = "deepspeed"
     title = "DeepSpeed ZeRO 0 to 3"
     fixed = True
+    takes = frozenset({"ranks", "level"})
     unseen = "a rank's file of another run at the same step is seen only if its values do not fit the others"
 
     def find(self, folder: Path) -> Path | None:
@@ -127,7 +128,9 @@ def _parameters(files: Files) -> Found:
     if count != len(files.states):
         raise SourceError(f"{files.folder}: optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}")
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
-    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(_rows(files, stage), stage, shapes)), []
+    rows = _rows(files, stage)
+    left = _left(rows, _flat_states(files, stage))
+    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, shapes)), left
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -182,7 +185,8 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
                             f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
-    _in_order(files, shapes)
+    if not _dealt_out(files):
+        _in_order(files, shapes)
     return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
 
 
@@ -210,7 +214,7 @@ def _group(state: Mapping[str, Any], group: int, path: Path) -> tuple[Lazy, dict
 
 def _moments(held: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> tuple[dict[str, Lazy], float | None]:
     """Moments, and the step. Some optimizers keep the step with their settings."""
-    moments = {key: value for key, value in held.items() if isinstance(value, Lazy) and value.shape}
+    moments = {kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)}
     step = held.get("step", settings.get("step"))
     if isinstance(step, Lazy):
         step = float(step.whole())
@@ -229,6 +233,13 @@ def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -
         if name not in named or start < 0 or count < 0:
             raise SourceError(f"{path}: {shown(name)} is no parameter of flat group {group}; {DAMAGED}")
         yield name, start, count
+
+
+def _dealt_out(files: Files) -> bool:
+    """Whether the config has parameters dealt out to ranks in turn, so that none holds them in the model's order."""
+    config = files.model.get("ds_config")
+    zero = config.get("zero_optimization") if isinstance(config, Mapping) else None
+    return isinstance(zero, Mapping) and zero.get("round_robin_gradients") is True
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
@@ -382,7 +393,8 @@ def _without(files: Files) -> Found:
         Group(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
         for number, row in enumerate(rows)
     )
-    return 0, parameters, groups, []
+    states = {name: base["state"].get(number, {}) for name, number in names.items()}
+    return 0, parameters, groups, _left(rows, states)
 
 
 def _ties(files: Files) -> dict[str, str]:
@@ -400,8 +412,27 @@ def _no_optimizer() -> Finding:
 
 
 def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    found: dict[str, Any] = plain({key: value for key, value in row.items() if key != "params"}, f"param_groups.{number}")[0]
-    return found
+    return settings_of(row, f"param_groups.{number}")[0]
+
+
+def _left(rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """What of an optimizer's settings and states, which are named by parameter or group, is not carried."""
+    odd = [finding for number, row in enumerate(rows) for finding in settings_of(row, f"param_groups.{number}")[1]]
+    kinds = ((name, kind) for name, state in states.items() for kind, value in state.items() if not _is_moment(kind, value))
+    return [*odd, *unshaped(kinds)]
+
+
+def _is_moment(kind: str, value: Any) -> bool:
+    """The step counts among them: it is carried too."""
+    return kind == "step" or (isinstance(value, Lazy) and bool(value.shape))
+
+
+def _flat_states(files: Files, stage: int) -> dict[str, Mapping[str, Any]]:
+    """The optimizer's state of each flat group on the first rank."""
+    state = files.states[0]
+    base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
+    found = enumerate(base) if isinstance(base, list) else base["state"].items()
+    return {f"flat group {number}": held for number, held in found if isinstance(held, Mapping)}
 
 
 def _numbered(

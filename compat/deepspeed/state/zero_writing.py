@@ -56,6 +56,8 @@ class Layout:
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
     """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would fail or load it wrongly."""
+    if wanted.level == 0:
+        raise SourceError("deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers")
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))

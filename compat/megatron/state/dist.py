@@ -55,6 +55,7 @@ class TorchDist(Format):
 
     name = "megatron"
     title = "Megatron-Core torch_dist"
+    takes = frozenset({"level"})
     names = "megatron"
 
     def find(self, folder: Path) -> Path | None:
@@ -265,7 +266,19 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
         File(f"{place}/{METADATA}", (json.dumps(BACKEND).encode(),)),
         File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
     ]
-    return Written(tuple(files), f"{place}/{SUMS}", tuple(run.unsaid(hub)))
+    return Written(tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub)))
+
+
+BEGINNINGS = ("embedding.", "decoder.", "output_layer.", "encoder.", "mtp.", "vision_", "language_model.")
+"""How names of parameters begin in Megatron-Core's models."""
+
+
+def _foreign(hub: Hub) -> Iterator[Finding]:
+    """A finding if names are not those of a model of Megatron-Core, which loads by name."""
+    odd = [name for name in hub.parameters if not name.startswith(BEGINNINGS)]
+    if odd:
+        said = f"{len(odd)} names, such as {odd[0]}, are of no model of Megatron-Core, and no map to its names is known"
+        yield lost("names", f"{said}; only a model with these names loads them", Effect.NUMBERS)
 
 
 SHARDING = "fully_reshardable"

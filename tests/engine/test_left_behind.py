@@ -1,0 +1,115 @@
+"""What a checkpoint holds and another cannot: named, and never dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from bridge.cli import run as command
+from bridge.state import formats
+
+
+def saved(folder: Path, optimizer: str, extra: Mapping[str, Any] | None = None, frozen: str = "", **settings: Any) -> Path:
+    """A checkpoint of torch after two steps of a small model."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2))
+    for name, weight in net.named_parameters():
+        weight.requires_grad_(name != frozen)
+    trained = [weight for weight in net.parameters() if weight.requires_grad]
+    made = getattr(torch.optim, optimizer)(trained, **settings)
+    for _ in range(2):
+        net(torch.ones(3, 4)).sum().backward()
+        made.step()
+        made.zero_grad()
+    model, state = get_state_dict(net, made)
+    dcp.save({"model": model, "optimizer": state, **(extra or {})}, checkpoint_id=str(folder), no_dist=True)
+    return folder
+
+
+def said(folder: Path) -> dict[str, str]:
+    return {finding.path: finding.effect.value for finding in formats.read(folder).findings}
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("NAdam", "mu_product"), ("Adafactor", "row_var"), ("ASGD", "eta")])
+def test_states_that_are_no_moments_are_named(tmp_path: Path, optimizer: str, kind: str) -> None:
+    source = saved(tmp_path / "a", optimizer, lr=0.01)
+    assert said(source)[f"moments.{kind}"] == "different numbers"
+    assert command(["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(tmp_path / "b")]) == 2
+
+
+def test_a_rate_that_is_a_tensor_stays_a_number(tmp_path: Path) -> None:
+    hub = formats.read(saved(tmp_path / "a", "AdamW", lr=torch.tensor(0.01)))
+    assert hub.groups[0].settings["lr"] == pytest.approx(0.01) and not hub.findings
+
+
+@pytest.mark.parametrize(("extra", "expected"), [({"step": 1000}, 1000), ({"step": 2}, 2), ({}, None)])
+def test_a_counter_of_the_script_stays_what_it_is(tmp_path: Path, extra: dict[str, Any], expected: int | None) -> None:
+    source = saved(tmp_path / "a", "AdamW", extra) if extra else saved(tmp_path / "a", "SGD", momentum=0.9)
+    command(["checkpoint", "convert", str(source), "--to", "dcp", "-o", str(tmp_path / "b")])
+    state: dict[str, Any] = {"step": None}
+    keys = dcp.FileSystemReader(str(tmp_path / "b")).read_metadata().state_dict_metadata
+    if expected is None:
+        assert "step" not in keys
+    else:
+        dcp.load(state, checkpoint_id=str(tmp_path / "b"), no_dist=True)
+        assert state["step"] == expected
+
+
+def test_frozen_constants_are_no_ties(tmp_path: Path) -> None:
+    """Both norms begin as ones, and a rate of 0 leaves them so."""
+    hub = formats.read(saved(tmp_path / "a", "AdamW", frozen="1.weight", lr=0.0))
+    assert not hub.ties and not hub.parameters["1.weight"].trained
+
+
+def test_keys_that_are_no_strings_are_named(tmp_path: Path) -> None:
+    source = saved(tmp_path / "a", "AdamW", {"epochs": {7: "a", "7": "b"}})
+    assert any(effect == "different numbers" for path, effect in said(source).items() if "epochs" in path), said(source)
+
+
+@pytest.mark.parametrize(
+    ("option", "to"), [(("--ranks", "2"), "native"), (("--level", "1"), "dcp"), (("--level", "0"), "deepspeed")], ids=str
+)
+def test_options_that_the_format_does_not_take_are_refused(
+    tmp_path: Path, option: tuple[str, ...], to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(tmp_path / "a", "AdamW")
+    assert command(["checkpoint", "convert", str(source), "--to", to, *option, "-o", str(tmp_path / "b")]) == 1
+    assert option[0] in capsys.readouterr().err and not (tmp_path / "b").exists()
+
+
+def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "run" / "step3", "AdamW")
+    (tmp_path / "run" / "latest").write_text("step4")
+    assert command(["checkpoint", "inspect", str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert "latest does not lead to one" in error and "'step3'" in error
+
+
+def test_names_of_no_megatron_model_are_named(tmp_path: Path) -> None:
+    source = saved(tmp_path / "a", "AdamW")
+    assert command(["checkpoint", "convert", str(source), "--to", "megatron", "-o", str(tmp_path / "b"), "--json"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "key"),
+    [
+        ({"weight_decay": 0.1}, {"weight_decay": 0.2}, "weight_decay of 0.weight"),
+        ({"betas": (0.9, 0.9)}, {"betas": (0.9, 0.8)}, "betas of 0.weight"),
+        ({"extra": {"epoch": 1}}, {"extra": {"epoch": 2}}, "client.epoch"),
+        ({"frozen": "3.bias"}, {}, "trained of 3.bias"),
+    ],
+    ids=str,
+)
+def test_diff_compares_what_optimizers_do(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (saved(tmp_path / name, "AdamW", **values) for name, values in (("a", one), ("b", other)))
+    assert command(["checkpoint", "diff", str(first), str(second)]) == 2
+    assert f"{key}:" in capsys.readouterr().out
