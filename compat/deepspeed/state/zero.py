@@ -168,6 +168,9 @@ FP32 = "fp32"
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
     """ZeRO stages 1 and 2: each rank lists the slice of each parameter that it holds (`param_slice_mappings`)."""
+    if _dealt_out(files):
+        said = "round_robin_gradients deals parameters out to ranks, and such files are not read yet"
+        raise SourceError(f"{files.optimizers[0]}: {said}; save once with it set to false")
     runs: dict[str, dict[str, list[Run]]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
@@ -185,8 +188,7 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
                             f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
-    if not _dealt_out(files):
-        _in_order(files, shapes)
+    _in_order(files, shapes)
     return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
 
 
