@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from bridge.comm import LostRank
+from bridge.config import shown
 from bridge.engine import buffers
+from bridge.engine.optimizer import setting
 from bridge.errors import BridgeError
 from bridge.layout.shard import Parameter, Piece, boxes
 from bridge.state import digests, parts
@@ -26,6 +28,7 @@ from bridge.state.folder import LATEST as LATEST
 from bridge.state.folder import Saving, find, locked
 from bridge.state.native import Checkpoint, file_of
 from bridge.state.parts import Part, Stored
+from bridge.state.pickled import FLAWS
 from bridge.state.schema import FORMAT, STATE, State, parse
 
 if TYPE_CHECKING:
@@ -91,7 +94,30 @@ def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tupl
             _fill(engine, saved, checkpoint.state, optimizer)
     engine.weights.reload()
     _restore(engine, checkpoint.state)
+    try:
+        odd = _otherwise(engine, checkpoint.state)
+    except FLAWS as error:
+        said = f"its groups are not names with settings ({error}); the checkpoint is damaged"
+        raise BridgeError(f"{path / STATE}: {said}") from None
+    if odd and engine.comm.rank == 0:
+        engine.say(odd)
     return path, dict(checkpoint.state.client)
+
+
+def _otherwise(engine: Engine, state: State) -> str:
+    """How this run's optimizer treats parameters otherwise than the run of another stack that the checkpoint comes from."""
+    rows: Any = state.carried.get("groups") or []
+    was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
+    own = {name: group.settings for group in engine.optimizer.groups for name in group.names}
+    usual = {key: setting(engine.plan.optimizer, key) for key in ("weight_decay", "betas", "eps")}
+    apart: dict[str, list[str]] = {}
+    for name, settings in was.items():
+        for key, value in usual.items():
+            now, before = own.get(name, {}).get(key, value), settings.get(key)
+            if before is not None and before != (list(now) if isinstance(now, tuple) else now):
+                apart.setdefault(f"{key} {shown(before)}, here {shown(now)}", []).append(name)
+    told = "; ".join(f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items())
+    return f"the checkpoint's run treated parameters otherwise: {told}; numbers change unless you pass groups" if told else ""
 
 
 def _json(client: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,54 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from bridge.cli import run as command
+from bridge.engine import initialize
+from bridge.engine.optimizer import Group
+from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.state import formats
 from bridge.state.hub import plain
 
 
-def saved(folder: Path, optimizer: str, extra: Mapping[str, Any] | None = None, frozen: str = "", **settings: Any) -> Path:
-    """A checkpoint of torch after two steps of a small model."""
+def small() -> nn.Sequential:
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2))
+    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+def stored(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any] | None = None) -> Path:
+    """A checkpoint of torch after two steps."""
+    for _ in range(2):
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model, state = get_state_dict(net, optimizer)
+    dcp.save({"model": model, "optimizer": state, **(extra or {})}, checkpoint_id=str(folder), no_dist=True)
+    return folder
+
+
+def saved(folder: Path, optimizer: str, extra: Mapping[str, Any] | None = None, frozen: str = "", **settings: Any) -> Path:
+    """The same of one group, of which a parameter may be frozen."""
+    net = small()
     for name, weight in net.named_parameters():
         weight.requires_grad_(name != frozen)
     trained = [weight for weight in net.parameters() if weight.requires_grad]
-    made = getattr(torch.optim, optimizer)(trained, **settings)
-    for _ in range(2):
-        net(torch.ones(3, 4)).sum().backward()
-        made.step()
-        made.zero_grad()
-    model, state = get_state_dict(net, made)
-    dcp.save({"model": model, "optimizer": state, **(extra or {})}, checkpoint_id=str(folder), no_dist=True)
-    return folder
+    return stored(folder, net, getattr(torch.optim, optimizer)(trained, **settings), extra)
+
+
+def test_the_engine_says_where_it_treats_parameters_otherwise(tmp_path: Path) -> None:
+    """Two groups on the other side, one here."""
+    net = small()
+    groups = [{"params": list(net[0].parameters())}, {"params": list(net[1:].parameters()), "weight_decay": 0.0}]
+    source = stored(tmp_path / "a", net, torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1))
+    command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(tmp_path / "b")])
+    plan = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.weight_decay": 0.1}
+    engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum())
+    with pytest.warns(UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0, here 0.1"):
+        engine.load_checkpoint(tmp_path / "b")
+    spared = Group(frozenset(name for name, _ in net.named_parameters() if name[0] != "0"), {"weight_decay": 0.0})
+    engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum(), groups=[spared])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load_checkpoint(tmp_path / "b")
 
 
 def said(folder: Path) -> dict[str, str]:
