@@ -29,6 +29,7 @@ WORDS = {
     "fuzz": ("merak", "--examples", "2"),
     "layout": (FILE, "--ranks", "2", "--model", "gpt2"),
     "schedule": ("launch.args", "--world-size", "2", "--microbatches", "4"),
+    "schema": ("convert",),
     "show": ("megatron", "lr"),
     "trace": ("diff", "one", "two"),
     "train": (FILE, "--steps", "1"),

@@ -364,7 +364,7 @@ def recognised(document: Document) -> Dialect:
 
 def _mistaken(document: Document) -> str:
     """What the document is where it is taken for another."""
-    return next(filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.names())), "")
+    return next(filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), "")
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:

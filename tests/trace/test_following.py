@@ -82,7 +82,10 @@ def training(tmp_path: Path) -> subprocess.Popen[str]:
 
 def watching(folder: Path) -> subprocess.Popen[str]:
     words = [sys.executable, "-P", "-m", "stagebridge", "trace", "watch", str(folder), "--interval", "0.1"]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # What starts in a shell's background inherits that Ctrl-C is ignored, and so would its children.
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
 
 
 def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(training: subprocess.Popen[str], tmp_path: Path) -> None:
