@@ -173,7 +173,7 @@ def convert(folder: Path, options: Options) -> int:
 
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
-        BridgeError.raise_if(_unused(options, target))
+        BridgeError.raise_if((*_unused(options, target), *_within(folder, options.output)))
         wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
@@ -197,6 +197,12 @@ def _unused(options: Options, target: Format) -> Iterator[str]:
     for key in ("ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
             yield f"--{key}: found {options.wanted[key]}; {target.name} is written alike for all; leave it out"
+
+
+def _within(folder: Path, output: Path) -> Iterator[str]:
+    """An output that would become a part of its source."""
+    if output.resolve().is_relative_to(folder.resolve()):
+        yield f"-o: {output} lies within {folder}, which it is made of; name a folder beside it"
 
 
 def _told(hub: Hub, options: Options) -> Hub:

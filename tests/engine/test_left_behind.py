@@ -117,6 +117,12 @@ def test_options_that_the_format_does_not_take_are_refused(
     assert option[0] in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
+def test_an_output_within_its_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved(tmp_path / "a", "AdamW")
+    assert command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(source / "b")]) == 1
+    assert "lies within" in capsys.readouterr().err and not (source / "b").exists()
+
+
 def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path / "run" / "step3", "AdamW")
     (tmp_path / "run" / "latest").write_text("step4")
