@@ -367,7 +367,9 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
     pairs["schedule"] = (one.schedule, other.schedule)
     if one.scale and other.scale:
         pairs |= {f"scale.{key}": (value, vars(other.scale)[key]) for key, value in vars(one.scale).items()}
-    pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in one.client.items()}
+    # A stack keeps its own arguments there too, which say how a run was launched: only single values are compared.
+    single = {key: value for key, value in one.client.items() if not isinstance(value, Mapping | list)}
+    pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in single.items()}
     pairs |= dict(_by_parameter(one, other))
     return {key: pair for key, pair in pairs.items() if None not in pair}
 

@@ -80,7 +80,8 @@ def attach(
         about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about()}
         log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
         observers.append(LayerLog(source, debug, log, filter or Filter(), keep))
-    ended = mark(folder) if folder is not None and source.comm.rank == 0 else None
+    watched = logged or bool(debug.tensor_parallel)
+    ended = mark(folder) if folder is not None and watched and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))

@@ -224,7 +224,7 @@ FAULTS: Mapping[str, Fault] = {
         SGD,
     ),
     "clipping with a local norm": Fault(
-        local_norm, {**DATA, "zero.stage": 2}, "diff", "2/update/embedding/weight/tokens.weight", "", None, CLIPPED
+        local_norm, {**DATA, "zero.stage": 2}, "diff", "2/reduce/embedding/gradient/tokens.weight", "", None, CLIPPED
     ),
     "an activation off by 1e-5 on one rank": Fault(scaled_output, TENSOR, "check", "2/forward/block1/microbatch 0/output", TWO),
     "an activation off by 1e-5 on all ranks": Fault(
