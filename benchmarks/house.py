@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from itertools import combinations
@@ -152,14 +152,40 @@ def comments(source: Source) -> int:
 
 
 def used_once(found: list[Source]) -> list[Function]:
-    """Private functions of up to three lines whose name stands at one place beside their definition."""
-    small = [
-        (source, function)
-        for source in found
-        for function in functions(source)
-        if function.name.startswith("_") and not function.name.startswith("__") and function.body <= HELPER
-    ]
-    return [function for source, function in small if len(re.findall(rf"\b{function.name}\b", source.text)) == 2]
+    """Private functions of up to three lines that their module calls at one place and uses nowhere else.
+
+    A name that is used as a value is left out: what stands as a row of a table, is passed as a callback, or decorates a function
+    cannot be written in place. So is a name that a module defines twice, as a class and one that derives from it may do.
+    """
+    small = []
+    for source in found:
+        called, named = _uses(source.tree)
+        defined = Counter(function.name for function in functions(source))
+        for function in functions(source):
+            private = function.name.startswith("_") and not function.name.startswith("__")
+            alone = defined[function.name] == called[function.name] == named[function.name] == 1
+            if private and function.body <= HELPER and alone:
+                small.append(function)
+    return small
+
+
+def _uses(tree: ast.Module) -> tuple[Counter[str], Counter[str]]:
+    """How often each name, or attribute of that name, is called in a module, and how often it is used at all."""
+    called: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called[_name(node.func)] += 1
+        elif isinstance(node, ast.Name | ast.Attribute):
+            named[_name(node)] += 1
+        elif isinstance(node, Definition):
+            # The call in `@name(...)` makes a decorator, and the function below it cannot do without.
+            called.subtract(_name(row.func) for row in node.decorator_list if isinstance(row, ast.Call))
+    return called, named
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def main() -> None:
