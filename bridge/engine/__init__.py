@@ -37,20 +37,26 @@ def initialize(
     policy: Policy | None = None,
     alike: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
-    """An engine that trains `model` as `plan` says, on the ranks that the launcher started (`environment`:
-    found out).
+    """Return an engine that trains `model` as `plan` says.
 
-    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one before, or a model of Hugging
-    Face, which is cut into embedding, blocks and head (`models.cutting`); any other module counts as one layer.
-    `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names what tensor
-    ranks split (default: the answer of the model's own method of that name). `device` is the accelerator where there is one.
-    `groups` of parameters have hyperparameters of their own. `deterministic`: two runs give the same bits (see
-    `randomness.determine`). `module_fqns_per_model_part` names the layers of each pipeline stage
-    instead of the plan's rule; `variable_shapes` lets what passes between pipeline ranks differ in shape by microbatch.
-    What `plan.debug` asks for is logged to the folder `trace` (default: "trace"), `full` with whole tensors instead of
-    samples, and checked by `policy` (default: mismatches are logged); see `bridge.trace.attach`. Ranks first compare what they
-    were started with, `alike` among it, and all raise `ConfigError` with the first difference. Raises `BridgeError` before any
-    process group exists if the plan cannot run.
+    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one
+    before, or a model of Hugging Face, which is cut into embedding, blocks and head
+    (`models.cutting`). Any other module is run as one layer. `loss_fn(output, targets)` returns the
+    mean loss of a microbatch, or its sum and a count. `tensor_plan` names the modules that tensor
+    ranks split (default: the answer of the model's own method of that name). `device` defaults to
+    the accelerator if there is one. `environment` has the ranks that the launcher started (default:
+    detected). `groups` of parameters have hyperparameters of their own. With `deterministic`, two
+    runs give the same bits (`randomness.determine`). `module_fqns_per_model_part` names the layers
+    of each pipeline stage and replaces the plan's rule. With `variable_shapes`, the shapes that
+    pass between pipeline ranks may differ by microbatch.
+
+    The tensors that `plan.debug` asks for are logged to the folder `trace` (default: "trace"),
+    whole with `full` and as samples otherwise. `policy` decides what a mismatch between ranks does
+    (default: it is logged); see `bridge.trace.attach`.
+
+    Ranks first compare what they were started with, including `alike`. If they differ, all raise
+    `ConfigError` with the first difference. If the plan cannot run, `BridgeError` is raised before
+    any process group exists.
     """
     import torch
 
@@ -66,6 +72,8 @@ def initialize(
 
     here = comm.joined()
     found = environment or (Environment(*here) if here else detect())
+    # Everything that needs no other rank is checked first: a refusal then leaves no process group
+    # behind, and no rank that waits.
     mesh, findings = check(plan, found.world)
     module = as_module(model)
     cut, whole = planned(module, plan, module_fqns_per_model_part)
@@ -73,10 +81,13 @@ def initialize(
     pipeline = pipeline_of(layers, plan, accumulation, module_fqns_per_model_part)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
     if deterministic:
+        # Before the first collective: NCCL reads its variables when a communicator is made.
         determine()
     comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
     others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
     parts = {"module_fqns_per_model_part": module_fqns_per_model_part, "loss_fn": "given" if loss_fn else None}
+    # Making groups is a collective. Ranks that were started with different plans would make
+    # different ones, and hang there.
     agree(facts_of({**alike, **others, **parts}, plan, module, groups))
     module, ranks = module.to(place), comm.Comm(mesh, found.rank)
     groups = groups or spared(module, plan.optimizer)

@@ -22,10 +22,19 @@ ALIKE = "start all ranks with the same file, script and packages"
 
 
 def facts_of(given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]) -> Facts:
-    """What has to be alike on all ranks: releases, what was `given`, the plan, groups of parameters, the model's names and
-    shapes.
+    """What has to be alike on all ranks, as text by name: releases, what was `given`, the plan,
+    groups of parameters, and names and shapes of the model.
     """
-    found: dict[str, Any] = {"stagebridge": __version__, "torch": torch.__version__, **given, **plan.values(), **_table(plan)}
+    found: dict[str, Any] = {
+        "stagebridge": __version__,
+        "torch": torch.__version__,
+        **given,
+        **plan.values(),
+    }
+    # Each machine may have a copy of the table under another path, so its content is compared.
+    table = Path(plan.schedule.csv or "")
+    if table.is_file():
+        found["schedule.csv"] = f"a table of SHA-256 {sha256(table.read_bytes()).hexdigest()}"
     for number, group in enumerate(groups):
         said = {name: value for name, value in group.settings.items() if name != "params"}
         found[f"optimizer group {number}"] = f"{len(group.names)} parameters, {said}"
@@ -35,37 +44,32 @@ def facts_of(given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Seq
     return {name: str(value) for name, value in found.items()}
 
 
-def _table(plan: Plan) -> Mapping[str, str]:
-    """The schedule that a file holds, by its content: each rank may have a copy of its own."""
-    file = Path(plan.schedule.csv or "")
-    return {"schedule.csv": f"a table of SHA-256 {sha256(file.read_bytes()).hexdigest()}"} if file.is_file() else {}
-
-
 def agree(facts: Facts) -> None:
     """Raise a `ConfigError` on every rank, with the first of `facts` that differs, unless they are alike everywhere."""
     board = comm.board()
     if board is None:
         return
+    # Facts name every parameter, so that they are long. Ranks post a digest; the facts themselves
+    # follow only if digests differ.
     digest = sha256(json.dumps(facts).encode()).hexdigest()
     board.post(f"start {board.rank}", digest)
     if board.rank == 0:
         said = ((rank, board.read(f"start {rank}", rank)) for rank in range(board.world))
         board.post("odd one", str(next((rank for rank, theirs in said if theirs != digest), 0)))
     odd = int(board.read("odd one", 0))
-    if not odd:
+    if not odd:  # rank 0 is compared with itself, so 0 means that there is none
         return
     if board.rank in (0, odd):
         board.post(f"facts {board.rank}", json.dumps(facts))
     first, other = (json.loads(board.read(f"facts {rank}", rank)) for rank in (0, odd))
     board.meet("told")
-    raise ConfigError(_difference(first, other, odd))
+    # In the order of the longer list, a setting that one rank alone has is named before whatever
+    # differs because of it.
+    longer, shorter = (first, other) if len(first) >= len(other) else (other, first)
+    name = next(name for name in (*longer, *shorter) if first.get(name) != other.get(name))
+    told = f"rank 0 has {first.get(name, 'none')}, rank {odd} has {other.get(name, 'none')}"
+    raise ConfigError(f"{name}: {told}; {ALIKE}")
 
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _difference(first: Facts, other: Facts, rank: int) -> str:
-    longer, shorter = (first, other) if len(first) >= len(other) else (other, first)
-    name = next(name for name in (*longer, *shorter) if first.get(name) != other.get(name))
-    return f"{name}: rank 0 has {first.get(name, 'none')}, rank {rank} has {other.get(name, 'none')}; {ALIKE}"

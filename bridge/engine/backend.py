@@ -35,7 +35,6 @@ class NativeBackend(Backend):
         return __version__
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         try:
             check(plan, world)
         except ConfigError as error:
@@ -43,14 +42,15 @@ class NativeBackend(Backend):
         return ()
 
     def open(self, run: Config | Plan, workload: Workload) -> NativeTrainer:
-        """See `Backend`."""
         from bridge.engine import initialize
         from bridge.engine.layers import logits_in
         from bridge.engine.models.dense import native
         from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
 
         plan = lift(run) if isinstance(run, Config) else run
-        if workload.model is not None:  # which has the experts that the engine itself has not
+        if workload.model is not None:
+            # The model brings its own experts. The engine has none, and would refuse a plan that
+            # names them.
             plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         engine = initialize(native(workload), plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed)
@@ -58,43 +58,42 @@ class NativeBackend(Backend):
 
 
 class NativeTrainer:
-    """A run of the native engine; see `Trainer`."""
+    """A run of the native engine. With `rows`, microbatches are rows of the user's own batch."""
 
     def __init__(self, engine: Engine, micro: int, rows: Rows | None = None) -> None:
         self.engine, self.micro, self.accumulation, self.rows = engine, micro, engine.accumulation, rows
         self.data = (engine.data.index, engine.data.size)
+        # Gradients are counted when they are whole: after the update their buffers may hold
+        # anything.
         self._gradients = 0
         engine.watchers["reduced"].append(self._count)
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`."""
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
         loss, progress = engine.train_batch(batches if self.rows is None else map(self._named, batches)), engine.progress
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
     def _named(self, batch: Batch) -> Any:
-        """Rows of the user's own as the model is called with them."""
+        """The arguments that the model is called with for a microbatch of the user's own rows, and
+        their targets.
+        """
         from bridge.engine.layers import Arguments
 
         assert self.rows is not None
         return Arguments((batch[1],), self.rows.named(batch[0]))
 
     def resume(self, place: Path) -> int:
-        """See `Trainer`."""
         self.engine.load_checkpoint(place.parent, place.name)
         return self.engine.progress.steps + self.engine.progress.skipped
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`."""
         return {name: whole.detach().cpu().float() for name, whole in self.engine.state_dict()}
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         found = self.engine.bytes()
         return {"weights": found["weights"], "gradients": self._gradients, "optimizer": found["master"] + found["moments"]}
 
     def close(self) -> None:
-        """See `Trainer`."""
         self.engine.weights.settle()
 
     def _count(self) -> None:
@@ -102,5 +101,7 @@ class NativeTrainer:
 
 
 EXPERTS = ("model.experts", "parallel.expert", "parallel.expert_tensor")
-"""What a plan says of experts, to an engine whose model has them."""
+"""Fields of a plan that say how experts are divided. The engine ignores them for a model that has
+its own experts.
+"""
 BACKEND = NativeBackend()

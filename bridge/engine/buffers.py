@@ -14,25 +14,28 @@ if TYPE_CHECKING:
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
-    """Every name of a tensor of a module's state, with the one under which it comes first."""
+    """For every name of a tensor in a module's state, the first name of the same tensor."""
     first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
+    # The tensors themselves: otherwise each name gets a copy with another identity.
     found = module.state_dict(keep_vars=True)
     return {name: first.setdefault(id(tensor), name) for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
 
 def others(module: nn.Module) -> list[str]:
-    """What a module's state has beside tensors."""
+    """Names in a module's state whose value is no tensor."""
     return [name for name, value in module.state_dict(keep_vars=True).items() if not isinstance(value, Tensor)]
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that belong to a module's state, each once, by its first name."""
-    known = set(aliases(module).values())
+    known = set(aliases(module).values())  # not persistent ones, which no state_dict has
     return {name: tensor for name, tensor in module.named_buffers() if name in known}
 
 
 def owners(engine: Engine) -> dict[str, int]:
-    """The first pipeline rank that updates each buffer: the one whose stage has its layer."""
+    """For each buffer, the first pipeline rank that updates it: the one whose stage has its layer
+    (0 if no layer has it).
+    """
     module, homes = engine.model, engine.pipeline.schedule.homes
     users: dict[int, list[int]] = {}
     layers = engine.chain.layers
@@ -49,16 +52,20 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """A number below 2**63 that tells what this rank holds in buffers from what others do."""
+    """A number below 2**63 that is equal on two ranks if their buffers hold the same bytes."""
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in held(engine):
         found.update(name.encode())
+        # numpy has no bf16, so the bytes are hashed.
         found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+    # Ranks exchange it as a signed 64-bit integer.
     return int.from_bytes(found.digest(), "little") >> 1
 
 
 def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Every buffer of the model, as the rank has it that updates it. All ranks must take part."""
+    """Every buffer of the model by name, with the value of the rank that updates it. All ranks must
+    take part.
+    """
     found = owners(engine)
     for name, tensor in buffers(engine.model).items():
         value = tensor.detach().clone()
@@ -68,6 +75,6 @@ def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def restore(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put `values` in place."""
+    """Copy `values` into the buffers of `module`."""
     for name, tensor in buffers(module).items():
         tensor.copy_(values[name])

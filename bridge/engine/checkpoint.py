@@ -1,7 +1,9 @@
-"""Checkpoints under global parameter names: written on one layout, read on any other, and never half there.
+"""Checkpoints under global parameter names: written on one layout, read on any other, and never
+half there.
 
-A checkpoint is a folder: a safetensors file a rank, `state.json` for the rest, and a digest of each. It is put together under
-a temporary name, brought to the disk, renamed at once, and only then named in the file `latest`. Nothing in it is executed.
+A checkpoint is a folder with a safetensors file for each rank, `state.json` for the rest, and a
+digest of each. It is written under a temporary name, flushed to the disk, renamed, and only then
+named in the file `latest`. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ BUFFERS = "buffers"
 GENERATORS = "generators"
 SAID = "checkpoint"
 LONGEST = 256
+"""Bytes of the longest text that a rank tells the others."""
 
 
 def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool) -> Path:
-    """Write a checkpoint of `engine` to `folder`/`tag` (default: `step` and its number); returns that path.
+    """Write a checkpoint of `engine` to `folder`/`tag` (default: `step` and its number). Returns
+    that path.
 
-    Each rank writes what it owns and nothing twice. `client` is kept as JSON. Raises `BridgeError` on all ranks if any
-    fails; the checkpoint before stays as it was.
+    Each rank writes what it owns, and nothing is written twice. `client` is kept as JSON. If any
+    rank fails, `BridgeError` is raised on all, and the checkpoint before stays as it was.
     """
     tag = f"step{engine.progress.steps}" if tag is None else tag
     saving: list[Saving] = []
@@ -62,6 +66,8 @@ def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any
             path = temporary / file_of(engine.comm.rank)
             parts.write(path, _unique(engine, copies))
             digest = digests.digest_of(path)
+        # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
+        # int64.
         found = _everyones(engine, [int(digest[start : start + 8], 16) for start in range(0, 64, 8)])
         with together(engine):
             if saving:
@@ -73,15 +79,18 @@ def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any
 
 
 def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tuple[Path, dict[str, Any]]:
-    """Read `folder`/`tag` (default: what `latest` names) into `engine`; returns the path and the client's state.
+    """Read `folder`/`tag` (default: the one that `latest` names) into `engine`. Returns the path
+    and the client's state.
 
-    Without `optimizer`, moments keep their values. Raises `BridgeError` that names what is missing, extra or of another shape,
-    and what is damaged, before anything changes.
+    Without `optimizer`, moments keep their values. Before anything changes, `BridgeError` is raised
+    that names the tensors which are missing, extra, of another shape, or damaged.
     """
     with ExitStack() as held:
         name = ""
         with together(engine):
             if engine.comm.rank == 0:
+                # Readers share the lock. A save takes it alone, so that nothing in the folder changes
+                # while it is read. One rank holds it for all.
                 held.enter_context(locked(folder, shared=True))
                 name = find(folder, tag).name
         path = folder / _told(engine, name)
@@ -90,6 +99,8 @@ def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tupl
             checkpoint.verify(engine.comm.rank, engine.comm.world.size)
             saved = checkpoint.tensors()
             _check(engine, path, saved, checkpoint.state, optimizer)
+        # Only after every rank has found its part in order: a checkpoint is never loaded by some of
+        # the ranks.
         with together(engine):
             _fill(engine, saved, checkpoint.state, optimizer)
     engine.weights.reload()
@@ -105,7 +116,9 @@ def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tupl
 
 
 def _otherwise(engine: Engine, state: State) -> str:
-    """How this run's optimizer treats parameters otherwise than the run of another stack that the checkpoint comes from."""
+    """A warning if this run's optimizer has other hyperparameters for some parameters than the run
+    of another stack that the checkpoint comes from; else empty.
+    """
     rows: Any = state.carried.get("groups") or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
     own = {name: group.settings for group in engine.optimizer.groups for name in group.names}
@@ -114,6 +127,7 @@ def _otherwise(engine: Engine, state: State) -> str:
     for name, settings in was.items():
         for key, value in usual.items():
             now, before = own.get(name, {}).get(key, value), settings.get(key)
+            # JSON has no tuples, so that betas come back as a list.
             if before is not None and before != (list(now) if isinstance(now, tuple) else now):
                 apart.setdefault(f"{key} {shown(before)}, here {shown(now)}", []).append(name)
     told = "; ".join(f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items())
@@ -130,13 +144,17 @@ def _json(client: Mapping[str, Any]) -> Any:
 def _publish(
     engine: Engine, saving: Saving, client: Mapping[str, Any], copies: Sequence[int], found: list[list[int]], latest: bool
 ) -> None:
-    """On the first rank, once all have written."""
+    """Complete the checkpoint on the first rank, after all have written. `found` has the digest of
+    each rank's file.
+    """
     sums = {file_of(rank): "".join(f"{number:08x}" for number in numbers) for rank, numbers in enumerate(found)}
     missing = next((name for name in sums if not (saving.temporary / name).is_file()), None)
     if missing is not None:
         path = saving.temporary / missing
         raise BridgeError(f"{path}: not there, though its rank wrote it; choose a folder that all ranks share")
     text = _state(engine, client, copies)
+    # Read as a load would: a state that could not be read again is refused now, and not when it is
+    # needed.
     parse(text, saving.temporary / STATE)
     sums[STATE] = digests.digest_of_text(text)
     saving.publish({STATE: text, digests.SUMS: digests.text_of(sums)}, latest)
@@ -182,7 +200,9 @@ def _parts(engine: Engine) -> Iterator[Part]:
 
 
 def _expected(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of everything in a checkpoint of this model, whoever owns it."""
+    """Name and whole shape of each weight and moment in a checkpoint of this model, on whatever
+    rank.
+    """
     for parameter in engine.parameters:
         for kind in (WEIGHTS, *(engine.optimizer.state_names if parameter.trainable else ())):
             yield f"{kind}/{parameter.name}", _whole(parameter)
@@ -201,11 +221,19 @@ def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
+    """The rectangular parts of a parameter that lie in one piece of `tensor`, a slice of a flat
+    buffer.
+    """
     parameter, place = piece.parameter, piece.offset
     for box in boxes(parameter.shape, piece.start, piece.stop):
         length = torch.Size(box.sizes).numel()
         view = tensor[place : place + length].view(box.sizes)
-        yield Part(f"{kind}/{parameter.name}", _whole(parameter), _shifted(parameter, box.offsets), view)
+        # Boxes count within this tensor rank's part of the parameter, which begins at `start` of
+        # the whole.
+        offsets = list(box.offsets)
+        if parameter.split is not None:
+            offsets[parameter.split] += parameter.start
+        yield Part(f"{kind}/{parameter.name}", _whole(parameter), tuple(offsets), view)
         place += length
 
 
@@ -213,12 +241,10 @@ def _whole(parameter: Parameter) -> tuple[int, ...]:
     return tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
 
 
-def _shifted(parameter: Parameter, offsets: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(offset + parameter.start * (dim == parameter.split) for dim, offset in enumerate(offsets))
-
-
 def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
-    """What this rank writes: replicas over data, tensor or pipeline ranks are left to the first of them."""
+    """The parts that this rank writes. Of replicas over data, tensor or pipeline ranks, the first
+    rank writes its own.
+    """
     for index, flat in enumerate(engine.layout.flats):
         if (flat.sharded or engine.data.index == 0) and engine.first_holder(flat):
             for name, tensor in _tensors(engine, index):
@@ -236,12 +262,14 @@ def _complete(name: str, tensor: Tensor) -> Part:
 
 
 def _copy(engine: Engine) -> int:
-    """The number of this rank's copy of what data and tensor ranks hold alike."""
+    """The number of this rank's copy of the buffers, of which each data and tensor rank has one."""
     return engine.data.index * engine.tensor.size + engine.tensor.index
 
 
 def _copies(engine: Engine) -> list[int]:
-    """The copies of buffers that are written: the first, and those that differ from it, as after steps with a BatchNorm."""
+    """The copies of buffers that are written: the first, and those that differ from it. A BatchNorm
+    makes them differ, since each data rank averages its own microbatches.
+    """
     if not buffers.buffers(engine.model):
         return []
     found = _everyones(engine, [_copy(engine), engine.line.index, buffers.digest(engine)])
@@ -256,15 +284,11 @@ def _saved_copy(engine: Engine, state: State, name: str) -> str:
     return own if alike and own in state.tensors else f"{BUFFERS}/0/{name}"
 
 
-def _wanted(engine: Engine, state: State, optimizer: bool) -> dict[str, tuple[int, ...]]:
-    """Name and shape of what has to be there."""
-    own = {_saved_copy(engine, state, name): tuple(held.shape) for name, held in buffers.buffers(engine.model).items()}
-    return {**{name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}, **own}
-
-
 def _check(engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool) -> None:
-    """Raises `BridgeError` unless what is saved is what this engine takes."""
-    wanted = _wanted(engine, state, optimizer)
+    """Raise `BridgeError` unless the saved tensors are those that this engine takes."""
+    wanted = {name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}
+    for name, held in buffers.buffers(engine.model).items():
+        wanted[_saved_copy(engine, state, name)] = tuple(held.shape)
     BridgeError.raise_if(_misfits(path, wanted, state.tensors, optimizer))
     whole = {WEIGHTS, *engine.optimizer.state_names}
     for name in wanted:
@@ -279,7 +303,11 @@ def _check(engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], st
 def _misfits(
     path: Path, wanted: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], optimizer: bool
 ) -> Iterator[str]:
-    there = {name for name in saved if _counts(name, optimizer)}
+    # A saved weight or moment that is not wanted means another model. Other copies of buffers, and
+    # generators of more ranks, are left by another layout. Moments matter only if they are read.
+    there = {name for name in saved if _is_weight(name)}
+    if optimizer:
+        there |= {name for name in saved if not name.startswith((f"{GENERATORS}/", f"{BUFFERS}/"))}
     yield from _list(path, "missing", set(wanted) - set(saved))
     yield from _list(path, "extra, the model has none of that name", there - set(wanted))
     for name in sorted(set(saved) & set(wanted)):
@@ -288,7 +316,9 @@ def _misfits(
 
 
 def _list(path: Path, what: str, names: set[str]) -> Iterator[str]:
-    """One line a name; of moments, which come with every parameter, the first and their number."""
+    """A line for each name of the model. Moments come with every parameter, so that they get one
+    line with their number.
+    """
     for name in sorted(filter(_of_model, names)):
         yield f"{path}: {name} is {what}; build the model that was saved"
     moments = sorted(name for name in names if not _of_model(name))
@@ -302,33 +332,29 @@ def _of_model(name: str) -> bool:
     return name.startswith((f"{WEIGHTS}/", f"{BUFFERS}/"))
 
 
-def _counts(name: str, optimizer: bool) -> bool:
-    """Whether a model without that name is another model; copies of buffers are looked at only where they are taken."""
-    return _is_weight(name) or (optimizer and not name.startswith((f"{GENERATORS}/", f"{BUFFERS}/")))
-
-
 def _fill(engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool) -> None:
     wanted = {name for name, _ in _expected(engine) if optimizer or _is_weight(name)}
     parts.fill((part for part in _parts(engine) if part.name in wanted), saved)
     held = ((_saved_copy(engine, state, name), tensor) for name, tensor in buffers.buffers(engine.model).items())
     parts.fill((_complete(name, tensor) for name, tensor in held), saved)
+    # A rank that the saved run did not have keeps its own generator.
     if engine.comm.rank < state.world:
         generator = torch.empty_like(torch.get_rng_state())
         parts.fill([_complete(f"{GENERATORS}/{engine.comm.rank}", generator)], saved)
         torch.set_rng_state(generator)
 
 
-# What ranks tell each other
+# Notes between ranks
 
 
 @contextmanager
 def together(engine: Engine) -> Iterator[None]:
-    """What all ranks do, each for itself, without a collective; if any fails, all raise `BridgeError`."""
+    """Run a block without collectives on all ranks. If it fails on any, all raise `BridgeError`."""
     failed: BridgeError | None = None
     try:
         yield
     except LostRank:
-        raise
+        raise  # the others cannot be asked any more
     except BridgeError as error:
         failed = error
     except OSError as error:
@@ -341,7 +367,8 @@ def together(engine: Engine) -> Iterator[None]:
 
 
 def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
-    """The `numbers` of each rank, in order; all give equally many, below 2**63."""
+    """The `numbers` of each rank, in order of ranks. All give equally many, below 2**63."""
+    # Each rank fills its own row of zeros, so that the sum over ranks is every row.
     comm = engine.comm
     found = torch.zeros(comm.world.size, len(numbers), dtype=torch.int64, device=engine.device)
     found[comm.rank] = torch.tensor(numbers, dtype=torch.int64)
@@ -350,6 +377,6 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _told(engine: Engine, text: str) -> str:
-    """What the first rank says."""
+    """The `text` of the first rank, of which `LONGEST` bytes are kept."""
     encoded = text.encode()[:LONGEST]
     return bytes(_everyones(engine, [*encoded, *(0 for _ in range(LONGEST - len(encoded)))])[0]).rstrip(b"\0").decode()

@@ -11,8 +11,10 @@ import torch
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """While inside, `torch.compile` leaves functions as they are, unless there is CUDA. Loading the compiler takes longer than
-    all the rest, and what it would fuse computes the same.
+    """While inside, `torch.compile` returns functions unchanged, unless there is CUDA.
+
+    Loading the compiler takes longer than the rest of a stack, and the functions compute the same
+    without it.
     """
     if torch.cuda.is_available():
         yield

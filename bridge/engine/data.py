@@ -1,4 +1,6 @@
-"""Data: samples of a text as functions of their number, so that what a step sees depends on samples consumed only."""
+"""Data: samples of a text as functions of their number, so that a step's data depends only on the
+samples consumed before.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Text:
         return cls(torch.frombuffer(bytearray(content), dtype=torch.uint8), sequence, seed)
 
     def sample(self, number: int) -> Tensor:
-        """`sequence` + 1 tokens of sample `number`."""
+        """Tokens (`sequence` + 1,) of sample `number`, int64."""
+        # The last start leaves room for `sequence` + 1 bytes. Each input has a target, so there is
+        # one byte more than inputs.
         start = seed_of(self.seed, "sample", number) % (len(self.content) - self.sequence)
         return self.content[start : start + self.sequence + 1].long()
 
@@ -47,6 +51,8 @@ class Text:
         """Inputs and targets (rows, sequence) of this rank's microbatches of the next step."""
         ranks, rank = engine.data.size, engine.data.index
         for index in range(engine.accumulation):
+            # Microbatch `index` of all ranks comes before microbatch `index` + 1 of any. A step
+            # thus takes the same samples however many ranks share it.
             first = engine.progress.samples + (index * ranks + rank) * rows
             tokens = torch.stack([self.sample(first + row) for row in range(rows)])
             yield tokens[:, :-1], tokens[:, 1:]
@@ -54,14 +60,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Samples of words that their number and `seed` draw, each of `vocab` words as likely."""
+    """Samples of random tokens, drawn from their number and `seed`. Each of `vocab` tokens is as
+    likely.
+    """
 
     vocab: int
     sequence: int
     seed: int = 1234
 
     def sample(self, number: int) -> Tensor:
-        """`sequence` + 1 tokens of sample `number`."""
+        """Tokens (`sequence` + 1,) of sample `number`, int64."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, "sample", number))
         return torch.randint(0, self.vocab, (self.sequence + 1,), generator=generator)
 

@@ -1,5 +1,5 @@
-"""The launcher's environment: rank and world from torchrun, the deepspeed launcher or SLURM; one process
-without any.
+"""The launcher's environment: rank and world from torchrun, the deepspeed launcher or SLURM; one
+process without any.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ class Environment:
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """What the environment `variables` (default: this process's) say. Raises `ConfigError` if they are
-    incomplete.
+    """The process that the environment `variables` (default: this process's) describe. Raises
+    `ConfigError` if they are incomplete.
     """
     found = os.environ if variables is None else variables
+    # First torchrun: within a job of SLURM it starts several ranks in one task, and SLURM's
+    # variables count tasks.
     if "RANK" in found or "WORLD_SIZE" in found:
         return _torch(found)
+    # A single task is a shell or a script in an allocation; it is no rank among others.
     if int(found.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in found:
         return _slurm(found)
     return Environment()
 
 
 def neighbours() -> dict[int, int]:
-    """Process numbers of the job's ranks on this machine, by rank; none where the system does not show them (no /proc)."""
+    """Process numbers of the job's ranks on this machine, by rank; empty without /proc."""
     mine = os.environ.get("MASTER_PORT")
     found = ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*")) if mine else ()
     return {int(said["RANK"]): number for said, number in found if said.get("MASTER_PORT") == mine and said.get("RANK")}
@@ -52,6 +55,7 @@ def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
     """The ranks among `processes` (numbers by rank) that run no more, or end now."""
     until = time.monotonic() + GRACE
     while True:
+        # Z: ended, but its parent has not asked yet; X: dead.
         gone = tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
         if gone or time.monotonic() > until:
             return gone
@@ -68,8 +72,10 @@ def _variables(process: Path) -> dict[str, str]:
 
 
 def _state(process: int) -> str:
-    """The letter that the system has for what a process does; empty if there is none of that number."""
+    """The letter of a process's state in /proc; empty if there is no such process."""
     try:
+        # The name of the program, in parentheses, may itself hold spaces and parentheses. The state
+        # follows the last one.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
@@ -87,6 +93,8 @@ def _torch(found: Mapping[str, str]) -> Environment:
 
 def _slurm(found: Mapping[str, str]) -> Environment:
     host = found.get("SLURM_LAUNCH_NODE_IPADDR") or _first_host(_text(found, "SLURM_NODELIST"))
+    # All tasks have to choose the same port without a word between them; jobs that share a machine
+    # should not choose the same.
     port = int(found.get("MASTER_PORT", 20_000 + int(found.get("SLURM_JOB_ID", "0")) % 20_000))
     address = f"{found.get('MASTER_ADDR', host)}:{port}"
     local = int(found.get("SLURM_LOCALID", "0"))

@@ -29,10 +29,11 @@ from bridge.layout.traffic import Visits, ahead
 
 @dataclass
 class Pass:
-    """One forward pass through a stage that waits for backward: what came in, and where backward starts.
+    """One forward pass through a stage that waits for backward: its inputs, and where backward
+    starts.
 
-    Outputs are not held: backward starts from edges of the graph. With `again` there is no graph yet, and the stage is to run
-    once more. `turn` tells passes of the same microbatch apart.
+    Outputs are not held, as backward starts from edges of the graph. With `again` there is no graph
+    yet, and the stage has to run once more. `turn` tells passes of the same microbatch apart.
     """
 
     entered: Any
@@ -46,9 +47,12 @@ class Pass:
 class Feed:
     """Where a step's microbatches come from and where their outputs go.
 
-    `inputs(microbatch)` is what the first stage takes; `output(microbatch, value)` takes what the last one gives, once more if
-    that is computed again; `root(microbatch)` is the tensor that backward starts from; `draw(microbatch)` is what its random
-    numbers depend on; `received(microbatch, tensors)` is what a stage takes of tensors from another rank.
+    `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` takes the
+    output of the last stage, once more if it is recomputed. `root(microbatch)` returns the tensor
+    that backward starts from. `draw(microbatch)` returns the seeds of its random numbers.
+    `received(microbatch, tensors)` returns a stage's input, made of tensors from another rank.
+    `turn` is the number of the forward pass that runs, and `reached(turn)` tells whether backward
+    came to that pass.
     """
 
     inputs: Callable[[int], Any]
@@ -61,10 +65,11 @@ class Feed:
 
 
 class Executor:
-    """Runs `row`, a rank's part of a program, once a step; notes each action in the ledger once it is done.
+    """Runs `row`, a rank's part of a program, once a step. It notes each action in the ledger after
+    it is done.
 
-    `microbatch` is the one that runs, `again` whether its forward pass runs once more, `peak` the most passes that waited for
-    backward at a time.
+    `microbatch` is the one that runs, `again` tells whether its forward pass is recomputed, and
+    `peak` is the largest number of passes that waited for backward at a time.
     """
 
     def __init__(
@@ -85,6 +90,8 @@ class Executor:
         self.visits = Visits.of(row, self.local)
         self._window = ahead(layout)
         self._due = reductions(layout, self.visits.writers)
+        # The last visit that writes gradients of a stage. What is due after it is reduced by an
+        # action of its own.
         self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
         self._apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
         self._trained = {action.stage for action in row if action.kind in WRITES}
@@ -93,6 +100,8 @@ class Executor:
 
     def begin(self) -> None:
         """Start a step."""
+        # Places in the row, and in the lists of visits that compute and that write gradients. They
+        # advance together.
         self._place = self._visited = self._written = self.microbatch = 0
         self.peak, self.again = 0, False
         self.open: dict[tuple[int, int], list[Pass]] = {}
@@ -107,7 +116,7 @@ class Executor:
         return self._place == len(self.row)
 
     def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
-        """Go on until the row ends, or to the first action that is to `stop`."""
+        """Run actions until the row ends, or until the next one is one to `stop` at."""
         while not self.done and not stop(self.row[self._place]):
             action = self.row[self._place]
             self.microbatch, HERE.action = max(action.microbatch, 0), action
@@ -117,7 +126,9 @@ class Executor:
             self.messages.finish()
 
     def seek(self, microbatch: int, backward: bool) -> None:
-        """Go to the first action of a microbatch, forward or backward, in a row that runs one after the other."""
+        """Continue with the first action of a microbatch, forward or backward, in a row without
+        interleaving.
+        """
         end = len(self.row), len(self.visits.path), len(self.visits.writers)
         self._place, self._visited, self._written = self._starts_of.get((microbatch, backward), end)
 
@@ -132,14 +143,16 @@ class Executor:
         return found
 
     def carry(self, microbatch: int) -> None:
-        """What backward of `microbatch` did not come to waits for the next."""
+        """Leave the passes that backward of `microbatch` did not come to for the next microbatch.
+        """
         for stage, number in [key for key in self.open if key[1] == microbatch]:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
 
     def evaluate(self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]) -> Any:
-        """One microbatch forward through the stages of all ranks, with nothing kept; what `output` makes of the last stage's
-        value, on the rank that has that stage.
+        """Run one microbatch forward through the stages of all ranks, and keep nothing. Returns
+        what `output` makes of the last stage's value on the rank that has that stage, and None on
+        others.
         """
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
@@ -154,6 +167,7 @@ class Executor:
             elif self._remote(stage + 1):
                 self.messages.send_once(Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage))
         self.messages.finish()
+        # A step that follows has to announce its own shapes.
         self.messages.begin()
         return result
 
@@ -163,6 +177,8 @@ class Executor:
         stage, _, microbatch = action
         value = self._values.pop((stage, microbatch)) if stage else feed.inputs(microbatch)
         self._visit()
+        # Each stage has a graph of its own, which begins at detached inputs. Backward runs stage by
+        # stage, and hands on their gradients.
         current = Pass(detached(value), feed.turn, again=self.to_run_again(stage, microbatch))
         if stage in self._trained and torch.is_grad_enabled():
             self.open.setdefault((stage, microbatch), []).append(current)
@@ -176,15 +192,19 @@ class Executor:
         self.note(str(action))
 
     def _renew(self, action: Action, feed: Feed) -> None:
-        """Run a stage again that kept only its inputs, this time with a graph."""
+        """Run the stage again for passes that kept only their inputs, this time with a graph."""
         for current in self.open.get((action.stage, action.microbatch), ()):
             if current.again:
                 current.again = False
                 self._ran(Action(action.stage, Kind.AGAIN, action.microbatch), current, feed)
 
     def _ran(self, action: Action, current: Pass, feed: Feed) -> None:
-        """Run a stage on what entered it; backward starts from edges to its outputs, which are handed on and not held."""
+        """Run a stage on its inputs. Backward starts from edges to its outputs, which are handed on
+        and not held.
+        """
         stage, kind, microbatch = action
+        # The stage recomputes no chunk by itself if it is recomputed whole, or if the schedule
+        # keeps this microbatch.
         keep = self._apart or (stage, microbatch) in self.schedule.kept
         self.again = kind is Kind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
@@ -197,7 +217,12 @@ class Executor:
                 feed.output(microbatch, output)
             return
         if current.again:
-            _mark(output, self.stages[stage].trains or bool(differentiable(current.entered)))
+            # This output has no graph yet. The next stage, and another rank, have to see that it
+            # takes part in backward.
+            takes_part = self.stages[stage].trains or bool(differentiable(current.entered))
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    leaf.requires_grad_(takes_part)
         found = differentiable(output)
         current.forms = tuple(map(Form.of, found))
         if not current.again:
@@ -206,9 +231,11 @@ class Executor:
             self._values[stage + 1, microbatch] = output
 
     def to_run_again(self, stage: int, microbatch: int) -> bool:
-        """Whether the stage keeps only its inputs. Where halves of backward, or the second forward, are actions of their own,
-        a stage of which any layer is to be computed again is computed again whole.
+        """Whether the stage keeps only its inputs. If the row has halves of backward, or
+        recomputation, as actions of their own, a stage with any layer to recompute is recomputed
+        whole.
         """
+        # A chunk recomputes itself within a call of backward. Two halves would do that twice.
         wanted = self._apart and stage in self._trained and self.stages[stage].recomputes
         return wanted and (stage, microbatch) not in self.schedule.kept
 
@@ -217,7 +244,12 @@ class Executor:
     def _backward(self, action: Action, feed: Feed) -> None:
         roots, gradients = self._starts(action, feed)
         self.gradients.acquire(self.local[action.stage])
-        self._noted(action, lambda: _run_backward(roots, gradients))
+
+        def work() -> None:
+            if roots:
+                torch.autograd.backward(roots, gradients)
+
+        self._noted(action, work)
         self._hand_down(action, feed)
         self._close(action, feed)
         self._reduce_due(action.stage)
@@ -240,12 +272,14 @@ class Executor:
         self._reduce_due(action.stage)
 
     def _starts(self, action: Action, feed: Feed) -> tuple[list[Any], list[Tensor | None]]:
-        """Where backward of a microbatch on a stage starts, and with which gradients; roots that got none are left out."""
+        """The roots from which backward of a microbatch on a stage starts, and their gradients.
+        Roots without one are left out.
+        """
         stage, _, microbatch = action
         self._visit()
         self._renew(action, feed)
         if stage == self.last:
-            return [feed.root(microbatch)], [None]
+            return [feed.root(microbatch)], [None]  # the loss, whose own gradient is one
         passes = self._reached(action, feed)
         given = self._gradients.pop((stage, microbatch))
         pairs = [
@@ -257,11 +291,24 @@ class Executor:
         return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
     def _hand_down(self, action: Action, feed: Feed) -> None:
-        """Keep what the stage before needs: the gradients of its outputs, in order, for each pass."""
+        """Keep the gradients that the stage before needs: those of its outputs, in order, for each
+        pass.
+        """
         stage, _, microbatch = action
+        remote = self._remote(stage - 1)
         passes = self._reached(action, feed)
-        found = [[_taken(tensor, self._remote(stage - 1)) for tensor in differentiable(current.entered)] for current in passes]
-        if stage - 1 in self._trained or self._remote(stage - 1):
+        found: list[list[Tensor | None]] = []
+        for current in passes:
+            of_pass: list[Tensor | None] = []
+            for tensor in differentiable(current.entered):
+                gradient, tensor.grad = tensor.grad, None
+                # Another rank waits for a tensor of that shape, so that zeros stand for no
+                # gradient.
+                of_pass.append(
+                    torch.zeros_like(tensor) if gradient is None and remote else gradient
+                )
+            found.append(of_pass)
+        if stage - 1 in self._trained or remote:
             self._gradients[stage - 1, microbatch] = found
         for current in passes:
             current.roots = []
@@ -276,7 +323,9 @@ class Executor:
             self.open[action.stage, action.microbatch] = left
 
     def _reduce_due(self, stage: int) -> None:
-        """After gradients were written: reduce what is due, but leave the stage's last reduction to its action."""
+        """After gradients were written: reduce the flats that are due, but leave the stage's last
+        reduction to its action.
+        """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:
             self.gradients.reduce(self._due[writer])
@@ -302,7 +351,9 @@ class Executor:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
 
     def _returned(self, action: Action) -> Forms:
-        """What comes back as gradients of a microbatch's outputs; nothing before its forward pass."""
+        """The forms of the gradients of a microbatch's outputs, which come back; empty before its
+        forward pass.
+        """
         passes = self.open.get((action.stage, action.microbatch))
         return passes[0].forms if passes else ()
 
@@ -311,7 +362,9 @@ class Executor:
         return 0 <= stage <= self.last and stage not in self.stages
 
     def _visit(self) -> None:
-        """Have the weights of the next stage whole, and look ahead."""
+        """Make the weights of the next stage in the path whole, and start gathers for those that
+        follow it.
+        """
         path, place = self.visits.path, self._visited
         self._visited += 1
         following = () if self.weights.residency.full else path[place + 1 : place + self._window]
@@ -325,34 +378,15 @@ class Executor:
         self.note(str(action))
 
 
-def _run_backward(roots: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
-    if roots:
-        torch.autograd.backward(roots, gradients)
-
-
-def _taken(tensor: Tensor, filled: bool) -> Tensor | None:
-    """The gradient of a stage's input; with `filled`, zeros for one that got none, since the other rank waits for it."""
-    gradient, tensor.grad = tensor.grad, None
-    return torch.zeros_like(tensor) if gradient is None and filled else gradient
-
-
-def _mark(output: Any, takes_part: bool) -> None:
-    """Let outputs that were computed without a graph take part in backward as they would with one."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            leaf.requires_grad_(takes_part)
-
-
 def _flat(value: Any, stage: int) -> list[Tensor]:
     """The tensors of a stage's output, for a message."""
     if isinstance(value, Stream):
         return list(value.tensors)
-    tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
-    if (
-        not tensors
-        or not all(isinstance(tensor, Tensor) for tensor in tensors)
-        or (len(tensors) == 1 and tensors[0] is not value)
-    ):
+    if isinstance(value, Tensor):
+        return [value]
+    tensors = list(value) if isinstance(value, tuple | list) else []
+    # A tuple of one would arrive as a bare tensor: the other side cannot tell them apart.
+    if len(tensors) < 2 or not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise BridgeError(
             f"stage {stage}: its last layer returns {type(value).__name__}, which cannot go to another rank; return a tensor, or"
             " a tuple of two or more"

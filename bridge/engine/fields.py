@@ -1,5 +1,5 @@
-"""What the engine does with the fields of a plan that it does not fully honour: refuse them if numbers depend on them, else
-say so.
+"""The fields of a plan that the engine does not fully honour. It refuses those that numbers depend
+on, and reports the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The values of a field that the engine runs, what becomes of others and what to do, and what they would change."""
+    """The values of a field that the engine runs, what happens with others, and the effect of that.
+    """
 
     runs: tuple[Any, ...]
     reason: str
@@ -72,43 +73,48 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
     "recompute.modules": Limit((), "whole layers are computed again"),
 }  # fmt: skip
-"""Every field that the engine does not honour for each of its values; all others it does as told.
+"""Every field that the engine does not honour for each of its values.
 
-Other values of a field that changes the numbers are refused, those of the rest are findings.
+If the effect is on numbers, other values are refused; otherwise they are findings.
 """
 
 
 COURSE = tuple(path for path in paths() if path.startswith("run."))
-"""What is up to the loop that calls the engine: how long a run is, and what it saves, loads, evaluates and logs."""
+"""Fields for the loop that calls the engine: how long a run is, and what it saves, loads, evaluates
+and logs.
+"""
 DEFINED = tuple(
     path
     for path in paths()
     if path in ("model.family", "model.predicted", "model.dropout") or (path.startswith("model.") and path.count(".") > 1)
 )
-"""What is up to the model that the engine is given."""
+"""Fields for the model that the engine is given."""
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
-    """The mesh of `plan` on `world` ranks and what the engine does otherwise than asked. Raises
-    `ConfigError`.
+    """The mesh of `plan` on `world` ranks, and a finding for each field that the engine does not
+    honour. Raises `ConfigError`.
     """
     values = plan.values()
     findings = remarks(values)
     mesh = Mesh.of(plan.parallel, world)
+    # The next two raise what they find wrong now, and not only in the first step.
     accumulation_of(plan, mesh.sizes["data"])
     learning_rate(0.0, plan.optimizer.schedule, plan.optimizer.schedule.warmup_steps or 0)
     return mesh, (*_idle(values), *findings)
 
 
 def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Where `values`, by path, are beyond the engine's limits. Raises `ConfigError` if that changes the numbers."""
+    """A finding for each of `values`, by path, beyond the engine's limits. Raises `ConfigError` if
+    one changes the numbers.
+    """
     beyond = tuple(_beyond(values))
     ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
     return beyond
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Where `values`, by path, are beyond the engine's limits, for those who run them elsewhere: notes without an effect."""
+    """The same for those who run the plan elsewhere: findings without an effect."""
     return tuple(replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}") for it in _beyond(values))
 
 
@@ -120,29 +126,28 @@ def accumulation_of(plan: Plan, data: int) -> int:
 
 def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
     """The fields whose value is beyond the engine's limits."""
+    # Sizes of expert axes have no effect on a model without experts.
+    without_experts = values.get("model.experts", 1) == 1
     for path, limit in LIMITS.items():
         if path in values and values[path] not in limit.runs:
-            yield Finding(path, limit.reason, _effect(path, values), given=True, before=values[path])
-
-
-def _effect(path: str, values: Mapping[str, Any]) -> Effect:
-    """Sizes of expert axes say nothing about a model without experts."""
-    without = path.startswith("parallel.expert") and values.get("model.experts", 1) == 1
-    return Effect.NONE if without else LIMITS[path].effect
+            idle = without_experts and path.startswith("parallel.expert")
+            effect = Effect.NONE if idle else limit.effect
+            yield Finding(path, limit.reason, effect, given=True, before=values[path])
 
 
 def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that say nothing beside the others."""
+    """A finding for each field that has no effect beside the values of others."""
     for paths_, (speaks, reason) in _SILENT.items():
         for path in paths_:
             if values.get(path) and not speaks(values):
-                yield Finding(
-                    path, reason, Effect.COST if path == "parallel.sequence" else Effect.NONE, True, before=values[path]
-                )
+                effect = Effect.COST if path == "parallel.sequence" else Effect.NONE
+                yield Finding(path, reason, effect, True, before=values[path])
 
 
 def _recomputes(values: Mapping[str, Any]) -> bool:
-    """Whether whole layers are computed again."""
+    """Whether whole layers are recomputed in backward. A ratio asks for that if no granularity is
+    set.
+    """
     return bool(values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none") == "full")
 
 
@@ -219,4 +224,6 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "boundaries say where stages begin",
     ),
 }
-"""Fields that only speak where others have certain values, and why not elsewhere; what is off or unset is silent anyway."""
+"""Fields that take effect only beside certain values of others: when they do, and why not
+otherwise. A field that is off or unset needs no row.
+"""

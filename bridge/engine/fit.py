@@ -17,50 +17,65 @@ from bridge.rules import Effect
 ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
 """Sizes that the engine runs at 1 only."""
 
-
 STAGES = ("stages.rule", "stages.boundaries", "stages.layers_per_stage")
 ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
-"""What is let go of where it does not suit another number of layers or ranks."""
+"""Fields that are dropped if they do not suit another number of layers or ranks."""
 
 
 def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Finding, ...]]:
-    """`plan` for `world` ranks and a model of `shape`: sizes shrink until they fit; every change is a finding."""
+    """`plan` for `world` ranks and a model of `shape`. Sizes shrink until they fit; every change is
+    a finding.
+    """
     values = dict(plan.values())
     changes = _changes(values, world, shape)
-    findings = tuple(
-        Finding(
-            path,
-            f"changed from {values.get(path)} to {new}, to fit {world} ranks",
-            _effect(path),
-            True,
-            None,
-            values.get(path),
-            new,
-        )
-        for path, new in changes.items()
-        if values.get(path) != new
-    )
-    return Plan.of({**values, **changes}), findings
+    findings = []
+    for path, new in changes.items():
+        old = values.get(path)
+        if old != new:
+            # Another batch, other experts and other products change numbers. Every other change
+            # only moves work between ranks.
+            numbers = path in ("batch.global_", "model.experts", "precision.fp8")
+            effect = Effect.NUMBERS if numbers else Effect.COST
+            findings.append(
+                Finding(
+                    path,
+                    f"changed from {old} to {new}, to fit {world} ranks",
+                    effect,
+                    True,
+                    None,
+                    old,
+                    new,
+                )
+            )
+    return Plan.of({**values, **changes}), tuple(findings)
 
 
 def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict[str, Any]:
-    """The longest pipeline that the plan asks for and the ranks, the layers and the microbatches allow; tensor ranks first."""
+    """The fields to change. Tensor ranks come first; then the longest pipeline, up to the one asked
+    for, that ranks, layers and microbatches allow.
+    """
+    # Tensor ranks have to divide both the ranks and the heads, and should divide the number that
+    # was asked for.
     tensor = gcd(values.get("parallel.tensor", 1), gcd(world, shape.heads))
     left, asked = world // tensor, values.get("parallel.pipeline", 1)
     for pipeline in (number for number in range(min(asked, left), 1, -1) if left % number == 0):
         sizes = dict(_sizes(values, world, tensor, pipeline))
+        # The rule for stages and the schedule are kept if they suit the pipeline; first the rule is
+        # given up, then both.
         for dropped in ((), STAGES, (*STAGES, *ORDER)):
             changes = sizes | {path: None for path in dropped if path in values}
             if _runs(Plan.of({**values, **changes}), shape, left // pipeline):
                 return changes
     alone = dict(_sizes(values, world, tensor, 1))
+    # These two rules divide layers into any number of stages. Others name layers or stages that one
+    # rank may not have.
     if values.get("stages.rule", "carry") not in ("carry", "ceil") or "stages.boundaries" in values:
         alone |= dict.fromkeys(STAGES)
     return alone
 
 
 def _runs(plan: Plan, shape: Architecture, data: int) -> bool:
-    """Whether the schedule suits its ranks, the layers and the microbatches."""
+    """Whether the plan's pipeline can be made for a model of `shape` on `data` data ranks."""
     try:
         Pipeline.of(plan, shape.facts(), accumulation_of(plan, data), text_of(plan))
     except ConfigError:
@@ -79,17 +94,13 @@ def _sizes(values: Mapping[str, Any], world: int, tensor: int, pipeline: int) ->
     if values.get("parallel.data", data) != data:
         yield "parallel.data", data
     if "batch.global_" in values:
-        yield "batch.global_", _global(values, data)
+        # The largest global batch, up to the one asked for, that microbatches on `data` ranks add
+        # up to. A set accumulation leaves no choice: the three sizes have to agree.
+        unit: int = values.get("batch.micro", 1) * values.get("batch.accumulation", 1) * data
+        asked = int(values["batch.global_"])
+        yield (
+            "batch.global_",
+            unit if "batch.accumulation" in values else max(asked // unit, 1) * unit,
+        )
     if "precision.fp8" in values:
         yield "precision.fp8", None
-
-
-def _global(values: Mapping[str, Any], data: int) -> int:
-    """The largest global batch, up to the one asked for, that microbatches on `data` ranks add up to."""
-    unit: int = values.get("batch.micro", 1) * values.get("batch.accumulation", 1) * data
-    asked = int(values["batch.global_"])
-    return unit if "batch.accumulation" in values else max(asked // unit, 1) * unit
-
-
-def _effect(path: str) -> Effect:
-    return Effect.NUMBERS if path in ("batch.global_", "model.experts", "precision.fp8") else Effect.COST

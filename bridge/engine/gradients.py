@@ -1,5 +1,5 @@
-"""Gradients: flat buffers that backward accumulates into, and their reduction into the slices that this rank
-owns.
+"""Gradients: flat buffers that backward accumulates into, and their reduction into the slices that
+this rank owns.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
 
 class Gradients:
-    """Flat gradients of one rank, summed over microbatches and data ranks; who averages divides by their
-    number.
+    """Flat gradients of one rank, summed over microbatches and data ranks. The sum is not divided
+    by their number.
 
-    The first contribution to a parameter's place is copied, later ones are added, so nothing is zeroed. A
-    shared buffer is handed to the next stage only after its reduction has ended. Where data ranks exchange gradients in another
-    format than they accumulate in, what is sent is a copy, rounded also where there is one rank alone. Sums in fp16 are of
-    `share` of each rank's gradients, so that none overflows that their mean would not. `holders` are the groups that sum the
-    gradients of what several pipeline ranks hold.
+    The first contribution to a parameter's place is copied and later ones are added, so that
+    nothing has to be zeroed. A shared buffer is handed to the next stage after its reduction has
+    ended. If data ranks exchange gradients in another format than they accumulate in, a rounded
+    copy is sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to
+    the sum, so that the sum overflows only if the mean does. `holders` are the groups that sum the
+    gradients of parameters which several pipeline ranks hold.
     """
 
     def __init__(
@@ -41,7 +42,17 @@ class Gradients:
         self.buffers = {
             home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("grad").items()
         }
-        self.shards = {index: self._shard(flat) for index, flat in self.flats.items()}
+        # A slice of the whole buffer if the flat has it to itself. In a shared buffer the next
+        # stage overwrites the sum, so that this rank's slice is kept apart.
+        self.shards: dict[int, Tensor] = {}
+        for index, flat in self.flats.items():
+            whole, owned = self.whole(flat), flat.owned(self.group.index)
+            apart = flat.grad_shared
+            self.shards[index] = (
+                torch.zeros_like(whole[: flat.shard]) if apart else whole[owned.start : owned.stop]
+            )
+        # One share for all flats, as the squared norm adds them up before it is divided by the
+        # share.
         half = any("fp16" in (flat.reduce, flat.exchange) for flat in self.flats.values())
         self.share = 1 / self.group.size if half else 1.0
         self._written: set[str] = set()
@@ -50,6 +61,8 @@ class Gradients:
         self._finished = False
         for flat in self.flats.values():
             self._hook(flat, parameters)
+        # By name, which all pipeline ranks know: they number their flats differently, but have to
+        # make these sums in one order.
         tied = sorted((flat.slots[0].parameter.name, index) for index, flat in self.flats.items() if flat.replicas)
         self._tied = [(self.shards[index], holders[self.flats[index].replicas]) for _, index in tied]
 
@@ -64,28 +77,30 @@ class Gradients:
                 self._settle(flat.grad_home)
 
     def reduce(self, indices: Iterable[int]) -> None:
-        """Start to reduce these flats, which nobody writes before their buffer is handed on."""
+        """Start to reduce these flats. Nothing writes into them until their buffer is handed on."""
         for index in indices:
             self._reduce(index, self.flats[index])
 
     def finish(self) -> None:
-        """Wait for every reduction, and sum the shares of partial replicas; the shards then hold this step's gradients. Once a
-        step: another call finds it done.
+        """Wait for every reduction, and sum the shares of partial replicas. The shards then hold
+        this step's gradients. Only the first call in a step does anything.
         """
         if self._finished:
             return
         self._finished = True
         for home in tuple(self._pending):
             self._settle(home)
+        # One collective for each format: these parameters (norms and biases) are many and small.
         for parts in self._partial().values():
             whole = torch.cat(parts)
             self.comm.all_reduce(REPLICAS, whole, self.comm.group("tensor"))()
             torch._foreach_copy_(parts, list(torch.split(whole, [len(part) for part in parts])))
+        # All are started before the first is waited for.
         for wait in [self.comm.all_reduce(TIED, shard, group) for shard, group in self._tied]:
             wait()
 
     def _partial(self) -> dict[torch.dtype, list[Tensor]]:
-        """What this rank owns of partial replicas, by format."""
+        """The slices of partial replicas that this rank owns, by format."""
         found: dict[torch.dtype, list[Tensor]] = {}
         for flat, shard in self.parts():
             place = flat.own(flat.partial, self.group.index)
@@ -100,13 +115,9 @@ class Gradients:
         self._finished = False
 
     def tensors(self) -> Iterable[Tensor]:
-        """Every tensor of gradients that is kept, aliases left out."""
+        """Every tensor of gradients that is kept, each piece of memory once."""
         yield from self.buffers.values()
         yield from (shard for index, shard in self.shards.items() if self.flats[index].grad_shared)
-
-    def _shard(self, flat: Flat) -> Tensor:
-        whole, owned = self.whole(flat), flat.owned(self.group.index)
-        return torch.zeros_like(whole[: flat.shard]) if flat.grad_shared else whole[owned.start : owned.stop]
 
     def _hook(self, flat: Flat, parameters: Mapping[str, nn.Parameter]) -> None:
         for slot in flat.slots:
@@ -116,6 +127,8 @@ class Gradients:
 
     def _writer(self, name: str, place: Tensor) -> Callable[[Tensor], None]:
         def write(parameter: Tensor) -> None:
+            # Autograd's own gradient is freed at once, so that a whole second set of gradients
+            # never stands.
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None, "the hook runs after a gradient was accumulated"
             if name in self._written:
@@ -129,6 +142,8 @@ class Gradients:
     def _reduce(self, index: int, flat: Flat) -> None:
         whole = self.whole(flat)
         self._zero_untouched(flat, whole)
+        # The flat may be written again within the step, by another microbatch: its first
+        # contribution is then copied.
         self._written.difference_update(slot.parameter.name for slot in flat.slots)
         self.comm.ledger.note(f"reduce {index} starts")
         self._pending[flat.grad_home] = index, self._start(index, flat, whole)
@@ -136,12 +151,14 @@ class Gradients:
     def _start(self, index: int, flat: Flat, whole: Tensor) -> Wait:
         if self.share != 1:
             whole.mul_(self.share)
-        sent = whole.to(TORCH[flat.exchange])
+        sent = whole.to(TORCH[flat.exchange])  # `whole` itself if the format is the same
         if not flat.sharded:
             wait = self.comm.all_reduce(REDUCE, sent, self.group)
             return wait if sent is whole else partial(_take, wait, whole, sent)
         shard, first = self.shards[index], index not in self._reduced
         self._reduced.add(index)
+        # The first sum of a step can go straight into the slice. Later ones are added to it,
+        # through a tensor of their own.
         if first and sent is whole:
             return self.comm.reduce_scatter(REDUCE, shard, whole, self.group)
         part = torch.empty_like(shard, dtype=sent.dtype)
@@ -149,7 +166,9 @@ class Gradients:
         return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
-        """Parameters that got no gradient, and padding, hold what was there before."""
+        """Zero the padding and the places of parameters that got no gradient, which hold values of
+        another stage or step.
+        """
         whole[flat.size :].zero_()
         for slot in flat.slots:
             if slot.parameter.name not in self._written:

@@ -1,4 +1,6 @@
-"""Halves: a backward pass in two parts, gradients of a stage's inputs first and those of its weights later."""
+"""Halves: a backward pass in two parts, first the gradients of a stage's inputs and later those of
+its weights.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,21 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(eq=False)
 class Group:
-    """Weights with the nodes at which the way to them leaves the way to the inputs, and the gradients that arrive there."""
+    """Weights, and the nodes of the graph at which the way to them leaves the way to the inputs,
+    with the gradients that arrive there.
+    """
 
     weights: list[Tensor]
     nodes: dict[Node, Gradients] = field(default_factory=dict)
 
 
 class Halves:
-    """One backward pass from `roots` with their `gradients`: `input` first, then `weight`, each once.
+    """One backward pass from `roots` with their `gradients`. Call `input` first, then `weight`,
+    each once.
 
-    Gradients are caught where the ways to weights branch off the way to the inputs; `weight` goes on from there, so that
-    nothing is computed twice. Where there are no inputs that need gradients, `weight` does all the work.
+    Gradients are caught at the nodes where the ways to weights branch off the way to the inputs.
+    `weight` continues from these nodes, so that nothing is computed twice. If no input needs a
+    gradient, `weight` does all the work.
     """
 
     def __init__(self, roots: Sequence[GradientEdge], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> None:
@@ -38,6 +44,8 @@ class Halves:
             return
         self._groups = _groups(self._roots, self._inputs)
         hooks = [node.register_prehook(_catch(group, node)) for group in self._groups for node in group.nodes]
+        # Autograd runs only the nodes on the way to `inputs`. The graph is kept, because the second
+        # half needs the rest of it.
         found = torch.autograd.grad(self._roots, self._inputs, _filled(self._gradients), retain_graph=True, allow_unused=True)
         for hook in hooks:
             hook.remove()
@@ -46,21 +54,27 @@ class Halves:
         self._outside()
 
     def weight(self) -> None:
-        """Add the gradients of the weights, as a whole backward pass would, and let go of the graph."""
+        """Add the gradients of the weights, as a whole backward pass would, and free the graph."""
         if not self._roots:
             return
         if not self._inputs:
             torch.autograd.backward(self._roots, _filled(self._gradients))
+        # From one node of a group to another, backward runs nodes on the way to the inputs, which
+        # other groups may need as well. Their saved tensors are kept then.
         crossing = any(len(group.nodes) > 1 for group in self._groups)
         for group in self._groups:
             _go_on(group, crossing)
         self._groups, self._roots = [], []
 
     def _outside(self) -> None:
-        """Roots that do not depend on the inputs are no part of the first half: all of their gradient is left."""
+        """Give roots that do not depend on the inputs their whole gradient: the first half did not
+        come to them.
+        """
         for group in self._groups:
             for edge, gradient in zip(self._roots, self._gradients, strict=True):
                 if group.nodes.get(edge.node) == ():
+                    # Gradients of a node stand by output, and this root is output number
+                    # `output_nr`.
                     before = torch.ones(()) if gradient is None else gradient
                     group.nodes[edge.node] = (None,) * edge.output_nr + (before,)
 
@@ -77,7 +91,9 @@ def _catch(group: Group, node: Node) -> Callable[[Gradients], None]:
 
 
 def _go_on(group: Group, retain: bool) -> None:
-    """Run backward from where it was left; what one such place would send to another has been counted there already."""
+    """Run backward for the weights of `group` from the nodes at which it was left. With `retain`,
+    the graph is kept.
+    """
     edges = [
         (GradientEdge(node, place), gradient)
         for node, gradients in group.nodes.items()
@@ -86,28 +102,37 @@ def _go_on(group: Group, retain: bool) -> None:
     ]
     if not edges:
         return
-    hooks = [node.register_prehook(_keep(gradients)) for node, gradients in group.nodes.items()] if len(group.nodes) > 1 else []
+    hooks = []
+    if len(group.nodes) > 1:
+        # If one node of the group lies behind another, autograd adds up what it gets from there and
+        # what was caught. The caught gradient already has both, so it replaces the sum. The default
+        # argument binds this turn's value.
+        hooks = [
+            node.register_prehook(lambda _, kept=gradients: kept)
+            for node, gradients in group.nodes.items()
+        ]
     torch.autograd.backward([edge for edge, _ in edges], [gradient for _, gradient in edges], retain, inputs=group.weights)
     for hook in hooks:
         hook.remove()
 
 
-def _keep(gradients: Gradients) -> Callable[[Gradients], Gradients]:
-    return lambda _: gradients
-
-
 def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
-    """Weights below the roots, grouped by the nodes at which their ways branch off; weights that share a node share a group."""
+    """Weights below the roots, grouped by the nodes at which their ways branch off. Weights that
+    share a node share a group.
+    """
     wanted = {id(tensor) for tensor in inputs}
+    # Whether a node leads to an input, and the weights that it leads to without passing another
+    # node that does.
     through: dict[Node, bool] = {}
     below: dict[Node, tuple[Tensor, ...]] = {}
     groups: dict[int, Group] = {}
     for node in _children_first([edge.node for edge in roots]):
-        leaf = getattr(node, "variable", None)
+        leaf = getattr(node, "variable", None)  # the nodes that accumulate gradients have it
         children = [child for child, _ in node.next_functions if child is not None]
         through[node] = id(leaf) in wanted or any(through[child] for child in children)
         found = [weight for child in children if not through[child] for weight in below[child]]
         if through[node]:
+            # These weights branch off here. Nodes above need not know of them.
             below[node] = ()
             _join(groups, node, found)
         else:
@@ -119,7 +144,9 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
 
 
 def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
-    """Note that the ways to `weights` branch off at `node`; groups that have one of them become one."""
+    """Note that the ways to `weights` branch off at `node`. Groups that have one of these weights
+    become one group.
+    """
     weights = _unique(weights)
     if not weights:
         return
@@ -139,6 +166,8 @@ def _unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 def _children_first(roots: Sequence[Node]) -> list[Node]:
     """All nodes below the roots, each after those that it leads to."""
+    # With a stack of its own: the graph of a deep model exceeds Python's limit of recursion. Each
+    # node is met twice, the second time (`done`) after all below it.
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(node, False) for node in roots]

@@ -1,4 +1,4 @@
-"""Layers: what a model is made of, seen from outside: its layers in order, and each parameter with those that
+"""Layers: a model seen from outside, as layers in order, and each parameter with the stages that
 use it.
 """
 
@@ -18,7 +18,7 @@ from bridge.layout.shard import Parameter
 
 
 class Arguments(NamedTuple):
-    """What a model that is one layer is called with."""
+    """The arguments of a model that is run as one layer."""
 
     given: tuple[Any, ...]
     named: dict[str, Any]
@@ -26,8 +26,9 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its global name, its module, and how it is run on the output of the layer before. `parts` are the modules that
-    it consists of, if its own name is not that of them all.
+    """One layer: its global name, its module, and `run`, which takes the output of the layer
+    before. `parts` names the modules that it consists of, if these are others than the module of
+    its own name.
     """
 
     name: str
@@ -42,20 +43,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as layers, of which so many lead and trail the body. If it is `called`, the first one takes `Arguments`.
+    """A model as layers. The first `leading` and the last `trailing` ones are no part of the body
+    that partition rules divide. If it is `called`, the first layer takes `Arguments`.
 
-    `received(tensors, given)` is what a layer takes, from the tensors that another rank sent and what the model is called with.
+    `received(tensors, given)` returns the input of a layer, from the tensors that another rank sent
+    and the model's arguments.
     """
 
     layers: tuple[Layer, ...]
     leading: int = 0
     trailing: int = 0
     called: bool = False
-    received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, given: _packed(tensors)
-
-
-def _packed(tensors: Sequence[Tensor]) -> Any:
-    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+    received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, given: (
+        tensors[0] if len(tensors) == 1 else tuple(tensors)
+    )
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -64,7 +65,9 @@ def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
 
 
 def chain_of(model: nn.Module) -> Chain:
-    """The children of a Sequential, which may tell how many of them lead and trail its body; any other module is one layer."""
+    """The children of a Sequential as layers; its attributes `leading` and `trailing`, if any, give
+    those counts. Any other module is one layer.
+    """
     if isinstance(model, nn.Sequential):
         layers = tuple(Layer(name, module, module) for name, module in model.named_children())
         return Chain(layers, int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)))
@@ -72,7 +75,7 @@ def chain_of(model: nn.Module) -> Chain:
 
 
 def facts(chain: Chain) -> Layers:
-    """What partition rules see."""
+    """The numbers that partition rules divide by: layers, and the parameters of each."""
     sizes = tuple(sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers)
     return Layers(len(chain.layers), chain.leading, chain.trailing, sizes)
 
@@ -92,25 +95,36 @@ def parameter_facts(
 ) -> list[Parameter]:
     """Every parameter with its shape, format, the stages that use it, and how tensor ranks hold it (`marks`, by identity).
 
-    Raises `ConfigError` for one outside all layers.
+    Raises `ConfigError` for a parameter outside all layers.
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
     ConfigError.raise_if(f"model: parameter {name} belongs to no layer; put it in one" for name in strays)
-    return [_fact(name, weight, users[id(weight)], marks.get(id(weight), Mark())) for name, weight in parameters.items()]
-
-
-def _fact(name: str, weight: nn.Parameter, stages: tuple[int, ...], mark: Mark) -> Parameter:
-    trained, dtype = weight.requires_grad, name_of(weight.dtype, name)
-    partial = mark.partial and trained
-    return Parameter(name, tuple(weight.shape), dtype, stages, trained, mark.split, mark.start, mark.whole, partial)
+    found = []
+    for name, weight in parameters.items():
+        mark, trained = marks.get(id(weight), Mark()), weight.requires_grad
+        dtype = name_of(weight.dtype, name)
+        # A frozen weight has no gradient of which there could be shares.
+        partial = mark.partial and trained
+        shape, stages_of = tuple(weight.shape), users[id(weight)]
+        found.append(
+            Parameter(
+                name, shape, dtype, stages_of, trained, mark.split, mark.start, mark.whole, partial
+            )
+        )
+    return found
 
 
 ALSO = "_stagebridge_also"
+"""The attribute of a module that lists parameters of other modules which it uses."""
 
 
 def also_uses(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters of other modules that `module` uses when it runs, which whoever knows puts in here before an engine is made."""
+    """The list of parameters of other modules that `module` uses when it runs. Whoever knows of one
+    appends it before an engine is made.
+    """
+    # In `__dict__`, as a parameter list in an attribute would give the parameters second names in
+    # the model.
     found: list[nn.Parameter] = module.__dict__.setdefault(ALSO, [])
     return found
 
@@ -123,7 +137,9 @@ def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:
-    """Stages that use a parameter, by its identity."""
+    """The stages that use a parameter, in order, by its identity: tied weights have one identity
+    and several stages.
+    """
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):
         for weight in {id(weight) for index in members for weight in weights_of(layers[index].module)}:

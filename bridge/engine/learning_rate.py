@@ -9,14 +9,18 @@ from bridge.errors import ConfigError
 from bridge.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
-"""Where a plan leaves it open, `wsd` decays over the last of so many equal parts of all steps."""
+"""`wsd` decays over the last of so many equal parts of all steps if the plan does not set its
+decay.
+"""
 
 
 def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
-    """The learning rate after `step` updates (0: for the first one). Raises `ConfigError` if the shape lacks
-    its length.
+    """The learning rate of the update that follows `step` updates. Raises `ConfigError` if the
+    shape needs a length and none is set.
     """
     warmup = schedule.warmup_steps or 0
+    # The peak itself belongs to the warmup: at `step` = `warmup` the line ends there, and the shape
+    # starts from it.
     if warmup and step <= warmup:
         start = schedule.warmup_from or 0.0
         return start + (peak - start) * step / warmup
@@ -36,24 +40,31 @@ def _cosine(peak: float, schedule: LearningRate, step: int, warmup: int) -> floa
 
 
 def _inverse_sqrt(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    over = schedule.total_steps is not None and step > schedule.total_steps
-    return (schedule.minimum or 0.0) if over else max(schedule.minimum or 0.0, peak * sqrt(max(warmup, 1) / max(step, 1)))
+    low = schedule.minimum or 0.0
+    if schedule.total_steps is not None and step > schedule.total_steps:
+        return low
+    # The root falls from the peak at the end of the warmup, and never reaches zero by itself.
+    return max(low, peak * sqrt(max(warmup, 1) / max(step, 1)))
 
 
 def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    """The peak up to the decay, which begins where its length says, be it inside the warmup."""
+    """The peak up to the decay. The decay has its full length even if it then begins within the
+    warmup.
+    """
     start = _total(schedule) - decay_steps(schedule)
     done = _progress(schedule, step, start) if step > start else 0.0
     return _between(peak, schedule, _DECAYS[schedule.decay_shape or "linear"](done))
 
 
 def weight_decay(ramp: DecayRamp, step: int) -> float | None:
-    """The weight decay of the step that follows `step` updates; None without a ramp."""
+    """The weight decay of the update that follows `step` updates; None without a ramp."""
     if ramp.shape is None:
         return None
     start, end = ramp.start or 0.0, ramp.end or 0.0
     done = min(1.0, step / max(1, ramp.steps or 0))
-    return start + (end - start) * (done if ramp.shape == "linear" else (1 - cos(pi * done)) / 2)
+    # The cosine goes up here: from 0 at the start to 1 at the end.
+    share = done if ramp.shape == "linear" else (1 - cos(pi * done)) / 2
+    return start + (end - start) * share
 
 
 def decay_steps(schedule: LearningRate) -> int:
@@ -80,6 +91,7 @@ def _total(schedule: LearningRate) -> int:
 _DECAYS: Mapping[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + cos(pi * done)) / 2,
+    # Halves over the whole decay, stretched so that it runs from 1 to 0 and not from 1 to 0.5.
     "exponential": lambda done: 2 * 0.5**done - 1,
     "minus_sqrt": lambda done: 1 - sqrt(done),
 }

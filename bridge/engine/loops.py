@@ -1,4 +1,6 @@
-"""Plain loops of torch: the model called, gradients reduced as torch wraps it, one norm, one step of torch's own optimizer."""
+"""Plain loops of torch: call the model, reduce gradients as torch's wrapper does, clip by one norm,
+step torch's optimizer.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PlainTrainer:
-    """A run of such a loop; see `Trainer`."""
+    """A run of a plain loop on one rank."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         here = joined() or (0, 1)
@@ -48,30 +50,35 @@ class PlainTrainer:
         return 0, 1
 
     def wrap(self, model: nn.Module) -> Any:
-        """What is called in the loop."""
+        """The model, wrapped as the loop calls it."""
         return model
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a pass: gradients are reduced after the last one alone."""
+        """A context around a pass, in which gradients are reduced only if the pass is the `last` of
+        a step.
+        """
         return nullcontext()
 
     @property
     def low(self) -> bool:
-        """Whether products are those of bf16, under autocast."""
+        """Whether the model runs under autocast to bf16."""
         return self.plan.precision.compute == "bf16"
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`."""
         taken = [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in islice(batches, self.accumulation)]
         counts = [int((targets != IGNORED).sum()) for _, targets in taken]
         every = sum(self._everyones(sum(counts)))
         lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps)
         self.optimizer.zero_grad()
         total = 0.0
-        for number, (batch, count) in enumerate(zip(taken, counts, strict=True)):
+        for number, ((tokens, targets), count) in enumerate(zip(taken, counts, strict=True)):
+            # Wrappers average gradients over data ranks, so that a share of all tokens is
+            # multiplied with their number.
             share = count * self.data[1] / every if self.plan.loss == "per_token" else 1 / len(taken)
             with self.waits(number == len(taken) - 1):
-                loss = self._loss(*batch) * share
+                with torch.autocast(self.device, torch.bfloat16, self.low):
+                    logits = logits_in(self.wrapped(tokens))
+                loss = mean_cross_entropy(logits, targets) * share
                 torch.autograd.backward(loss)
             total += float(loss)
         norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)
@@ -85,64 +92,52 @@ class PlainTrainer:
     def _everyones(self, value: Any) -> Any:
         return everyones(value) if self.data[1] > 1 else [value]
 
-    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16, self.low):
-            logits = logits_in(self.wrapped(tokens))
-        return mean_cross_entropy(logits, targets)
-
     def resume(self, place: Path) -> int:
-        """See `Trainer`."""
         raise BridgeError(f"{place}: a plain loop has no checkpoints of its own")
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`. Every rank gets all."""
+        """Every parameter whole, on the CPU in fp32. Every rank gets all."""
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """See `Trainer`: nothing is left but the group of all ranks."""
+        """Do nothing: a plain loop sets up nothing beside the group of all ranks."""
 
 
 class ReplicatedTrainer(PlainTrainer):
     """Data ranks with DistributedDataParallel."""
 
     def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """See `PlainTrainer`."""
         return here
 
     def wrap(self, model: nn.Module) -> Any:
-        """See `PlainTrainer`."""
         return DistributedDataParallel(model)
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        """See `PlainTrainer`."""
         found: AbstractContextManager[Any] = nullcontext() if last else self.wrapped.no_sync()
         return found
 
 
 class ShardedTrainer(PlainTrainer):
-    """Data ranks with `fully_shard`; bf16 by its own policy."""
+    """Data ranks with `fully_shard`. Its own policy casts to bf16."""
 
-    low = False
+    low = False  # no autocast beside the policy
 
     def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """See `PlainTrainer`."""
         return here
 
     def wrap(self, model: nn.Module) -> Any:
-        """See `PlainTrainer`."""
         half = torch.bfloat16 if self.plan.precision.compute == "bf16" else None
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+        # Numbered layers are the blocks. The rest of the model is left to the root's own group.
         for name, block in naming.layers(model).items():
             if name[-1].isdigit():
                 fully_shard(block, mp_policy=policy)
         return fully_shard(model, mp_policy=policy)
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        """See `PlainTrainer`."""
         self.wrapped.set_requires_gradient_sync(last)
         return nullcontext()
 
@@ -151,7 +146,7 @@ TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrai
 
 
 def wholes(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all weights in fp32 on the CPU, whole where torch shards them; every rank gets them."""
+    """Copies of all weights by name, whole, in fp32 on the CPU. Every rank gets them."""
     return {name: _whole(weight).detach().float().cpu().clone() for name, weight in model.named_parameters()}
 
 
@@ -164,7 +159,7 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
 
 
 def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
-    """The global norm of gradients, which are clipped by `bound` then."""
+    """Clip gradients to `bound`. Returns their global norm before that."""
     return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 
@@ -183,8 +178,13 @@ def _optimizer(plan: Plan, model: nn.Module) -> Any:
     name = setting(settings, "name")
     decay = setting(settings, "weight_decay")
     free = {one for group in spared(model, settings) for one in group.names}
-    parts = [[weight for one, weight in model.named_parameters() if (one in free) is apart] for apart in (False, True)]
-    groups = [{"params": part, "weight_decay": rate} for part, rate in zip(parts, (decay, 0.0), strict=True) if part]
+    decayed = [weight for one, weight in model.named_parameters() if one not in free]
+    others = [weight for one, weight in model.named_parameters() if one in free]
+    groups = [
+        {"params": part, "weight_decay": rate}
+        for part, rate in ((decayed, decay), (others, 0.0))
+        if part
+    ]
     given: dict[str, Any] = {"lr": setting(settings, "lr")}
     if name == "sgd":
         given |= {"momentum": setting(settings, "momentum"), "nesterov": bool(settings.nesterov)}

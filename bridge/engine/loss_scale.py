@@ -1,5 +1,5 @@
-"""Loss scaling for fp16: a constant, or a scale that halves on overflow and doubles after a run of good
-steps.
+"""Loss scaling for fp16: a constant, or a scale that halves on overflow and doubles after a run of
+good steps.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 from bridge.plan import Plan
 
 LIMIT = 10
-"""Steps in a row that may be skipped where no smaller loss scale can help; one more is an error."""
+"""Steps in a row that may be skipped if no smaller loss scale can help; one more is an error."""
 STATE = ("scale", "window", "hysteresis", "minimum", "good", "tolerated")
+"""Fields that a checkpoint keeps. The rest follows from the plan."""
 
 
 @dataclass
 class LossScaler:
-    """The scale and what decides its next change; `window` None keeps it constant.
+    """The scale and what decides its next change. If `window` is None, the scale is constant.
 
-    The first doubling, and one after an overflow, takes `lead` good steps more than the window has. With `refill` a good step
-    brings back the hysteresis. With `final` an overflow at the minimum ends the run.
+    `good` counts good steps towards the next doubling, `tolerated` is how many more overflows leave
+    the scale as it is. The first doubling, and each one after an overflow, takes `lead` good steps
+    more than the window has. With `refill`, a good step restores the hysteresis. With `final`, an
+    overflow at the minimum ends the run.
     """
 
     scale: float = 1.0
@@ -35,7 +38,7 @@ class LossScaler:
 
     @classmethod
     def of(cls, plan: Plan) -> LossScaler:
-        """The scaler that `plan` asks for; formats other than fp16 need none. Defaults: 2**16, 1000, 2, 1."""
+        """The scaler that `plan` asks for. Formats other than fp16 get a constant scale of 1."""
         given = plan.precision.loss_scale
         if plan.precision.compute != "fp16":
             return cls()
@@ -43,6 +46,7 @@ class LossScaler:
             return cls(scale=given.static)
         minimum = 1.0 if given.minimum is None else given.minimum
         hysteresis = given.hysteresis or 2
+        # Of `hysteresis` overflows the last one halves the scale, so that one less is tolerated.
         scale, window, lead = given.initial or 2.0**16, given.window or 1000, int(given.late or False)
         return cls(scale, window, hysteresis, minimum, tolerated=hysteresis - 1, lead=lead, final=bool(given.final))
 
@@ -51,43 +55,52 @@ class LossScaler:
         if self.window is None:
             return
         if overflow:
-            self._overflow()
-        else:
-            self._good(self.window)
-
-    def _overflow(self) -> None:
-        self.good = 0
-        if self.tolerated > 0:
-            self.tolerated -= 1
-        else:
-            self.scale = max(self.scale / 2, self.minimum)
-
-    def _good(self, window: int) -> None:
+            # Tolerance is not restored here, nor by a good step without `refill`: after it is used
+            # up, every overflow halves the scale until a doubling (DynamicGradScaler.update of
+            # Megatron, DynamicLossScaler.update_scale of DeepSpeed).
+            self.good = 0
+            if self.tolerated > 0:
+                self.tolerated -= 1
+            else:
+                self.scale = max(self.scale / 2, self.minimum)
+            return
         self.good += 1
         if self.refill:
             self.tolerated = self.hysteresis - 1
-        if self.good == window + self.lead:
-            self.good, self.tolerated, self.scale = self.lead, self.hysteresis - 1, self.scale * 2
+        if self.good == self.window + self.lead:
+            # DeepSpeed counts good steps from the last overflow and takes the remainder of the
+            # window. The lead is thus paid once, and the count goes on from it; for other stacks it
+            # is 0.
+            self.good = self.lead
+            self.tolerated = self.hysteresis - 1
+            self.scale *= 2
 
     @property
     def share(self) -> float:
-        """The part of a good step's gradients that its update sees: one that doubles the scale late divides by the new scale
-        what was multiplied with the old one (DeepSpeed's step: _update_scale before unscale_and_clip_grads).
+        """The factor of a good step's gradients in its update: 0.5 for a step that doubles the
+        scale with a `lead`, else 1.
+
+        DeepSpeed's `step` calls `_update_scale` before `unscale_and_clip_grads`. A step that
+        doubles the scale then divides by the new scale what was multiplied with the old one.
         """
         doubles = self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
         return 0.5 if doubles else 1.0
 
     @property
     def helps(self) -> bool:
-        """Whether another overflow would bring the scale, now or soon, to a smaller one."""
+        """Whether more overflows would lead to a smaller scale."""
         return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)
 
     def state(self) -> dict[str, float | int | None]:
-        """What a checkpoint keeps. Good steps are counted as where the scale doubles late, whatever it does here."""
+        """The values that a checkpoint keeps. `good` is stored as a scaler with a `lead` of 1
+        counts it.
+        """
+        # A checkpoint may be read by a run with another lead. One convention keeps the number of
+        # steps to the next doubling.
         found = {name: value for name, value in asdict(self).items() if name in STATE}
         return {**found, "good": self.good + 1 - self.lead if self.window is not None else 0}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from another scaler's `state`; a constant scale stays what the plan says."""
+        """Continue from another scaler's `state`. A constant scale keeps the plan's value."""
         if self.window is not None and state["window"] is not None:
             self.scale, self.good, self.tolerated = state["scale"], state["good"] - 1 + self.lead, state["tolerated"]

@@ -1,4 +1,6 @@
-"""Messages: activations and gradients between pipeline ranks, tagged by stage, microbatch and direction, and freed once there."""
+"""Messages: activations and gradients between pipeline ranks, tagged by stage, microbatch and
+direction, and freed once they arrived.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ from bridge.layout.step import Sizes
 from bridge.layout.traffic import HEADER, HEADER_LENGTH, SEND, SEND_BACKWARD, Traffic
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)
+"""Formats in a message. A header names them by their place here."""
 SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
 ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a tensor in a message looks like."""
+    """Shape and format of a tensor in a message, and whether it takes part in backward."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,7 +39,7 @@ class Form:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device) -> Tensor:
-        """A tensor to be filled."""
+        """A tensor of this form with undefined values."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
@@ -44,11 +47,12 @@ Forms = tuple[Form, ...]
 
 
 class Messages:
-    """What one pipeline rank sends and receives while it runs its row of a program.
+    """The messages that one pipeline rank sends and receives while it runs its row of a program.
 
-    The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for the others; with `variable`
-    they are sent with each. Receipts are started one message ahead with `overlap`, in the order in which the other side sends.
-    A sent tensor is let go as soon as something that the other side did after its receipt arrives.
+    The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for
+    the others. With `variable` they are sent with every microbatch. With `overlap`, the next
+    receipt is started before it is asked for, in the order in which the other side sends. A sent
+    tensor is freed when a message arrives that the other side sent after it had received it.
     """
 
     def __init__(
@@ -64,6 +68,9 @@ class Messages:
         group = comm.group("pipeline")
         self.comm, self.homes, self.rank, self.device = comm, homes, group.index, device
         self.microbatches, self.variable, self.overlap = microbatches, variable, overlap
+        # NCCL runs the messages of a group in the order in which a rank starts them. In one group,
+        # a send would wait for a receipt that was started ahead of it, and two ranks could wait for
+        # each other forever.
         self._links = {False: group, True: comm.again("pipeline", "down")} if group.size > 1 else {}
         self._places = [{action: place for place, action in enumerate(row)} for row in rows]
         self._incoming = {peer: _sent_to(rows[peer], homes, self.rank) for peer in range(len(rows)) if peer != self.rank}
@@ -80,7 +87,7 @@ class Messages:
         self._next = dict.fromkeys(self._incoming, 0)
 
     def send(self, action: Action, tensors: Sequence[Tensor]) -> None:
-        """Start to send what `action` names."""
+        """Start to send the tensors of `action`."""
         peer = self.homes[action.stage]
         waits = self._announce(action, tensors, peer) if action.kind is Kind.SEND_FORWARD else []
         for index, tensor in enumerate(tensors):
@@ -91,9 +98,13 @@ class Messages:
         self.comm.ledger.note(str(action))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """What `action` names, once it is here; it takes part in backward as it did on the other side."""
+        """The tensors of `action`, once they are here. They take part in backward as they did on
+        the other side.
+        """
         send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
-        peer = self._source(send)
+        peer = self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
+        # The other side sends in its own order. Messages before this one, for which nobody has
+        # asked yet, are received first.
         while send not in self._posted:
             self._post(peer)
         if self.overlap and self._known(peer):
@@ -102,29 +113,36 @@ class Messages:
         for wait, tensor in self._posted.pop(send):
             wait()
             found.append(tensor)
-        self._release(peer, self._places[peer].get(send, -1))
+        # The other side has done everything that stands before this message in its row. What it had
+        # received until then needs to be kept no longer.
+        sent, places = self._sent[peer], self._places[peer]
+        reached = places.get(send, -1)
+        while sent and places.get(_receipt(sent[0][0]), reached) < reached:
+            _wait_all(sent.popleft()[1])
         self.comm.ledger.note(str(action))
         return found
 
     def sizes(self, tokens: int) -> Sizes:
-        """What is sent for a microbatch of `tokens` tokens, once the shapes of one are known."""
+        """The sizes of messages for a microbatch of `tokens` tokens, once the shapes of one are
+        known.
+        """
         taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
         given = {stage: _size(form for form in forms if form.grad) for stage, forms in self.shapes.items()}
         return Sizes(tokens, taken, given, self.variable)
 
     def finish(self) -> None:
-        """Wait until everything that was sent is there."""
+        """Wait until everything that was sent has arrived."""
         for sent in self._sent.values():
             while sent:
                 _wait_all(sent.popleft()[1])
 
     def send_once(self, action: Action, tensors: Sequence[Tensor]) -> None:
-        """Send outside the program, shapes included, as evaluation does."""
+        """Send outside the program, shapes included, as in evaluation."""
         self._forms.pop(action.stage, None)
         self.send(action, tensors)
 
     def receive_once(self, action: Action) -> list[Tensor]:
-        """Receive what `send_once` sent."""
+        """The tensors that the other side sends by `send_once`."""
         peer, send = self.homes[action.stage - 1], Action(action.stage, Kind.SEND_FORWARD, action.microbatch)
         self._forms.pop(action.stage, None)
         waits = self._start(send, peer)
@@ -145,11 +163,14 @@ class Messages:
         for index, form in enumerate(self._expected(send, peer)):
             tensor = form.empty(self.device)
             found.append((self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor))
+            # Activations take part in backward if they did on the other side; gradients never do.
             tensor.requires_grad_(form.grad and send.kind is Kind.SEND_FORWARD)
         return found
 
     def _known(self, peer: int) -> bool:
-        """Whether the next message from `peer` has shapes that are known by now."""
+        """Whether the shapes of the next message from `peer` are known. Otherwise its receipt would
+        wait for a header.
+        """
         if self._next[peer] == len(self._incoming[peer]):
             return False
         send = self._incoming[peer][self._next[peer]]
@@ -158,7 +179,9 @@ class Messages:
         return send.stage in self._forms and not self.variable
 
     def _expected(self, send: Action, peer: int) -> Forms:
-        """The forms of a message: those of the output whose gradient it is, or what the other side announced."""
+        """The forms of a message: those of the outputs whose gradients it has, or those that the
+        other side announced.
+        """
         if send.kind is Kind.SEND_BACKWARD:
             return self.returned(send)
         if self.variable or send.stage not in self._forms:
@@ -168,6 +191,7 @@ class Messages:
         return self._forms[send.stage]
 
     def _announce(self, action: Action, tensors: Sequence[Tensor], peer: int) -> list[tuple[Wait, Tensor]]:
+        """Send a header with the shapes of `tensors` unless the other side knows them."""
         forms = tuple(map(Form.of, tensors))
         known = self._forms.get(action.stage)
         if known == forms and not self.variable:
@@ -181,22 +205,18 @@ class Messages:
         header = torch.tensor(_packed(forms), dtype=torch.int64, device=self.device)
         return [(self.comm.send(HEADER, header, self._link(peer), peer, self._tag(action, 0)), header)]
 
-    def _release(self, peer: int, place: int) -> None:
-        """Let go of what `peer` has received before `place` in its program."""
-        sent, places = self._sent[peer], self._places[peer]
-        while sent and places.get(_receipt(sent[0][0]), place) < place:
-            _wait_all(sent.popleft()[1])
-
-    def _source(self, send: Action) -> int:
-        return self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
-
     def _link(self, peer: int, mine: bool = True) -> Group:
-        """The group for messages up the ranks, or the one for those down, so that neither waits for the other."""
+        """The group for messages up the ranks, or the one for messages down."""
         up = self.rank < peer if mine else peer < self.rank
         return self._links[not up]
 
     def _tag(self, action: Action, index: int) -> int:
+        """A number of its own for each tensor (`index` from 1; 0: the header) of each stage,
+        microbatch and direction.
+        """
         microbatch = max(action.microbatch, 0)
+        # A message has fewer than HEADER_LENGTH tensors, as its header has at least one number for
+        # each.
         return ((action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)) * HEADER_LENGTH + index
 
 
@@ -213,7 +233,7 @@ def _receipt(send: Action) -> Action:
 
 
 def _sent_to(row: Row, homes: Sequence[int], rank: int) -> list[Action]:
-    """What a row sends to `rank`, in order."""
+    """The sends to `rank` in a row, in order."""
     return [action for action in row if action.kind in SENDS and homes[action.stage] == rank]
 
 

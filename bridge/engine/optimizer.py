@@ -23,11 +23,13 @@ DEFAULTS: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "clip": 0.0,
 }
-"""What an unset field of the optimizer means to the engine."""
+"""Values of fields of the optimizer that a plan leaves unset."""
 HALF = (torch.float16, torch.bfloat16)
-"""Formats in which a norm would overflow, or lose digits, where its elements do not."""
+"""Formats whose elements are squared and summed in fp32: the norm could overflow, or lose digits,
+in the format itself.
+"""
 HYPER = ("lr", "betas", "eps", "momentum", "weight_decay")
-"""What groups of parameters may have of their own."""
+"""Hyperparameters that a group of parameters may set for itself."""
 
 
 def setting(settings: Settings, name: str) -> Any:
@@ -38,26 +40,28 @@ def setting(settings: Settings, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, by global name, with hyperparameters that win over the plan's; `settings` is read anew at every step."""
+    """Parameters, by global name, with hyperparameters that take precedence over the plan's.
+    `settings` is read at every step, so that a scheduler may change it.
+    """
 
     names: frozenset[str]
     settings: Mapping[str, Any]
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
-    """Biases and norms as a group without weight decay, if the plan's decay is not for all; of norms, maybe LayerNorm alone."""
+    """Biases and norms as a group without weight decay, if the plan's decay is for matrices only.
+    With `not_layernorm`, the weights of other norms decay.
+    """
     decays = settings.weight_decay or settings.decay_ramp.shape
     if settings.decay_scope not in ("matrices", "not_layernorm") or not decays:
         return ()
-    decayed = _rms(module) if settings.decay_scope == "not_layernorm" else frozenset()
-    names = frozenset(name for name, parameter in module.named_parameters() if parameter.ndim <= 1) - decayed
-    return (Group(names, {"weight_decay": 0.0}),) if names else ()
-
-
-def _rms(module: nn.Module) -> frozenset[str]:
-    """Weights of norms that are no LayerNorm."""
-    found = ((name, getattr(part, "rms", isinstance(part, nn.RMSNorm))) for name, part in module.named_modules())
-    return frozenset(f"{name}.weight" for name, rms in found if rms)
+    names = {name for name, parameter in module.named_parameters() if parameter.ndim <= 1}
+    if settings.decay_scope == "not_layernorm":
+        for name, part in module.named_modules():
+            # `rms` is the attribute of the engine's own norms, which are of either kind.
+            if getattr(part, "rms", isinstance(part, nn.RMSNorm)):
+                names.discard(f"{name}.weight")
+    return (Group(frozenset(names), {"weight_decay": 0.0}),) if names else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,10 @@ class Run:
 
 
 class ShardOptimizer:
-    """Updates master slices in place; its state exists from the start, so that bytes and checkpoints do not
-    depend on time.
+    """Updates master slices in place. Its state exists from the start, so that bytes and
+    checkpoints are the same before and after the first step.
 
-    `pieces` are the parameters in each slice, which `groups` name.
+    `pieces` are the parameters in each slice; `groups` name some of them.
     """
 
     def __init__(
@@ -85,6 +89,9 @@ class ShardOptimizer:
             raise ConfigError(f"optimizer.name: the engine has no {name}; use one of {', '.join(_MAKE)}")
         self.groups = groups
         self.state_names = _STATE[name] if name != "sgd" or settings.momentum else ()
+        # Torch updates a parameter as a whole, with one set of hyperparameters. A slice is
+        # therefore divided into runs, each of which is a parameter of torch and a view of the
+        # slice; so are the views of its moments.
         self._state = [{name: torch.zeros_like(master) for name in self.state_names} for master in masters]
         numbers = {name: number for number, group in enumerate(groups) for name in group.names}
         self.runs = [run for index, parts in enumerate(pieces) for run in _runs(index, parts, numbers)]
@@ -94,21 +101,30 @@ class ShardOptimizer:
             self._prepare(run, parameter)
 
     def lr(self, planned: float) -> float:
-        """The learning rate of the next step: that of the first group, where there are any, else as planned."""
+        """The learning rate of the next step: that of the first group if it has one, else
+        `planned`.
+        """
         return float(self.groups[0].settings.get("lr", planned)) if self.groups else planned
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
-        """One update with `gradients`, slice by slice, at learning rate `lr` where no group has its own; the same for a weight
-        decay that changes.
+        """One update with `gradients`, one for each slice. `lr`, and `decay` unless it is None,
+        apply to parameters whose group has none of its own.
         """
         if self.torch is None:
             return
         for group in self.torch.param_groups:
-            group.update({"lr": lr, **({} if decay is None else {"weight_decay": decay}), **self._own(group)})
+            planned = {"lr": lr} if decay is None else {"lr": lr, "weight_decay": decay}
+            # The group's own settings come last, as they take precedence. Those that this optimizer
+            # does not have are left out.
+            settings = {} if group["number"] is None else self.groups[group["number"]].settings
+            own = {name: settings[name] for name in HYPER if name in settings and name in group}
+            group.update({**planned, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
         self.torch.step()
+        # They may be copies in the master format, which would otherwise stay in memory until the
+        # next step.
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -117,7 +133,7 @@ class ShardOptimizer:
         return self._state[index]
 
     def set_steps(self, steps: int) -> None:
-        """Set how many updates the state stands for."""
+        """Set the number of updates that Adam's moments have seen, by which it corrects them."""
         for parameter in self.parameters:
             if self.torch is not None and "step" in self.torch.state[parameter]:
                 self.torch.state[parameter]["step"].fill_(steps)
@@ -127,16 +143,13 @@ class ShardOptimizer:
         return (tensor for state in self._state for tensor in state.values())
 
     def _torch_groups(self) -> list[dict[str, Any]]:
-        """Runs as torch wants them; `number` is that of their group."""
+        """Torch's groups of parameters: the runs of each of our groups, whose index is `number`
+        (None: of no group).
+        """
         found: dict[int | None, list[nn.Parameter]] = {}
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             found.setdefault(run.group, []).append(parameter)
         return [{"params": parameters, "number": number} for number, parameters in found.items()]
-
-    def _own(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """What a group says of the hyperparameters that this optimizer has."""
-        settings = {} if group["number"] is None else self.groups[group["number"]].settings
-        return {name: settings[name] for name in HYPER if name in settings and name in group}
 
     def _prepare(self, run: Run, parameter: nn.Parameter) -> None:
         assert self.torch is not None
@@ -148,7 +161,7 @@ class ShardOptimizer:
 
 
 def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> Iterator[Run]:
-    """The longest runs of neighbours in slice `index` that belong to one group."""
+    """The longest runs of neighbouring pieces in slice `index` that belong to one group."""
     for number, members in groupby(pieces, lambda piece: numbers.get(piece.parameter.name)):
         parts = list(members)
         first, last = parts[0], parts[-1]
@@ -156,16 +169,24 @@ def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> It
 
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
-    """Sum of the squares of all elements, in fp64 on the parts' device; not finite if any element is not."""
+    """Sum of the squares of all elements, a scalar in fp64 on the parts' device. It is not finite
+    if any element is not.
+    """
     found: dict[torch.dtype | None, list[Tensor]] = {}
     for part in parts:
         found.setdefault(torch.float32 if part.dtype in HALF else None, []).append(part)
+    # One kernel for all parts of a format. Norms of parts are squared in fp64, so that only their
+    # own sums round.
     norms = [torch.stack(torch._foreach_norm(alike, 2, dtype=dtype)).double() for dtype, alike in found.items()]
     return torch.cat(norms).square().sum()
 
 
 def clip_factor(norm: float, clip: float) -> float:
-    """What gradients of global `norm` are multiplied with so that it does not exceed `clip` (0: no bound)."""
+    """The factor of gradients with global norm `norm`, so that the norm does not exceed `clip` (0:
+    no bound).
+    """
+    # The same 1e-6 as in torch (_clip_grads_with_norm_), Megatron (clip_grad_by_total_norm_fp32)
+    # and DeepSpeed.
     return min(1.0, clip / (norm + 1e-6)) if clip else 1.0
 
 
@@ -190,8 +211,10 @@ def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
 
 
 class Lion(torch.optim.Optimizer):
-    """Weights move by the sign of their momentum and gradient together, and stay where that is zero. DeepSpeed's kernels compute
-    the same but there: they take a zero for negative on GPUs (multi_tensor_lion.cu), for what its sign bit says on CPU.
+    """Lion: weights move by the sign of a mix of momentum and gradient, and stay if that is zero.
+
+    DeepSpeed's kernels differ for a zero alone: on GPUs they take it for negative
+    (multi_tensor_lion.cu), and on CPU they go by its sign bit.
     """
 
     @torch.no_grad()
@@ -200,6 +223,8 @@ class Lion(torch.optim.Optimizer):
         for group in self.param_groups:
             weights, (first, second) = group["params"], group["betas"]
             gradients, moments = [weight.grad for weight in weights], [self.state[weight]["exp_avg"] for weight in weights]
+            # The sign is of (1 - first) * gradient + first * moment, before the moment takes the
+            # gradient in by `second`.
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             signs = torch._foreach_sign(torch._foreach_lerp(moments, gradients, 1 - first))
             torch._foreach_add_(weights, signs, alpha=-group["lr"])

@@ -1,4 +1,6 @@
-"""A plain loop of torch as its users write it, alone, with DDP or with FSDP2, as a backend for what a plan means."""
+"""A plain loop of torch as its users write it, alone, with DDP or with FSDP2, as a backend for
+plans.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optimizer.amsgrad": ((None, False), "a plain loop does without it"),
     "adapters.rank": ((None,), "a plain loop trains the model as it is"),
 }
-"""What a plan may say for these loops to run it, and why they do nothing else."""
+"""The values of a plan's fields that these loops run, and why they run no others."""
 
 
 class PlainBackend(Backend):
-    """Torch's own optimizer in a loop on one rank; where there are several, each does the same."""
+    """Torch's own optimizer in a loop on one rank. If there are several ranks, each does the same.
+    """
 
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "plain loop of torch"
@@ -37,15 +40,13 @@ class PlainBackend(Backend):
 
     @property
     def release(self) -> str | None:
-        """See `Backend`."""
         return torch_release()
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         return tuple(_refused(plan))
 
     def open(self, run: Config | Plan, workload: Workload) -> PlainTrainer:
-        """See `Backend`. A config of a stack runs as it is meant."""
+        """Set up a run. A config of a stack is lifted to the plan that it means."""
         plan = lift(run) if isinstance(run, Config) else run
         BridgeError.raise_if(_refused(plan))
         from bridge.engine.loops import TRAINERS

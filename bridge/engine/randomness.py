@@ -1,5 +1,5 @@
-"""Randomness: seeds that are functions of names and numbers, and a scope that leaves the global generators
-alone.
+"""Randomness: seeds that are functions of names and numbers, and a scope that leaves the global
+generators alone.
 """
 
 from __future__ import annotations
@@ -14,29 +14,35 @@ import torch
 
 def seed_of(*parts: int | str) -> int:
     """A seed below 2**63 that depends on every part and its place, the same on every machine."""
+    # Python's own hash differs between processes. The zero byte keeps ("a", "bc") apart from ("ab",
+    # "c").
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-"""What libraries read when they start, so that products and reductions are made in one order."""
+"""Variables that libraries read when they start, for products and reductions in one order."""
 
 
 def determine() -> None:
-    """From now on this process computes the same bits from the same inputs, or raises where torch has no such operation.
+    """Have this process compute the same bits from the same inputs from now on, or raise if torch
+    has no such operation.
 
-    Torch takes deterministic algorithms and times none to choose by; reductions over ranks go around one ring. Gradients of
-    microbatches are added in order in any case. It holds for the whole process, and has to come before its first collective.
+    Torch takes deterministic algorithms, and reductions over ranks go around one ring. Gradients of
+    microbatches are added in order in any case. This holds for the whole process, and has to come
+    before its first collective.
     """
     for name, value in FIXED.items():
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
+    # Otherwise cuDNN times its algorithms and takes the fastest, which may be another one next
+    # time.
     torch.backends.cudnn.benchmark = False
 
 
 @contextmanager
 def scope(device: torch.device) -> Iterator[None]:
-    """Put torch's generators back, on leaving, to where they were."""
+    """Restore the state of torch's generators on leaving."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 

@@ -1,4 +1,6 @@
-"""Rows: samples of a user's own batch, which engines take by their numbers, over and over."""
+"""Rows: samples of a user's own batch, which engines take by number. After the last one they begin
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,21 @@ if TYPE_CHECKING:
     from bridge.backend import Batch
 
 INPUTS = ("input_ids", "tokens", "inputs", "0")
-"""What the tokens of a batch are called, the likeliest name first; "0" is the first of a tuple."""
+"""Names of the tokens in a batch, the likeliest first. "0" is the first of a tuple."""
 MASK, POSITIONS = "attention_mask", "position_ids"
 OTHERS = (MASK, POSITIONS, "token_type_ids")
-"""What else a model takes for each token."""
+"""Other tensors with a value for each token that a model takes."""
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
-"""Labels stand at their own token, as models of Hugging Face take them; targets at the token before."""
+"""Labels stand at their own token, as models of Hugging Face take them. Targets stand at the token
+before. "1" is the second of a tuple, and may be either.
+"""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`planes` (rows, names, tokens), int64: what the model is called with, by `names`; `targets` (rows, tokens): -100 does not
-    count.
+    """`planes` (rows, names, tokens), int64, has the arguments of the model, in the order of
+    `names`. `targets` (rows, tokens) has the token that follows each, or -100 if there is none to
+    predict.
     """
 
     names: tuple[str, ...]
@@ -37,7 +42,9 @@ class Rows:
 
     @classmethod
     def of(cls, where: str, tensors: Mapping[str, Tensor]) -> Rows:
-        """Of the tensors of a batch. Raises `SourceError` with what has no place in a model of next tokens."""
+        """Make rows of the tensors of a batch. Raises `SourceError` for tensors that a model of
+        next tokens does not take.
+        """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
             raise SourceError(f"{where}: found {_told(tensors)}, expected token numbers as {INPUTS[0]}; name them so")
@@ -67,17 +74,21 @@ class Rows:
         return len(self.names) == 1
 
     def batch(self, numbers: Iterable[int]) -> Batch:
-        """A microbatch of the rows with these numbers; behind the last comes the first."""
+        """A microbatch of the rows with these numbers, counted around: after the last row comes the
+        first.
+        """
         at = [number % len(self.targets) for number in numbers]
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
     def named(self, tokens: Tensor) -> dict[str, Tensor]:
-        """What a microbatch has, by name."""
+        """The arguments in a microbatch, by name: each (rows, tokens)."""
         parts = tokens.unbind(1) if tokens.dim() == 3 else (tokens,)
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def fed(self, model: nn.Module) -> nn.Module:
-        """The model, which from now on takes microbatches whole. Raises `SourceError` for what it does not take."""
+        """Have the model take microbatches whole from now on. Returns it. Raises `SourceError` for
+        arguments that it does not take.
+        """
         plain: Any = model.forward
         takes = inspect.signature(plain).parameters
         open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
@@ -93,7 +104,7 @@ class Rows:
 
 
 def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
-    """A value for each token."""
+    """A tensor with a whole number for each token, (rows, tokens). A single row stands for all."""
     fits = tensor.dim() == 2 and tensor.shape[1] == tokens.shape[1] and tensor.shape[0] in (1, len(tokens))
     whole = bool((tensor == tensor.long()).all())
     if not (fits and whole):
@@ -104,20 +115,24 @@ def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _targets(where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """For each token the one that is to follow."""
+    """The token that is to follow each token, (rows, tokens)."""
     given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
     labels = tokens if given is None else tensors[given]
     if labels.shape != tokens.shape or labels.is_floating_point():
         raise SourceError(f"{where}: {given}: found {_form(labels)}, expected whole numbers of {tuple(tokens.shape)}")
     if given == TARGETS or (given == SECOND and not _beside(labels, tokens)):
         return labels
+    # Without labels, tokens are their own. Padding, which the mask tells, is not predicted.
     if given is None and mask is not None:
         labels = labels.masked_fill(mask == 0, IGNORED)
+    # Labels move one place to the left. Nothing follows the last token.
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
 
 
 def _beside(labels: Tensor, tokens: Tensor) -> bool:
-    """Whether labels stand at their own tokens, not at those before."""
+    """Whether labels stand at their own tokens, and not at those before. More labels then equal the
+    token at their place than the token behind it.
+    """
     counted = labels != IGNORED
     own = (labels == tokens) & counted
     before = (labels[:, :-1] == tokens[:, 1:]) & counted[:, :-1]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import HERE, Comm, leave, told
-from bridge.comm import Group as Ranks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
@@ -45,8 +44,8 @@ from bridge.trace.source import Moment
 from bridge.trace.tracer import Tracer
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
-"""Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count to divide
-by.
+"""Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count
+to divide by.
 """
 
 
@@ -55,13 +54,13 @@ NOTHING = Arguments((), {})
 
 
 class DataEnded(BridgeError):
-    """A rank had no data for the whole of a step, which all ranks have left without an update."""
+    """The data of a rank ended within a step. All ranks have left the step without an update."""
 
 
 @dataclass(eq=False)
 class Turn:
-    """A forward pass that waits for backward: its number, its samples, how much its loss counts among the others, and whether
-    a gradient came back yet.
+    """A forward pass that waits for backward: its number, its samples, the weight of its loss among
+    the others, and whether a gradient came back yet.
     """
 
     number: int
@@ -70,7 +69,7 @@ class Turn:
     reached: bool = False
 
     def watch(self, output: Any) -> None:
-        """Take note when a gradient of `output` comes back."""
+        """Note when a gradient of `output` comes back."""
         for tensor in differentiable(output):
             tensor.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
@@ -79,7 +78,7 @@ class Turn:
 
 
 class Passes(NamedTuple):
-    """What the passes of a step gave: losses by microbatch, and gradients by global name."""
+    """The results of a step's passes: losses by microbatch, and gradients by global name."""
 
     losses: list[Tensor]
     gradients: dict[str, Tensor]
@@ -87,8 +86,8 @@ class Passes(NamedTuple):
 
 @dataclass
 class Progress:
-    """Where training stands, and what the last step gave: mean loss over all ranks, gradient norm before
-    clipping.
+    """The counts of training so far, and the last step: mean loss over all ranks, gradient norm
+    before clipping, learning rate.
     """
 
     steps: int = 0
@@ -100,8 +99,8 @@ class Progress:
 
 
 class Engine:
-    """Trains a model as a plan says: `train_batch`, or `engine(...)`, `backward` and `step` for each
-    microbatch.
+    """Trains a model as a plan says. Call `train_batch`, or `engine(...)`, `backward` and `step`
+    for each microbatch.
     """
 
     def __init__(
@@ -125,6 +124,8 @@ class Engine:
         self.data = comm.group("data")
         self.accumulation = accumulation_of(plan, self.data.size)
         self.tensor = comm.group("tensor")
+        # The model is split before it is cut into layers: the layers have to hold the split
+        # modules.
         marks, sites = _split(model, plan, comm, tensor_plan)
         self.chain, self.line = chained(model, cut), comm.group("pipeline")
         self.pipeline = pipeline or pipeline_of(self.chain, plan, self.accumulation)
@@ -139,7 +140,13 @@ class Engine:
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index), compute)
         self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
         self.weights = Weights(self.layout, parameters, comm, device)
-        self.gradients = Gradients(self.layout, parameters, comm, device, _holders(comm, self.parameters, homes))
+        # Groups of the pipeline ranks that hold the same parameter. Sorted, since all ranks have to
+        # make them in one order.
+        shared = sorted(
+            {ranks for one in self.parameters if len(ranks := holders_of(one, homes)) > 1}
+        )
+        holders = {ranks: comm.part("pipeline", ranks) for ranks in shared}
+        self.gradients = Gradients(self.layout, parameters, comm, device, holders)
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self._parts = chunks(plan.recompute, self.pipeline.layers)
         self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
@@ -149,6 +156,8 @@ class Engine:
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
         self.skips_allowed, self._in_vain = LIMIT, 0
+        # In fp16, losses are divided by their number before backward and not after it: the sum over
+        # microbatches could overflow.
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
         self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._received)
         self._source: Iterator[Any] = iter(())
@@ -162,23 +171,27 @@ class Engine:
         self.unit = 1.0
         self._given: Any = None
         self.tracer: Tracer | None = None
-        """What watches this engine, once something does."""
+        """The tracer of this engine, if it has one."""
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
     @property
     def model(self) -> nn.Module:
-        """The model as it is between steps: under ZeRO 3, parameters of other stages' buffers hold anything."""
+        """The model between steps. Under ZeRO 3, parameters that share a buffer with another stage
+        hold undefined values.
+        """
         return self._module
 
     @property
     def started(self) -> int:
-        """Number of the step that runs, from 1; skipped ones count."""
+        """Number of the step that runs, from 1, with skipped steps included."""
         return self.progress.steps + self.progress.skipped + 1
 
     @property
     def place(self) -> int:
         """The place of the microbatch that runs among those of all data ranks in this step."""
+        # In the order in which the data is dealt out: the first microbatch of each rank, then the
+        # second of each.
         return self.executor.microbatch * self.data.size + self.data.index
 
     @property
@@ -188,13 +201,16 @@ class Engine:
 
     @property
     def gradient_unit(self) -> float:
-        """What reduced gradients are multiplied with to be those of the mean loss; `unit` is the same for activations."""
+        """The factor that makes reduced gradients those of the mean loss; `unit` does the same for
+        gradients of activations.
+        """
+        # Only reduced gradients were multiplied with the share of a data rank.
         return self.unit / self.gradients.share
 
     @property
     def module(self) -> nn.Module:
-        """The model; parameters with a buffer to themselves are whole in it, others while their stage runs, and those of
-        other pipeline ranks are empty.
+        """The model. Parameters with a buffer of their own are whole in it, others only while their
+        stage runs. Parameters of other pipeline ranks are empty.
         """
         self.weights.settle()
         return self._module
@@ -205,19 +221,19 @@ class Engine:
         return self
 
     def eval(self) -> Engine:
-        """Set evaluation mode: `engine(...)` then keeps nothing for backward."""
+        """Set evaluation mode. `engine(...)` then keeps nothing for backward."""
         return self.train(False)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Run one microbatch: its loss if the engine has a loss function (the last input is then the
-        targets), else the output. `named` are for a model that is one layer.
+        """Run one microbatch. Returns its loss if the engine has a loss function, which takes the
+        last input as targets, else the output. Only a model that is one layer takes `named` inputs.
         """
         given = Arguments(inputs, named)
         return self._train_pass(given) if self._module.training else self._eval_pass(given)
 
     def backward(self, loss: Tensor) -> Tensor:
-        """Accumulate the gradients of `loss`, which comes from one or several `engine(...)`, as one microbatch, and reduce
-        what is due.
+        """Accumulate the gradients of `loss`, made of the results of one or several `engine(...)`,
+        as one microbatch. Reduce the gradients that are due.
         """
         self._refuse_more("backward")
         weight = self._weight()
@@ -226,6 +242,7 @@ class Engine:
         turns = {turn.number: turn for turn in self._turns}
 
         def reached(number: int) -> bool:
+            # Without a gradient at any output, nothing tells the passes apart: all are over then.
             return turns[number].reached or not any(turn.reached for turn in turns.values())
 
         self.executor.seek(self._micro, backward=True)
@@ -238,26 +255,29 @@ class Engine:
         return loss
 
     def step(self) -> bool:
-        """Update once all microbatches of a step are in; before that, do nothing. Returns whether weights
-        changed.
+        """Update if all microbatches of the step have run; before that, do nothing. Returns whether
+        weights changed.
         """
         if not self.is_gradient_accumulation_boundary():
             return False
         squares, loss, weight = self._reduced()
+        # The sum is that of all ranks, so that all of them skip a step or none does.
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
         if updated:
             self._update()
         self._tell("updated")
         self._tell("ended")
+        # Before the scaler's update: whether a smaller scale can help is asked of the scale that
+        # the step ran with.
         self._judge(updated, loss)
         self.scaler.update(overflow=not updated)
         self._begin(updated)
         return updated
 
     def last(self) -> None:
-        """Have the microbatch whose backward comes next be the last of its step: those that are missing count with a loss of
-        nothing.
+        """Make the microbatch whose backward comes next the last of its step. The missing ones
+        enter the mean with a loss of 0.
         """
         self._refuse_parts()
         self._refuse_more("last")
@@ -268,7 +288,7 @@ class Engine:
 
     @property
     def microbatch(self) -> int:
-        """How many microbatches of the step have run backward."""
+        """Number of microbatches of the step that have run backward."""
         return self._micro
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -276,9 +296,11 @@ class Engine:
         return self._micro == self.accumulation
 
     def train_batch(self, batches: Iterable[Any] | Iterator[Any]) -> float:
-        """One step over the next `accumulation` of `batches`, each (inputs, targets), or a mapping of named inputs; the mean
-        loss over all ranks. Without a loss function the model returns its loss, or something that has it as `loss`; with one,
-        the targets of a mapping are the whole of it.
+        """Run one step over the next `accumulation` of `batches`, each (inputs, targets) or a
+        mapping of named inputs. Returns the mean loss over all ranks.
+
+        Without a loss function, the model has to return its loss, or an object that has it as
+        `loss`. With one, the whole of a mapping is passed as targets.
         """
         self.train()
         self._pass(batches)
@@ -286,10 +308,11 @@ class Engine:
         return self.progress.loss
 
     def gradients_of(self, batches: Iterable[Any]) -> Passes:
-        """The passes of one step over `batches`, as in `train_batch`, for those who update weights themselves: the losses of this
-        rank's microbatches, where it has the last stage, and the gradients of the mean loss over all ranks, by global name, of
-        the parameters that it holds. Modules stay in the mode that they are in. Raises `BridgeError` where weights are sharded,
-        or cast from others.
+        """Run the passes of one step over `batches`, as in `train_batch`, without an update.
+
+        Returns the losses of this rank's microbatches, if it has the last stage, and the gradients
+        of the mean loss over all ranks, by global name, of the parameters that it holds. Modules
+        keep their mode. Raises `BridgeError` if weights are sharded, or cast from others.
         """
         if any(flat.sharded or not flat.master_is_weight for flat in self.gradients.flats.values()):
             raise BridgeError(
@@ -304,25 +327,30 @@ class Engine:
         return Passes(losses, gradients)
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of the gradients of the mean loss, where no rank has a slice only."""
+        """Copies of the gradients of the mean loss, if every rank has them whole."""
         for flat, whole in self.gradients.parts():
             for slot in flat.slots:
                 found = whole[slot.start : slot.stop].view(slot.parameter.shape)
                 yield slot.parameter.name, found * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
-        """Run what is left of a step's microbatches forward and backward."""
+        """Run the microbatches that are left of a step forward and backward."""
         self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
+        # Microbatches that `engine(...)` ran have their samples counted already.
         self._fed += [NOTHING] * (self._micro - len(self._fed))
         self.executor.run(self._feed)
+        # A rank in the middle of a pipeline asks for no inputs. It takes its microbatches anyway,
+        # as it counts samples too.
         self._microbatch(self.accumulation - 1)
         self._micro = self.accumulation
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> Any:
-        """Loss (or output, without a loss function) of one batch on this rank; moves neither random state nor progress.
+        """Loss (without a loss function: output) of one batch on this rank. Random state and
+        progress stay as they are.
 
-        All pipeline ranks must take part and get the loss; an output stays on the one that has the last stage.
+        All pipeline ranks must take part, and get the loss. An output stays on the rank that has
+        the last stage.
         """
         training = self._module.training
         self.eval()
@@ -332,24 +360,32 @@ class Engine:
             self.train(training)
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole, by global name, in the master format, one flat at a time. All ranks must
-        take part.
+        """Every parameter whole, by global name, in the master format, one flat at a time. All
+        ranks must take part.
         """
         for rank in range(self.line.size):
             for flat, whole in self._flats_of(rank):
                 self.comm.broadcast(EXPORT, whole, self.line, rank)()
                 for slot in flat.slots:
-                    local, split = whole[slot.start : slot.stop].view(slot.parameter.shape), slot.parameter.split is not None
+                    local = whole[slot.start : slot.stop].view(slot.parameter.shape)
+                    split = slot.parameter.split is not None
                     yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
 
     def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
-        """The flats of a pipeline rank whole, or room for them; copies of what an earlier rank has are left out."""
+        """The flats of a pipeline rank, whole on that rank, and as empty room on others. A flat
+        that several ranks hold comes with the first of them.
+        """
         mine = rank == self.line.index
         layout = self.layout if mine else self._layout(rank)
         for index, flat in enumerate(layout.flats):
             if not flat.replicas or flat.replicas[0] == rank:
-                room = torch.empty(0 if mine else flat.padded, dtype=TORCH[flat.master], device=self.device)
-                yield flat, self.weights.whole_master(index) if mine else room
+                if mine:
+                    yield flat, self.weights.whole_master(index)
+                else:
+                    yield (
+                        flat,
+                        torch.empty(flat.padded, dtype=TORCH[flat.master], device=self.device),
+                    )
 
     def _layout(self, rank: int) -> Layout:
         """The flat buffers of a pipeline rank."""
@@ -363,7 +399,9 @@ class Engine:
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
     ) -> Path:
-        """Write everything that a resume needs into `save_dir`/`tag`; see `checkpoint.save`. All ranks must take part."""
+        """Write everything that a resume needs into `save_dir`/`tag`, as `checkpoint.save` does.
+        All ranks must take part.
+        """
         from bridge.engine import checkpoint
 
         with told("save checkpoint"):
@@ -372,19 +410,21 @@ class Engine:
     def load_checkpoint(
         self, load_dir: str | Path, tag: str | None = None, load_optimizer_states: bool = True
     ) -> tuple[Path, dict[str, Any]]:
-        """Continue from `load_dir`/`tag` (default: the latest), written on any layout; see `checkpoint.load`."""
+        """Continue from `load_dir`/`tag` (default: the latest), written on any layout. Returns the
+        path and the client's state.
+        """
         from bridge.engine import checkpoint
 
         with told("load checkpoint"):
             return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
-        """End in good order: wait for what is under way and for all ranks, then leave the process group."""
+        """Wait for gathers under way and for all ranks, then leave the process group."""
         self.weights.settle()
         leave()
 
     def bytes(self) -> dict[str, int]:
-        """Bytes of the tensors that are kept on this rank, by kind."""
+        """Bytes of the tensors that are kept on this rank: weights, gradients, master, moments."""
         kinds = {
             "weights": self.weights.stored(),
             "gradients": self.gradients.tensors(),
@@ -394,14 +434,16 @@ class Engine:
         return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
-        """The collectives that a step should make on this rank, with `tokens` tokens in each of its microbatches."""
+        """The collectives that a step should make on this rank, by name, with `tokens` tokens in
+        each of its microbatches.
+        """
         rank, row, sequence = self.line.index, self.executor.row, bool(self.plan.parallel.sequence)
         step = Step(rank, self.layout, self.pipeline, row, self._parts, self._names, self.sites, sequence)
         return step.traffic(self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index)
 
     def _next(self, source: Iterator[Any]) -> Arguments:
-        """The next microbatch; where there is none, the last one again, so that the step's collectives go on until all agree to
-        leave it.
+        """The next microbatch. If there is none, the last one again: other ranks wait for this one
+        in the step's collectives, at the end of which all agree to leave the step.
         """
         try:
             self._last = _given(next(source))
@@ -412,8 +454,8 @@ class Engine:
         return self._last
 
     def lack(self, number: int | None = None) -> None:
-        """Note that this rank has data for `number` microbatches of the step only (default: those that have run): the others
-        stand in, and all ranks leave the step at its end with `DataEnded`.
+        """Note that this rank has data for only `number` microbatches of the step (default: those
+        that have run). All ranks leave the step at its end with `DataEnded`.
         """
         if self._short is None:
             self._short = self._micro if number is None else number
@@ -426,7 +468,8 @@ class Engine:
             )
 
     def _refuse_moved(self) -> None:
-        """Buffers and masters are laid out once, for the parameters that are trained then."""
+        """Raise if a parameter was frozen or released since: buffers and masters are laid out once.
+        """
         for name, weight, trained in self._trained:
             if weight.requires_grad != trained:
                 raise BridgeError(
@@ -435,7 +478,7 @@ class Engine:
                 )
 
     def _refuse_parts(self) -> None:
-        """Only depth-first accumulation on one pipeline rank can be fed a microbatch at a time."""
+        """Raise unless microbatches run one after the other: depth first, on one pipeline rank."""
         if self.pipeline.schedule.name != "depth_first":
             raise BridgeError(
                 f"engine(...): the schedule {self.pipeline.schedule.name} runs the microbatches of a step together; call"
@@ -443,7 +486,7 @@ class Engine:
             )
 
     def _weight(self) -> Tensor | float:
-        """How much the loss of the open passes counts among the others."""
+        """The weight of the loss of the open passes among the others."""
         if not self._turns:
             raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
         if len(self._turns) > 1 and self.plan.loss == "per_token":
@@ -453,22 +496,24 @@ class Engine:
             )
         return self._turns[0].weight
 
-    # What the executor asks for in the course of a step
+    # Called by the executor in the course of a step
 
     def _microbatch(self, microbatch: int) -> Arguments:
-        """Inputs and targets of a microbatch, taken from the data when first asked for."""
+        """Inputs and targets of a microbatch. They are taken from the data at the first call."""
         while len(self._fed) <= microbatch:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
-        """Leave a step that some rank has no data for, on all ranks alike. `ended`: the sum of their numbers, each more by all
-        ranks' number.
+        """Leave a step for which some rank has no data, on all ranks alike. `ended` is the sum of
+        rank + world over such ranks.
         """
         world, short, step = self.comm.world.size, self._short, self.started
         self._clear()
         if short is not None:
             raise DataEnded(self._ended(short))
+        # Each such rank adds between world and 2 * world - 1, so that a sum below 2 * world names a
+        # single rank.
         who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
         left = "all ranks leave the step, no weight changed"
         raise DataEnded(f"step {step}: the data of {who} ended; {left}; give all ranks as much data")
@@ -480,12 +525,16 @@ class Engine:
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
-        """What a stage takes from another rank, with the batch that this one has too."""
+        """A stage's input, made of tensors from another rank and of the batch, which this rank has
+        too.
+        """
         given = self._cast(self._arguments(self._microbatch(microbatch))) if self.chain.called else NOTHING
         return self.chain.received(tensors, given)
 
     def _leave(self, microbatch: int, output: Any) -> None:
-        """Keep the loss that backward will start from: without a loss function, the output is one, or has one."""
+        """Keep the loss that backward will start from. Without a loss function, the output is the
+        loss or has it as `loss`.
+        """
         found = (loss_in(output), 1.0) if self.loss_fn is None else self._loss(output, _targets(self._microbatch(microbatch)))
         self._ends[microbatch] = found
         self._losses[microbatch] = found[0].detach(), found[1]
@@ -496,9 +545,13 @@ class Engine:
         return self._scaled(loss, weight)
 
     def _scaled(self, loss: Tensor, weight: Tensor | float) -> Tensor:
-        """Where backward of a microbatch starts: in fp16, its share of the step is taken before anything can overflow."""
+        """The tensor from which backward of a microbatch starts: its loss times weight, share and
+        loss scale.
+        """
         if self._share == self.scaler.scale == 1:
             return loss * weight
+        # The product is made in fp32: a scale of 2**16 alone is more than the largest number of
+        # fp16, 65504.
         return (loss.float() if loss.dtype == torch.float16 else loss) * (weight * self._share) * self.scaler.scale
 
     def _draw(self, microbatch: int) -> Draw:
@@ -544,14 +597,16 @@ class Engine:
         return loss
 
     def _arguments(self, batch: Arguments) -> Arguments:
-        """What the model is called with: everything but the targets."""
+        """The arguments of the model: everything but the targets."""
         given = batch.given[:-1] if self.loss_fn is not None else batch.given
         if not (given or batch.named):
             raise BridgeError("engine(...): found no inputs beside the targets, expected inputs and targets; pass both")
         return Arguments(given, batch.named)
 
     def _inputs(self, batch: Arguments) -> Any:
-        """What the first layer takes; of a list of layers, one input goes in bare."""
+        """The input of the first layer. For a list of layers, a single input is passed bare,
+        several as a tuple.
+        """
         found = self._arguments(batch)
         if self.chain.called:
             return found
@@ -571,24 +626,24 @@ class Engine:
         return tree_map_only(Tensor, cast, inputs)
 
     def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
-        """The microbatch's mean loss, and how much it counts among the others."""
+        """The microbatch's mean loss, and its weight among the others: its count of tokens with
+        loss per token, else 1.
+        """
         assert self.loss_fn is not None
         found = self.loss_fn(output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets))
         per_token = self.plan.loss == "per_token"
         if isinstance(found, tuple):
             count = torch.as_tensor(found[1], dtype=torch.float64, device=self.device)
+            # A microbatch without a single token that counts has a sum of 0, and a weight of 0.
             return found[0] / count.clamp(min=1).to(found[0].dtype), count if per_token else 1.0
         if per_token:
             raise BridgeError("loss_fn: found a mean, but plan.loss is per_token; return a sum and its count")
         return found, 1.0
 
-    def _count(self) -> None:
-        for loss, weight in self._losses.values():
-            self._totals[0] += loss.double() * weight
-            self._totals[1] += weight
-
     def _reduced(self) -> tuple[float, float, float]:
-        """Gradients are whole on the ranks that keep them: squared norm, loss and what losses count, over all ranks."""
+        """Finish the reductions of gradients. Returns their squared norm, the weighted sum of
+        losses, and the sum of weights, over all ranks.
+        """
         self._refuse_moved()
         self.gradients.finish()
         self._tell("reduced")
@@ -598,10 +653,16 @@ class Engine:
         return squares, loss, weight
 
     def _agree(self) -> tuple[float, float, float, float]:
-        """Sum over all ranks of squared gradients, losses, what losses count and whose data ended, in one collective."""
-        self._count()
+        """The sums over all ranks of squared gradients, weighted losses, weights, and marks of
+        ranks whose data ended.
+        """
+        for loss, weight in self._losses.values():
+            self._totals[0] += loss.double() * weight
+            self._totals[1] += weight
         own = [part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)]
         squares = squared_norm(own) if own else self._totals.new_zeros(())
+        # Tensor ranks have the same losses, so that only the first of them adds its own. All four
+        # numbers go in one collective.
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
         mine = self.comm.rank + self.comm.world.size if self._short is not None else 0
         vector = torch.cat([squares.view(1), totals, totals.new_full((1,), mine)])
@@ -610,20 +671,28 @@ class Engine:
         return first, second, third, fourth
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
-        """What of this rank's slice enters the global norm: every element of the model does so once."""
+        """The part of this rank's slice that enters the global norm: every element of the model
+        enters it once.
+        """
         if (not flat.sharded and self.data.index > 0) or not self.first_holder(flat):
             return
+        # Beside the first tensor rank, the others add only the parameters that are split: they hold
+        # the rest alike.
         place = flat.own(flat.split, self.data.index)
         part = shard if self.tensor.index == 0 else shard[place.start : place.stop]
         if len(part):
             yield part
 
     def first_holder(self, flat: Flat) -> bool:
-        """Whether this pipeline rank is the first that holds `flat`: others have copies."""
+        """Whether this pipeline rank is the first of those that hold `flat`."""
         return not flat.replicas or self.line.index == flat.replicas[0]
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
+        """Set the loss, gradient norm and learning rate of the step, and the unit of its gradients.
+        """
         progress, divisor = self.progress, max(weight, 1.0)
+        # Gradients are sums of weight * share * scale * gradient over microbatches and data ranks.
+        # The mean divides by the sum of weights; share and scale are taken out again.
         self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updated else math.inf
@@ -631,7 +700,10 @@ class Engine:
         progress.lr = self.optimizer.lr(lr)
 
     def _judge(self, updated: bool, loss: float) -> None:
-        """Say why a step is skipped, unless a smaller loss scale is all it takes; too many of these in a row are an error."""
+        """Warn why a step is skipped, unless a smaller loss scale can help. Raise after too many
+        such steps in a row.
+        """
+        # A loss that is not finite comes from the forward pass, which the scale does not enter.
         helps = self.scaler.helps and math.isfinite(loss)
         self._in_vain = 0 if updated or helps else self._in_vain + 1
         if not self._in_vain:
@@ -651,9 +723,11 @@ class Engine:
         return f"the loss is finite, its gradients are not{scale}"
 
     def _update(self) -> None:
+        # The norm that is clipped is that of the gradients which the update sees.
         share = self.scaler.share
         factor = self.gradient_unit * share * clip_factor(self.progress.grad_norm * share, setting(self.plan.optimizer, "clip"))
         gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
+        # In the master format: in bf16, an unscaled or clipped gradient would be rounded once more.
         if gradients:
             torch._foreach_mul_(gradients, factor)
         decay = weight_decay(self.plan.optimizer.decay_ramp, self.progress.steps)
@@ -661,7 +735,7 @@ class Engine:
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:
-        """Leave the step that ended behind."""
+        """Count the step that ended, and prepare for the next one."""
         self.progress.steps += updated
         self.progress.skipped += not updated
         fed = sum(_rows(self._inputs(batch)) for batch in self._fed if batch is not NOTHING)
@@ -669,7 +743,7 @@ class Engine:
         self._clear()
 
     def _clear(self) -> None:
-        """Have nothing of the step left."""
+        """Forget everything of the step."""
         HERE.step, self._short = self.started, None
         self.gradients.clear()
         self.executor.begin()
@@ -685,18 +759,22 @@ class Engine:
 
 
 def chained(model: nn.Module, cut: Cut | None) -> Chain:
-    """The layers of a model: as it is `cut`, or else as it stands."""
+    """The layers of a model: those of `cut`, or its own without one."""
     return chain_of(model) if cut is None else Blocks(model, cut).chain()
 
 
 def pipeline_of(chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None) -> Pipeline:
-    """The pipeline that `plan` makes of a model; `parts` names the modules of each stage. Raises `ConfigError`."""
+    """The pipeline of `plan` for a model. `parts` names the modules of each stage. Raises
+    `ConfigError`.
+    """
     ranges = by_names(parts, [layer.name for layer in chain.layers]) if parts else None
     return Pipeline.of(plan, facts(chain), microbatches, text_of(plan), ranges)
 
 
 def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Executor:
-    """The executor of an engine's row of the program, without backward on stages before the first that trains."""
+    """The executor of an engine's row of the program. The row has no backward on stages before the
+    first that trains.
+    """
     comm, schedule = engine.comm, engine.pipeline.schedule
     first = min((parameter.stages[0] for parameter in engine.parameters if parameter.trainable), default=schedule.stages)
     rows = [trimmed(row, first) for row in program(schedule)]
@@ -706,8 +784,10 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
 
 
 def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None) -> dict[str, nn.Parameter]:
-    """The parameters that this pipeline rank holds; the others are let go of, but for their format in compute, which tells a
-    model in which one to make masks and positions.
+    """The parameters that this pipeline rank holds. The others are emptied in place.
+
+    An empty one keeps the format of compute: models make masks and positions in the format of their
+    first parameter.
     """
     names = {parameter.name for parameter in own}
     for name, weight in named.items():
@@ -717,16 +797,10 @@ def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: 
     return {name: weight for name, weight in named.items() if name in names}
 
 
-def _holders(comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]) -> dict[tuple[int, ...], Ranks]:
-    """Groups of the pipeline ranks that hold the same parameter."""
-    found = sorted({holders for parameter in parameters if len(holders := holders_of(parameter, homes)) > 1})
-    return {holders: comm.part("pipeline", holders) for holders in found}
-
-
 def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:
-    """Give all ranks the first one's weights, then split the model over tensor ranks.
+    """Give all ranks the weights of the first, then split the model over tensor ranks.
 
-    Returns what became of each parameter, and where activations pass between ranks.
+    Returns how each parameter is split, and the places where activations pass between ranks.
     """
     for weight in model.parameters():
         comm.broadcast(INITIAL, weight.data, comm.world)()
@@ -749,7 +823,9 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
-    """`batches`, unless their length is known and more than a step takes: the rest would be lost, or come first every time."""
+    """`batches`, after a check of their length, if it is known. Of a list that is longer than a
+    step, the rest would be lost, and the next call would begin with the same ones again.
+    """
     if isinstance(batches, Sized) and len(batches) > number:
         raise BridgeError(
             f"train_batch: found {len(batches)} batches, expected the {number} of a step; pass one iterator over all of them,"
@@ -759,14 +835,14 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 
 
 def _given(batch: Any) -> Arguments:
-    """A batch as a model takes it: in order, by name, or both."""
+    """A batch as the arguments of a model: in order, by name, or both."""
     if isinstance(batch, Arguments):
         return batch
     return Arguments((), dict(batch)) if isinstance(batch, Mapping) else Arguments(tuple(batch), {})
 
 
 def _targets(batch: Arguments) -> Any:
-    """What a loss function takes beside the output: the last input, or all that is named."""
+    """The targets in a batch: the last input, or all named ones if there is none in order."""
     return batch.given[-1] if batch.given else batch.named
 
 

@@ -21,8 +21,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What random numbers of one microbatch depend on: the run's seed, the step, its place among all ranks', and which
-    forward pass of it this is.
+    """The numbers that random numbers of one microbatch depend on: the run's seed, the step, the
+    microbatch's place among those of all data ranks, and which forward pass of it this is.
     """
 
     seed: int
@@ -32,10 +32,10 @@ class Draw:
 
 
 class Stage:
-    """Layers that run one after the other, in chunks that are computed again or not.
+    """Layers that run one after the other, in chunks that are recomputed in backward or not.
 
-    With `early_stop`, computing again ends with the last tensor that backward needs; without, it makes the same calls as
-    the first time, whatever the layers are.
+    With `early_stop`, recomputation ends with the last tensor that backward needs. Without, it
+    makes the same calls as the first time.
     """
 
     def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device, early_stop: bool = True) -> None:
@@ -46,12 +46,15 @@ class Stage:
         self.trains = any(weight.requires_grad for weight in weights)
 
     def forward(self, inputs: Any, draw: Draw | None, keep: bool = False) -> Any:
-        """Run the layers on `inputs`; `draw` is None in evaluation, which draws nothing and keeps nothing. With `keep`, no
-        layer is computed again in backward.
+        """Run the layers on `inputs`. `draw` is None in evaluation, which draws nothing and keeps
+        nothing. With `keep`, no layer is recomputed in backward.
         """
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
             if again and draw is not None and not keep:
+                # An early stop leaves out calls behind the last tensor that backward needs. In
+                # split layers these may be collectives, which all ranks of a group have to make
+                # alike. The state of generators is not kept, as `run` seeds them for every layer.
                 with set_checkpoint_early_stop(self.early_stop):
                     inputs = checkpoint(run, inputs, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -63,19 +66,26 @@ class Stage:
 
         def run(inputs: Any) -> Any:
             for layer in layers:
-                inputs = layer(inputs) if draw is None else self._drawn(layer, inputs, draw)
+                if draw is None:
+                    inputs = layer(inputs)
+                    continue
+                # The seed names the layer, and no rank. The same dropout is drawn on every layout,
+                # and when it is recomputed.
+                with scope(self.device):
+                    reseed(
+                        seed_of(draw.seed, draw.step, draw.microbatch, draw.turn, layer.name),
+                        self.device,
+                    )
+                    inputs = layer(inputs)
             return inputs
 
         return run
 
-    def _drawn(self, layer: Layer, inputs: Any, draw: Draw) -> Any:
-        with scope(self.device):
-            reseed(seed_of(draw.seed, draw.step, draw.microbatch, draw.turn, layer.name), self.device)
-            return layer(inputs)
-
 
 def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ...]:
-    """Selective recompute: have those modules of `model` computed again that can be, by a method `compute_again`."""
+    """If the plan asks for selective recompute, call `compute_again` of every module that has that
+    method. Returns a finding if none has.
+    """
     parts = [module for module in model.modules() if hasattr(module, "compute_again")]
     if recompute.granularity != "selective":
         return ()
@@ -88,7 +98,9 @@ _NO_PARTS = "no module of the model has a method `compute_again`, so nothing is 
 
 
 def detached(values: Any) -> Any:
-    """`values` cut from their graph: leaves that collect the gradient which the stage before needs."""
+    """`values` cut from their graph. Their gradient, which the stage before needs, collects in
+    their `grad`.
+    """
     return tree_map_only(Tensor, _leaf, values)
 
 

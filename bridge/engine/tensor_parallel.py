@@ -29,13 +29,17 @@ class Split:
     sequence: bool
 
     def sum(self, name: str, tensor: Tensor) -> Tensor:
-        """Sum of `tensor` over the group, in its own memory where it is contiguous: what it held before is gone."""
+        """Sum of `tensor` over the group. A contiguous tensor is overwritten with it."""
         total, wait = self._start_sum(name, tensor)
         wait()
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Token slices of all ranks, put together."""
+        """Token slices of all ranks, put together: (batch, tokens / ranks, ...) to (batch, tokens,
+        ...).
+        """
+        # The collective puts parts of ranks one behind the other along the first dimension, so
+        # tokens go there for a while.
         moved = tensor.transpose(0, TOKENS).contiguous()
         whole = moved.new_empty(len(moved) * self.group.size, *moved.shape[1:])
         self.comm.all_gather(GATHER_TOKENS, whole, moved, self.group)()
@@ -48,7 +52,9 @@ class Split:
         return part
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
-        """What a gradient of split layers' common input sums up to, once it was waited for."""
+        """Start the sum of a gradient of split layers' common input. Returns its result, which is
+        valid after the wait.
+        """
         return self._start_scatter(gradient) if self.sequence else self._start_sum(SUM_BACKWARD, gradient)
 
     def _start_sum(self, name: str, tensor: Tensor) -> tuple[Tensor, Wait]:
@@ -61,7 +67,9 @@ class Split:
         return part.transpose(0, TOKENS), self.comm.reduce_scatter(SCATTER_TOKENS, part, moved, self.group)
 
     def slice(self, tensor: Tensor) -> Tensor:
-        """This rank's token slice of `tensor`, which all ranks hold alike."""
+        """This rank's token slice of `tensor`, which all ranks hold alike: (batch, tokens, ...) to
+        (batch, tokens / ranks, ...).
+        """
         length = tensor.shape[TOKENS]
         if length % self.group.size:
             raise ConfigError(
@@ -72,12 +80,12 @@ class Split:
 
 
 class _Wait(torch.autograd.Function):
-    """Before a split layer: in backward, the end of the sum that `_Enter` started."""
+    """Before a split layer. In backward, it waits for the sum that `_Enter` started."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, started: list[Wait]) -> Tensor:
         context.started = started
-        return inputs.view_as(inputs)
+        return inputs.view_as(inputs)  # autograd wants another tensor than the input
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -86,7 +94,9 @@ class _Wait(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """Into split layers: the same input (`whole`) on all ranks, whose gradients have to be summed."""
+    """Into split layers: the same input (`whole`) on all ranks. In backward, it starts the sum of
+    the ranks' gradients.
+    """
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, whole: Tensor, split: Split, started: list[Wait]) -> Tensor:
@@ -108,25 +118,33 @@ class _Enter(torch.autograd.Function):
 
 
 class _Weight(torch.autograd.Function):
-    """The weight of a linear layer as a node of its own: takes the gradient of the layer's output, to which it has the shape."""
+    """The weight of a linear layer as a node of its own, whose backward takes the gradient of the
+    layer's output.
+    """
 
     @staticmethod
     def forward(context: Any, weight: Tensor, bias: Tensor | None, whole: Tensor, split: Split) -> Tensor:
         context.save_for_backward(whole)
         context.split = split
+        # Autograd checks that a gradient has the shape of the output. This one has it, (..., out),
+        # with a single element of memory.
         return weight.new_empty(()).expand(*whole.shape[:-1], len(weight))
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (whole,) = context.saved_tensors
         context.split.comm.ledger.note("weight gradient")
+        # All dimensions but the last count tokens: (tokens, out) transposed times (tokens, in) is
+        # (out, in).
         flat, inputs = gradient.flatten(0, -2), whole.flatten(0, -2)
         of_weight, of_bias = context.needs_input_grad[:2]
         return flat.t() @ inputs if of_weight else None, flat.sum(0) if of_bias else None, None, None
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer whose weight gets its gradient elsewhere, so that the input's comes first."""
+    """A linear layer that gives its input a gradient, and hands the output's on to the `_Weight` at
+    `place`.
+    """
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -140,18 +158,24 @@ class _Product(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of a split layer: the sum of what ranks hold, in the memory of what nobody else reads."""
+    """Out of a split layer: the sum of the ranks' outputs. Without sequence parallelism it
+    overwrites `outputs`.
+    """
 
     @staticmethod
     def forward(context: Any, outputs: Tensor, split: Split) -> Tensor:
         context.split = split
         if split.sequence:
             return split.scatter_sum(outputs)
+        # The product before it keeps its inputs for backward, and not this output. Nobody else
+        # reads it.
         context.mark_dirty(outputs)
         return split.sum(SUM, outputs)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # The derivative of a sum by each of its terms is one, so the gradient of the sum is that of
+        # every rank's part.
         split: Split = context.split
         return split.gather(gradient) if split.sequence else gradient, None
 
@@ -171,18 +195,25 @@ class _Scatter(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Losses of tokens from logits (tokens, local vocabulary) of which each rank holds a part."""
+    """Cross entropy (tokens,) of logits (tokens, local vocabulary), of which each rank holds the
+    part from `start` on.
+    """
 
     @staticmethod
     def forward(context: Any, logits: Tensor, targets: Tensor, split: Split, start: int) -> Tensor:
+        # The loss of a token is log(sum of exp(logit - m)) - (logit of the target - m). With m the
+        # largest logit of all ranks, no exponential exceeds 1. Both terms are sums over the
+        # vocabulary, so that ranks add up theirs in one collective.
         largest = logits.amax(-1)
         split.comm.all_reduce(LARGEST, largest, split.group, "max")()
         shifted = logits - largest[:, None]
         local = targets - start
         here = (local >= 0) & (local < logits.shape[-1])
+        # A target of another rank is looked up at place 0 and multiplied with 0: the rank that has
+        # it adds it to the sum.
         places = local.where(here, 0)
         chosen = shifted.gather(-1, places[:, None])[:, 0] * here
-        exponentials = shifted.exp_()
+        exponentials = shifted.exp_()  # in the memory of `shifted`, which is as large as the logits
         sums = torch.stack([exponentials.sum(-1), chosen])
         split.comm.all_reduce(LOGITS, sums, split.group)()
         context.save_for_backward(exponentials.div_(sums[0][:, None]), places, here)
@@ -190,6 +221,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        # The derivative by a logit is its softmax, less one at the target.
         shares, places, here = context.saved_tensors
         found = shares * gradient[:, None]
         found.scatter_add_(-1, places[:, None], -(gradient * here)[:, None])
@@ -197,11 +229,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Entrance:
-    """The way into split layers that take the same input, so that it is gathered, and its gradient summed, once for all.
+    """The way into split layers that take the same input: it is gathered, and its gradient summed,
+    once for all of them.
 
-    Backward runs the node that was made last of those that are ready. Nodes are made in this order: the wait for the sum of
-    input gradients, the weights, the sum, the products. So the sum starts as soon as the products' input gradients are there,
-    and weight gradients are computed meanwhile.
+    Of the nodes that are ready, backward runs the one that was made last. Nodes are made in this
+    order: the wait for the sum of input gradients, the weights, the sum, the products. So the sum
+    starts as soon as the products' input gradients are there, and the gradients of weights are
+    computed before the wait.
     """
 
     def __init__(self, split: Split) -> None:
@@ -214,14 +248,19 @@ class Entrance:
         self._users.append(user)
 
     def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
-        """The product of `inputs` with the weight of `user`, and its bias added."""
+        """The product of `inputs` with the weight of `user`, plus its bias."""
+        # The first user with an input enters it for all; the last one lets go of it, so that it is
+        # not kept until the next pass.
         if self._last is None or self._last[0] is not inputs:
             self._last, self._left = (inputs, *self._enter(inputs)), len(self._users)
         _, entered, places = self._last
         self._left -= 1
         if self._left == 0:
             self._last = None
-        return _product(entered, places[self._users.index(user)], user.weight, user.bias)
+        place = places[self._users.index(user)]
+        fixed = None if user.bias is None else user.bias.detach()
+        found: Tensor = _Product.apply(entered, place, user.weight.detach(), fixed)  # type: ignore[no-untyped-call]
+        return found
 
     def _enter(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         started: list[Wait] = []
@@ -256,6 +295,8 @@ class RowLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., in / ranks) to (..., out)."""
+        # The bias comes after the sum: every rank has it whole, and in the products it would be
+        # added once for each rank.
         total = _leave(F.linear(inputs, self.weight), self._split)
         if self.bias is None:
             return total
@@ -272,6 +313,7 @@ class SplitLogits:
 
     def whole(self) -> Tensor:
         """All logits, on every rank. All tensor ranks must take part."""
+        # Each rank adds the size of its own part to zeros, and thereby learns those of the others.
         sizes = self.local.new_zeros(self.split.group.size, dtype=torch.int64)
         sizes[self.split.group.index] = self.local.shape[-1]
         self.split.comm.all_reduce("logits' sizes", sizes, self.split.group)()
@@ -279,11 +321,14 @@ class SplitLogits:
         return joined(self.split.comm, "logits", self.local, mark)
 
     def losses(self, targets: Tensor, ignored: int) -> Tensor:
-        """Cross entropy of each token (flattened); 0 where the target is `ignored`."""
+        """Cross entropy of each token (tokens,) in fp32 or finer; 0 for tokens whose target is
+        `ignored`.
+        """
         flat, kept = targets.flatten(), targets.flatten() != ignored
         logits = self.local.flatten(0, -2)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found: Tensor = _cross_entropy(exact, flat.where(kept, 0), self.split, self.start)
+        of_kept = flat.where(kept, 0)
+        found: Tensor = _CrossEntropy.apply(exact, of_kept, self.split, self.start)  # type: ignore[no-untyped-call]
         return found * kept
 
 
@@ -295,7 +340,7 @@ register_pytree_node(
 
 
 class VocabularyLinear(nn.Module):
-    """The output layer split by vocabulary: whole input, `SplitLogits`."""
+    """The output layer split by vocabulary: whole input, `SplitLogits` as output."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int) -> None:
         super().__init__()
@@ -313,6 +358,8 @@ class VocabularyEmbedding(nn.Module):
 
     def __init__(self, weight: nn.Parameter, split: Split, start: int) -> None:
         super().__init__()
+        # The sum is whole even under sequence parallelism: tokens are split later, behind the
+        # modules that the plan names.
         self.weight, self._split, self._start = weight, Split(split.comm, split.group, sequence=False), start
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -324,7 +371,7 @@ class VocabularyEmbedding(nn.Module):
 
 
 class TokenDropout(nn.Module):
-    """Dropout of a slice of tokens by the same mask that the whole sequence would get."""
+    """Dropout of a slice of tokens, by this slice of the mask for the whole sequence."""
 
     def __init__(self, p: float, split: Split) -> None:
         super().__init__()
@@ -334,6 +381,8 @@ class TokenDropout(nn.Module):
         """Any activations split by tokens."""
         if not self.training or self.p == 0.0:
             return inputs
+        # Ranks draw from the same seed. A mask of its own size would be the same on all of them,
+        # and not that of one process.
         shape = list(inputs.shape)
         shape[TOKENS] *= self._split.group.size
         mask = F.dropout(inputs.new_ones(shape), self.p)
@@ -342,7 +391,10 @@ class TokenDropout(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What conversion did to a parameter: cut along `split` (None: not), of `whole`, from `start`; shares to be summed or not."""
+    """How conversion changed a parameter: it is cut along the dimension `split` (None: not cut),
+    which has `whole` elements in all, and begins at `start`. If it is `partial`, each rank has a
+    share of its gradient, and shares have to be summed.
+    """
 
     split: int | None = None
     start: int = 0
@@ -351,7 +403,9 @@ class Mark:
 
 
 class Conversion:
-    """Splits a model in place, by the names of a plan. `marks` tells what became of each parameter, by its new identity."""
+    """Splits a model in place, by the names of a plan. `marks` has each parameter's mark, by the
+    identity of the new parameter.
+    """
 
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
@@ -360,10 +414,18 @@ class Conversion:
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
         self._entrances: dict[str, Entrance] = {}
         ConfigError.raise_if(self._problems())
+        # Modules first: a weight that belongs to a split layer has its mark then, and is not cut
+        # again by its name.
         self._replace_modules()
         self._cut_weights()
-        self._share_gradients()
-        self._divide_attributes()
+        for name, module in self.model.named_modules():
+            if matches(name, self.plan.partial):
+                self.marks.update(
+                    {id(weight): Mark(partial=True) for weight in module.parameters()}
+                )
+        # A list, as the division changes what `_counted` looks at.
+        for name, value, attribute in list(self._counted()):
+            setattr(self.model.get_submodule(name), attribute, value // self.split.group.size)
         if split.sequence:
             self._split_tokens()
 
@@ -428,16 +490,20 @@ class Conversion:
         return VocabularyLinear(weight, bias, self._entrance(name, module), self.marks[id(weight)].start)
 
     def _shared(self, name: str, module: nn.Linear) -> nn.Module:
+        """A layer that every rank holds whole. A rank uses a part of its output, and so gets a
+        share of its gradient.
+        """
         for weight in module.parameters():
             self.marks[id(weight)] = Mark(partial=True)
-        return ColumnLinear(_parameter(module.weight), module.bias, self._entrance(name, module))
+        assert isinstance(module.weight, nn.Parameter), "linear layers hold parameters"
+        return ColumnLinear(module.weight, module.bias, self._entrance(name, module))
 
     def _row(self, name: str, module: nn.Linear) -> nn.Module:
         self.sites.append(Site(name, "leave", module.out_features))
         return RowLinear(self._cut(module.weight, 1), module.bias, self.split)
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
-        """Layers of one parent take the same input."""
+        """The entrance of a layer. Layers of one parent share it, as they take the same input."""
         parent = name.rpartition(".")[0]
         if parent not in self._entrances:
             self._entrances[parent] = Entrance(self.split)
@@ -448,7 +514,7 @@ class Conversion:
         return None if module.bias is None else self._cut(module.bias, 0)
 
     def _cut(self, weight: Tensor, dim: int) -> nn.Parameter:
-        """This rank's part; tied parameters stay tied."""
+        """This rank's part of a weight. Tied parameters stay tied."""
         key = id(weight), dim
         if key not in self._cuts:
             whole = weight.shape[dim]
@@ -466,52 +532,41 @@ class Conversion:
                     parent, _, leaf = name.rpartition(".")
                     setattr(self.model.get_submodule(parent), leaf, self._cut(weight, dim))
 
-    def _share_gradients(self) -> None:
-        for name, module in self.model.named_modules():
-            if matches(name, self.plan.partial):
-                self.marks.update({id(weight): Mark(partial=True) for weight in module.parameters()})
-
-    def _divide_attributes(self) -> None:
-        for name, value, attribute in list(self._counted()):
-            setattr(self.model.get_submodule(name), attribute, value // self.split.group.size)
-
     def _split_tokens(self) -> None:
+        """Split the stream by tokens behind the modules that the plan names."""
         before: set[int] = set()
+        # Features of the stream: what the first split layer takes.
+        width = next((site.width for site in self.sites if site.kind == "enter"), 0)
         for name, module in list(self.model.named_modules()):
             if matches(name, self.plan.scattered):
                 before |= {id(part) for part in module.modules()}
-                if not any(matches(parent, self.plan.scattered) for parent in _parents(name)):
+                # A name in the plan may match a module and modules within it. Only the outermost
+                # one scatters.
+                words = name.split(".")
+                parents = (".".join(words[:number]) for number in range(1, len(words)))
+                if not any(matches(parent, self.plan.scattered) for parent in parents):
                     module.register_forward_hook(self._scatter)
-                    self.sites.append(Site(name, "scatter", self._width()))
+                    self.sites.append(Site(name, "scatter", width))
             elif isinstance(module, nn.Dropout):
                 self.model.set_submodule(name, TokenDropout(module.p, self.split))
+        # A parameter that is not split sees this rank's tokens alone from there on, so that its
+        # gradient is a share.
         for module in self.model.modules():
             for weight in module.parameters(recurse=False) if id(module) not in before else ():
                 self.marks.setdefault(id(weight), Mark(partial=True))
-
-    def _width(self) -> int:
-        """Features of the stream: what the first split layer takes."""
-        return next((site.width for site in self.sites if site.kind == "enter"), 0)
 
     def _scatter(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         found: Tensor = _scatter(output, self.split)
         return found
 
 
-def _parameter(weight: Tensor) -> nn.Parameter:
-    assert isinstance(weight, nn.Parameter), "linear layers hold parameters"
-    return weight
-
-
-def _parents(name: str) -> Iterator[str]:
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
 def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
-    """The whole of a parameter of which each tensor rank holds the part that `mark` (or a `Parameter`) tells."""
+    """The whole of a tensor that is split over tensor ranks as `mark` (a `Mark` or a `Parameter`)
+    describes.
+    """
     group, dim = comm.group("tensor"), mark.split
+    # Parts may differ in length, but a gather wants them alike: each is padded to the longest, and
+    # cut to its own length after.
     length = -(-mark.whole // group.size)
     moved = local.transpose(0, dim)
     padded = moved.new_zeros(length, *moved.shape[1:])
@@ -530,12 +585,6 @@ _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
 }
 
 
-def _product(entered: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    fixed = None if bias is None else bias.detach()
-    found: Tensor = _Product.apply(entered, place, weight.detach(), fixed)  # type: ignore[no-untyped-call]
-    return found
-
-
 def _leave(outputs: Tensor, split: Split) -> Tensor:
     found: Tensor = _Leave.apply(outputs, split)  # type: ignore[no-untyped-call]
     return found
@@ -543,9 +592,4 @@ def _leave(outputs: Tensor, split: Split) -> Tensor:
 
 def _scatter(inputs: Tensor, split: Split) -> Tensor:
     found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor, split: Split, start: int) -> Tensor:
-    found: Tensor = _CrossEntropy.apply(logits, targets, split, start)  # type: ignore[no-untyped-call]
     return found

@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Tells traces of an engine."""
+    """Describes an engine to traces."""
 
     engine: Engine
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """See `Source`. Those of all pipeline ranks, of which this one runs some."""
+        """Layers of all pipeline ranks, of which this one runs some."""
         return {layer.name: layer.module for layer in self.engine.chain.layers}
 
     @property
     def entrance(self) -> str:
-        """See `Source`."""
         pipeline = self.engine.pipeline
         first = min(pipeline.local(self.engine.line.index))
         return list(self.layers)[pipeline.layers[first][0]]
@@ -48,48 +47,44 @@ class EngineSource:
 
     @property
     def recomputes(self) -> bool:
-        """See `Source`."""
         return any(stage.recomputes for stage in self.engine.executor.stages.values())
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """See `Source`."""
         homes = self.engine.pipeline.schedule.homes
         return sorted({holders_of(parameter, homes) for parameter in self.engine.parameters})
 
     @property
     def comm(self) -> Comm:
-        """See `Source`."""
         return self.engine.comm
 
     def now(self) -> Now:
-        """See `Source`. Microbatches are known to be equal where the plan tells their size."""
+        """Where the run is. Microbatches are known to be equal if the plan sets their size."""
         engine = self.engine
         equal = engine.plan.batch.micro is not None
         number = engine.accumulation * engine.data.size if equal else None
         return Now(engine.started, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. Gradients are those that the optimizer gets, after clipping, as in every other loop."""
+        """Factors of the step that ends. With them, gradients are those that the optimizer gets,
+        after clipping.
+        """
         norm, clip = self.engine.progress.grad_norm, setting(self.engine.plan.optimizer, "clip")
         clipped = clip_factor(norm, clip) if isfinite(norm) else 1.0
         return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit * clipped}
 
     @property
     def loss(self) -> float:
-        """Of the step that ends, over all ranks."""
+        """The loss of the step that ends, over all ranks."""
         return self.engine.progress.loss
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
-        """See `Source`."""
         self.engine.watchers[moment].append(call)
 
     def settings(self) -> Mapping[str, object]:
-        """See `Source`."""
         return {**self.engine.plan.values(), "seed": self.engine.seed}
 
     def about(self) -> Mapping[str, object]:
-        """See `Source`."""
         engine = self.engine
         formats = {name for flat in engine.layout.flats for name in (flat.dtype, flat.reduce, flat.master)}
         return {
@@ -101,8 +96,9 @@ class EngineSource:
         }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """See `Source`. What a split vocabulary yields is split by its last dimension, streams by tokens under sequence
-        parallelism; all else is whole on every tensor rank.
+        """The part of a layer's activation that `tensor` is. Logits of a split vocabulary are split
+        by their last dimension, and streams by tokens under sequence parallelism. Everything else
+        is whole on every tensor rank.
         """
         shape, group = tuple(tensor.shape), self.engine.tensor
         if group.size == 1:
@@ -110,12 +106,13 @@ class EngineSource:
         logits = self._logits.get(layer) if output else None
         if logits is not None:
             return Placement.box((*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape)
-        if self._by_tokens(layer, output):
+        # The layer that scatters still takes the whole stream: its output is split, and the inputs
+        # of those behind it.
+        if self._places[layer] >= self._scattered + (0 if output else 1):
             return Placement.full(shape).split(TOKENS, group.index, group.size)
         return Placement.full(shape, ("tensor",))
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """See `Source`."""
         if kind == "buffer":
             return
         if kind == "state":
@@ -126,12 +123,29 @@ class EngineSource:
         elif kind == "replica":
             yield from self._buffers()
         elif kind == "shard":
-            yield from self._reduced()
+            # Slices of gradients as they are kept, padding included.
+            for flat, shard in self.engine.gradients.parts():
+                layer = self._layer_of(flat.slots[0].parameter.name)
+                yield Held(
+                    layer, SHARD, f"stage {flat.stage}", shard, Placement.full((len(shard),))
+                )
         else:
-            yield from (held for flat, name, shard in self._shards(kind) for held in self._held(flat, kind, name, shard))
+            for flat, name, shard in self._shards(kind):
+                for layer, tensor, offset, placement in self._owned[flat.slots[0].parameter.name]:
+                    local = shard[offset : offset + placement.count]
+                    yield Held(
+                        layer,
+                        kind,
+                        f"{tensor}.{name}" if name else tensor,
+                        local,
+                        placement,
+                        flat.replicas,
+                    )
 
     def batch(self) -> Iterator[Held]:
-        """See `Source`. Tensor and pipeline ranks take the same microbatch."""
+        """Inputs and labels of the microbatch that runs. Tensor and pipeline ranks take the same
+        one.
+        """
         for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
             yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor", "pipeline")))
 
@@ -141,16 +155,12 @@ class EngineSource:
         numbers = torch.tensor(counters, dtype=torch.float64)
         return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)))
 
-    def _reduced(self) -> Iterator[Held]:
-        """Slices of gradients as they are kept, padding included."""
-        for flat, shard in self.engine.gradients.parts():
-            layer = self._layer_of(flat.slots[0].parameter.name)
-            yield Held(layer, SHARD, f"stage {flat.stage}", shard, Placement.full((len(shard),)))
-
     def _buffers(self) -> Iterator[Held]:
         """Whole weights that data ranks gathered from each other's parts."""
         weights = self.engine.weights
         weights.settle()
+        # A flat that shares its buffer may be out of it, and a flat that is not sharded was not
+        # gathered.
         for flat in self.engine.layout.flats:
             if flat.sharded and not flat.weight_shared:
                 whole = weights.whole(flat)
@@ -160,7 +170,7 @@ class EngineSource:
                     yield Held(layer, "replica", tensor, local, _box(slot.parameter, ("data",)), flat.replicas)
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
-        """Owned slices of that kind, with the name that they add to the parameters'."""
+        """Owned slices of that kind by flat, with a name to append to those of parameters."""
         engine, flats = self.engine, self.engine.layout.flats
         if kind == "weight":
             yield from ((flat, "", shard) for flat, shard in zip(flats, engine.weights.shards, strict=True))
@@ -170,14 +180,11 @@ class EngineSource:
             for place, index in enumerate(engine.weights.trained()):
                 yield from ((flats[index], name, state) for name, state in engine.optimizer.state(place).items())
 
-    def _held(self, flat: Flat, kind: Kind, name: str, shard: Tensor) -> Iterator[Held]:
-        for layer, tensor, offset, placement in self._owned[flat.slots[0].parameter.name]:
-            local = shard[offset : offset + placement.count]
-            yield Held(layer, kind, f"{tensor}.{name}" if name else tensor, local, placement, flat.replicas)
-
     @cached_property
     def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
-        """By the first parameter of a flat buffer, what this rank owns of it: layer, name, where it begins, and its place."""
+        """The pieces of each flat buffer that this rank owns, by the buffer's first parameter:
+        layer, name, offset in the slice, and placement.
+        """
         return {flat.slots[0].parameter.name: list(self._pieces(flat)) for flat in self.engine.layout.flats}
 
     def _pieces(self, flat: Flat) -> Iterator[tuple[str, str, int, Placement]]:
@@ -194,23 +201,21 @@ class EngineSource:
     def _layer_of(self, parameter: str) -> str:
         return next((layer for layer in self.layers if parameter.startswith(f"{layer}.")), "")
 
-    def _by_tokens(self, layer: str, output: bool) -> bool:
-        """Whether sequence parallelism splits the stream there: from the layer on that scatters it."""
-        return self._places[layer] >= self._scattered + (not output)
-
     @cached_property
     def _places(self) -> Mapping[str, int]:
         return {layer: place for place, layer in enumerate(self.layers)}
 
     @cached_property
     def _scattered(self) -> int:
-        """Place of the first layer that scatters the stream; beyond all without one."""
+        """Place of the first layer that scatters the stream by tokens. Without one: the number of
+        layers, beyond all places.
+        """
         found = (self._places.get(name.partition(".")[0], 0) for name in self.engine.scattered)
         return min(found, default=len(self._places))
 
     @cached_property
     def _logits(self) -> Mapping[str, Parameter]:
-        """The weight whose vocabulary a layer's output is split by, for those layers that have one."""
+        """For each layer with an output split by vocabulary, the weight that is split."""
         slots = {slot.parameter.name: slot.parameter for flat in self.engine.layout.flats for slot in flat.slots}
         names = {id(weight): name for name, weight in self.engine.model.named_parameters()}
         heads = ((layer, part) for layer, module in self.layers.items() for part in module.modules())
@@ -219,8 +224,10 @@ class EngineSource:
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
-    """What this rank's part of a parameter is of the whole."""
+    """The place of this rank's part of a parameter in the whole."""
     whole = tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
-    offsets = tuple(parameter.start * (dim == parameter.split) for dim in range(len(parameter.shape)))
+    offsets = tuple(
+        parameter.start if dim == parameter.split else 0 for dim in range(len(parameter.shape))
+    )
     holders = ("pipeline",) if parameter.replicas else ()
     return Placement.box(whole, offsets, parameter.shape, (*replicas, *holders))

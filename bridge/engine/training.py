@@ -1,4 +1,4 @@
-"""Training: a plan run for some steps on text, with one report a step."""
+"""Training: a plan run for some steps on text, with one report for each step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from bridge.plan import Plan
 from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
-"""The model that needs nothing but time: under a million parameters."""
+"""The default model: under a million parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step: mean loss over all ranks, gradient norm before clipping, tokens a second over all ranks, MiB on this rank."""
+    """One step: mean loss over all ranks, gradient norm before clipping, tokens per second over all
+    ranks, MiB on this rank.
+    """
 
     step: int
     loss: float
@@ -48,7 +50,7 @@ class Report:
         )
 
     def fields(self) -> dict[str, float | int]:
-        """As plain values."""
+        """The report as plain values, by name."""
         return asdict(self)
 
 
@@ -74,8 +76,9 @@ class Training:
         folder: Path | None = None,
         alike: Mapping[str, Any] = MappingProxyType({}),
     ) -> Training:
-        """Build model (that of `folder`, where one is given), data and engine (`trace`, `full`, `policy` and `alike` as in
-        `initialize`); raises `BridgeError` if something does not fit.
+        """Build the model (that of `folder`, if given), the data and the engine. `trace`, `full`,
+        `policy` and `alike` are those of `initialize`. Raises `BridgeError` if something does not
+        fit.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
@@ -94,33 +97,38 @@ class Training:
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:
-        """Train until `number` steps are done in all, those before a resume counted."""
-        while self.engine.progress.steps + self.engine.progress.skipped < number:
-            start = time.perf_counter()
-            self.engine.train_batch(self.text.microbatches(self.engine, self.rows))
-            yield self._report(time.perf_counter() - start)
-
-    def _report(self, seconds: float) -> Report:
+        """Train until `number` steps are done, including those before a resume; one report for
+        each.
+        """
         engine = self.engine
         tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
-        return reported(engine, engine.progress.steps + engine.progress.skipped, tokens / seconds)
+        while engine.progress.steps + engine.progress.skipped < number:
+            start = time.perf_counter()
+            engine.train_batch(self.text.microbatches(engine, self.rows))
+            seconds = time.perf_counter() - start
+            yield reported(
+                engine, engine.progress.steps + engine.progress.skipped, tokens / seconds
+            )
 
 
 def place() -> torch.device:
-    """Where this process computes."""
+    """The device of this process: its accelerator, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def memory(device: torch.device) -> float:
-    """The most that this process has held so far, in MiB: on the accelerator, or of the whole process."""
+    """The most memory that this process has held so far, in MiB: on the accelerator, or of the
+    whole process.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    # getrusage counts in bytes on macOS, and in KiB on Linux.
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def reported(engine: Engine, step: int, tokens_per_second: float) -> Report:
-    """What the last step of an engine came to, as the step of that number."""
+    """The report of an engine's last step, as step number `step`."""
     progress = engine.progress
     return Report(
         step=step,

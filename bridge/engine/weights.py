@@ -1,5 +1,5 @@
-"""Weights: whole buffers that stages compute with, the slices that this rank owns, and gathers between the
-two.
+"""Weights: whole buffers that stages compute with, the slices that this rank owns, and gathers
+between the two.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXPORT = "export weights"
 
 
 class Weights:
-    """Flat weights of one rank. Parameters become views of the whole buffers; masters are what the optimizer
-    updates.
+    """Flat weights of one rank. Parameters become views of the whole buffers; the optimizer updates
+    the masters.
     """
 
     def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], comm: Comm, device: torch.device) -> None:
@@ -28,7 +28,14 @@ class Weights:
         self.buffers = {
             home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("weight").items()
         }
-        self.shards = [self._shard(flat) for flat in layout.flats]
+        # The owned slice, in the master format: part of the whole buffer itself if it keeps both
+        # its content and its format.
+        self.shards: list[Tensor] = []
+        for flat in layout.flats:
+            if flat.master_is_weight:
+                self.shards.append(self.owned(flat))
+            else:
+                self.shards.append(torch.zeros(flat.shard, dtype=TORCH[flat.master], device=device))
         self.residency = Residency(layout)
         self._pending: dict[int, Wait] = {}
         self._adopt(parameters)
@@ -43,7 +50,9 @@ class Weights:
         return self.whole(flat)[owned.start : owned.stop]
 
     def require(self, stage: int, following: Sequence[int] = ()) -> None:
-        """Make `stage` whole, and start to gather for the stages that follow where buffers are free."""
+        """Make `stage` whole, and start to gather for the stages `following` it as far as buffers
+        are free.
+        """
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
                 self._gather(index)
@@ -51,8 +60,8 @@ class Weights:
             self._settle(index)
 
     def refresh(self) -> None:
-        """After an update: shared buffers are out of date; flats with a buffer to themselves are gathered at
-        once.
+        """After an update: note that shared buffers are out of date, and gather flats with a buffer
+        of their own at once.
         """
         trained = self.trained()
         self.residency.drop(trained)
@@ -65,7 +74,8 @@ class Weights:
                 self._gather(index)
 
     def reload(self) -> None:
-        """After owned slices were set from outside: the same for every flat, frozen ones too."""
+        """After owned slices were set from outside: the same for every flat, including frozen ones.
+        """
         self.settle()
         everything = range(len(self.layout.flats))
         self.residency.drop(everything)
@@ -81,24 +91,26 @@ class Weights:
         return [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
 
     def masters(self) -> list[Tensor]:
-        """What the optimizer updates: the owned slice of each trainable flat, in the master format."""
+        """The owned slice of each trainable flat, in the master format. The optimizer updates
+        these.
+        """
         return [shard for flat, shard in self._each() if flat.trainable]
 
     def pieces(self) -> list[list[Piece]]:
-        """What each of the masters holds, parameter by parameter."""
+        """For each of the masters, the pieces of parameters that it holds."""
         return [list(flat.pieces(self.group.index)) for flat in self.layout.flats if flat.trainable]
 
     def masters_apart(self) -> Iterable[Tensor]:
-        """Masters that are stored beside the weights that they are cast to."""
+        """Masters that are stored apart from the weights that are cast from them."""
         return self._beside("master")
 
     def stored(self) -> Iterable[Tensor]:
-        """Whole buffers, and the slices of frozen flats that are kept beside them."""
+        """Whole buffers, and the slices of frozen flats that are stored apart from them."""
         yield from self.buffers.values()
         yield from self._beside("weights")
 
     def _beside(self, kind: str) -> Iterable[Tensor]:
-        """Owned slices that are stored beside whole buffers, of one kind."""
+        """Owned slices of one kind that are stored apart from whole buffers."""
         return (shard for flat, shard in self._each() if not flat.master_is_weight and flat.kept_as == kind)
 
     def whole_master(self, index: int) -> Tensor:
@@ -108,6 +120,8 @@ class Weights:
         flat, shard = self.layout.flats[index], self.shards[index]
         if not flat.sharded:
             return shard.clone()
+        # Frozen weights in a buffer of their own are always whole, as no update makes them out of
+        # date.
         if flat.master_is_weight and not flat.trainable:
             return self.whole(flat).clone()
         whole = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
@@ -117,17 +131,14 @@ class Weights:
     def _each(self) -> Iterable[tuple[Flat, Tensor]]:
         return zip(self.layout.flats, self.shards, strict=True)
 
-    def _shard(self, flat: Flat) -> Tensor:
-        if flat.master_is_weight:
-            return self.owned(flat)
-        return torch.zeros(flat.shard, dtype=TORCH[flat.master], device=self.whole(flat).device)
-
     def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Copy values into buffers and owned slices, then make the parameters views of the buffers."""
         for index, flat in enumerate(self.layout.flats):
             self._load(flat, self.shards[index], parameters)
             if not flat.weight_shared:
                 self.residency.hold(index)
+            # Views of flats that share a buffer overlap. Only the one that the residency names has
+            # its values there.
             for slot in flat.slots:
                 view = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
                 parameters[slot.parameter.name].data = view
@@ -136,6 +147,8 @@ class Weights:
     def _load(self, flat: Flat, shard: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         for slot in flat.slots:
             self.whole(flat)[slot.start : slot.stop].copy_(parameters[slot.parameter.name].view(-1))
+        # From the parameter, and not from the buffer: the buffer may have fewer digits than the
+        # master.
         for piece in flat.pieces(self.group.index):
             values = parameters[piece.parameter.name].view(-1)[piece.start : piece.stop]
             shard[piece.offset : piece.offset + len(values)].copy_(values)
@@ -143,19 +156,17 @@ class Weights:
     @torch.no_grad()
     def _gather(self, index: int) -> None:
         flat, shard = self.layout.flats[index], self.shards[index]
-        self._vacate(flat)
+        # A gather into the same buffer may be under way that nobody waited for: its stage was
+        # looked ahead to, and not run.
+        for other in tuple(self._pending):
+            if self.layout.flats[other].weight_home == flat.weight_home:
+                self._settle(other)
         own = self.owned(flat)
         if own.data_ptr() != shard.data_ptr():
-            own.copy_(shard)
+            own.copy_(shard)  # casts from the master to the format of compute
         if flat.sharded:
             self.comm.ledger.note(f"gather {index} starts")
             self._pending[index] = self.comm.all_gather(GATHER, self.whole(flat), own, self.group)
-
-    def _vacate(self, flat: Flat) -> None:
-        """Wait for gathers into the same buffer that nobody waited for."""
-        for index in tuple(self._pending):
-            if self.layout.flats[index].weight_home == flat.weight_home:
-                self._settle(index)
 
     def _settle(self, index: int) -> None:
         wait = self._pending.pop(index, None)

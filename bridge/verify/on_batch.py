@@ -85,7 +85,6 @@ class OnBatch(Bench):
     facts: Model | None = None
 
     def measure(self, run: Run, plan: Plan) -> Measured:
-        """See `Bench`."""
         workload = replace(self.trained[run.backend.name in OWN_MODEL], micro=self.micro)
         found = measure(run, workload, self.steps)
         if self.facts is None:

@@ -32,19 +32,15 @@ class AsMeant(Backend):
 
     @property
     def release(self) -> str | None:
-        """See `Backend`."""
         return self.inner.release
 
     def load(self) -> None:
-        """See `Backend`."""
         self.inner.load()
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         return self.inner.refusals(plan, world)
 
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """See `Backend`."""
         from bridge.comm import joined
 
         plan = lift(run) if isinstance(run, Config) else run

@@ -106,7 +106,6 @@ class Part(nn.Module):
         pass
 
     def forward(self, inputs: Any) -> Any:
-        """See the class."""
         return self._run(inputs)
 
 

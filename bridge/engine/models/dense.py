@@ -137,7 +137,6 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size)) if shape.biased("norm_bias") else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         weight = self.weight + self.centre if self.centre else self.weight
         if self.rms:
             normed = F.rms_norm(x, weight.shape, weight, self.eps)
@@ -156,7 +155,6 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(model.embedding.dropout or 0.0)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """See the class."""
         vectors: Tensor = self.tokens(tokens) * self.scale
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -179,7 +177,6 @@ class Block(nn.Module):
         self.dropout, self.scale = nn.Dropout(model.dropout or 0.0), model.embedding.residual_scale or 1.0
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         second = self.norm2 or self.norm1
         if self.parallel:
             return stream + self._added(self.attention(self.norm1(stream))) + self._added(self.mlp(second(stream)))
@@ -212,7 +209,6 @@ class Attention(gpt.Attention):
         self.query_norm, self.key_norm = (Norm(model, shape, size) if self.kind != "none" else None for size in sizes)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         query = self._normed(self.query(stream), self.heads, self.query_norm)
         key = self._normed(self.key(stream), self.kv_heads, self.key_norm)
         value = self._split(self.value(stream), self.kv_heads)
@@ -241,7 +237,6 @@ class Core(nn.Module):
         self.window, self.softcap, self.scale, self.dropout = window, softcap, scale, dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See the class."""
         dropout, sequence = self.dropout if self.training else 0.0, query.shape[-2]
         seen = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
         if self.window is not None:
@@ -267,7 +262,6 @@ class Turn(nn.Module):
         self.rates, self.factor = scaled(base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base)
 
     def forward(self, heads: Tensor) -> Tensor:
-        """See the class."""
         exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
         places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
         angles = torch.outer(places, self.rates.to(heads.device, exact))
@@ -340,7 +334,6 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[model.mlp.activation or ("silu" if shape.gated else "gelu")]
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         up = self.up(stream)
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(stream)) * up
         out: Tensor = self.down(inner)
@@ -359,6 +352,5 @@ class Head(nn.Module):
         self.scale, self.softcap = model.embedding.logit_scale or 1.0, model.embedding.softcap
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         logits: Tensor = self.logits(self.norm(stream) * self.scale)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)

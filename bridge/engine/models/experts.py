@@ -48,7 +48,6 @@ class Routed(nn.Module):
         self.shared_gate = nn.Linear(hidden, 1, bias=False) if shape.shared_gate else None
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         weights = self.router(stream).unbind(-1)
         out: Tensor = sum(
             (expert(stream) * weight.unsqueeze(-1) for expert, weight in zip(self.experts, weights, strict=True)),

@@ -88,7 +88,6 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(architecture.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """See the class."""
         vectors: Tensor = self.tokens(tokens)
         if self.positions is not None:
             vectors = vectors + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -107,7 +106,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(architecture.dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         stream = stream + self.dropout(self.attention(self.norm1(stream)))
         joined: Tensor = stream + self.dropout(self.mlp(self.norm2(stream)))
         return joined
@@ -146,7 +144,6 @@ class Attention(nn.Module):
         self.again = False
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         query, key = self._split(self.query(stream), self.heads), self._split(self.key(stream), self.kv_heads)
         value = self._split(self.value(stream), self.kv_heads)
         if self.rotary:
@@ -194,7 +191,6 @@ class MLP(nn.Module):
         self.down = nn.Linear(ffn, hidden, bias)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         up = self.up(stream)
         inner = F.gelu(up) if self.gate is None else F.silu(self.gate(stream)) * up
         out: Tensor = self.down(inner)
@@ -212,7 +208,6 @@ class Head(nn.Module):
             self.logits.weight = embedding.tokens.weight
 
     def forward(self, stream: Tensor) -> Tensor:
-        """See the class."""
         logits: Tensor = self.logits(self.norm(stream))
         return logits
 
