@@ -1,4 +1,4 @@
-"""Megatron's own meaning of flags: the values that its parser and `validate_args` make of them, release by release."""
+"""Megatron's own meaning of flags: the values that each release's parser and `validate_args` make of them."""
 
 from __future__ import annotations
 
@@ -35,16 +35,21 @@ TABLE: tuple[Step, ...] = (
     *MSC,
     *SIZE_STEPS,
     *RL_STEPS,
+    # The first group computes with pipeline_model_parallel_size as it was given. Before 0.14, this
+    # one then subtracts the stages of a separate encoder from it.
     *AFTER_SIZES,
     *GRAPH_STEPS,
     *DATA_STEPS,
     *BATCH_STEPS,
     *samples("0.17.0"),
+    # A hybrid pattern sets num_layers and the virtual stages, which the next group reads.
     *HYBRID_STEPS,
     *STAGE_STEPS,
     *OVERLAP_STEPS,
     *TORCH_STEPS,
     *STEP_STEPS,
+    # The short names of dtypes become torch's names here. Rows below compare with torch's names,
+    # rows above do not.
     *NARROW_STEPS,
     *FSDP_STEPS,
     *PRECISION_STEPS,
@@ -83,9 +88,12 @@ def effective(
     """
     defaults = releases.defaults(version)
     launched = {name: world_size for name in LAUNCHED if name in defaults}
+    # Later mappings win: a given flag overrules what the launcher implies, but nothing overrules
+    # the number of ranks.
     values = Namespace(defaults.copy(), launched, given, {"world_size": world_size})
     run(steps(version), values)
     if environment is not None:
+        # Imported here, because environment.py imports the steps of this package.
         from compat.megatron.environment import verify
 
         verify(values.__dict__, version, environment)
@@ -98,10 +106,5 @@ def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
     Raises `ConfigError` for sizes that allow no number of ranks.
     """
     values = Namespace(releases.defaults(version).copy(), given)
-    run(_world_steps(version), values)
+    run(select(WORLD_STEPS, version), values)
     return least(values)
-
-
-@cache
-def _world_steps(version: str) -> tuple[Step, ...]:
-    return select(WORLD_STEPS, version)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from bridge.checks import excludes, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
+    computed,
     derive,
     drop,
+    fallback,
     follow,
     given,
     inherit,
@@ -28,15 +29,17 @@ SCOPES = {
     "transformer_engine": ("none",),
     "full_iteration": ("none",),
 }
-"""Granularities of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
+"""Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
 MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
-"""Former module names, and the inference granularities that may stand beside them."""
+"""Former module names, and the scopes of inference graphs that may be set together with them (None: not set)."""
 
 
 def _old_graph_flags(a: Namespace) -> None:
     for name, value in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
         if getattr(a, name):
             a.cuda_graph_impl = value
+            # validate_args deletes the flag if it is set, and later statements of upstream then
+            # fail on the missing attribute: see the check of hybrid_context_parallel in model.py.
             del a.__dict__[name]
 
 
@@ -49,8 +52,9 @@ def _mixed_modules(a: Namespace) -> bool:
     if not moved:
         return False
     impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
-    unlike = len(set(moved)) > 1 or a.cuda_graph_impl not in impls
-    return unlike or (scope and named(scope)) not in MOVED[moved[0]]
+    if len(set(moved)) > 1 or a.cuda_graph_impl not in impls:
+        return True
+    return (named(scope) if scope else scope) not in MOVED[moved[0]]
 
 
 def _modules(a: Namespace) -> None:
@@ -59,26 +63,16 @@ def _modules(a: Namespace) -> None:
             a.cuda_graph_impl = "full_iteration"
         elif a.cuda_graph_impl != "none":
             a.inference_cuda_graph_scope = "block"
+        # With cuda_graph_impl none, upstream only warns that full_iteration_inference has no
+        # effect.
     a.cuda_graph_modules = [m for m in a.cuda_graph_modules or () if named(m) not in (*MOVED, "full")]
 
 
-def _inference_scope(a: Namespace) -> None:
-    default = "layer" if a.cuda_graph_impl == "local" else "none"
-    a.inference_cuda_graph_scope = named(a.inference_cuda_graph_scope or default)
-
-
 def _phases(a: Namespace) -> None:
-    if a.phase_transition_iterations:
-        a.phase_transition_iterations = sorted(int(part) for part in _parts(a.phase_transition_iterations))
-
-
-def _parts(value: Any) -> list[Any]:
-    return value.split(",") if isinstance(value, str) else list(value)
-
-
-def _global_batch(a: Namespace) -> None:
-    if a.global_batch_size is None:
-        a.global_batch_size = a.micro_batch_size * a.data_parallel_size
+    phases = a.phase_transition_iterations
+    if phases:
+        parts = phases.split(",") if isinstance(phases, str) else phases
+        a.phase_transition_iterations = sorted(map(int, parts))
 
 
 GRAPH_STEPS: tuple[Step, ...] = (
@@ -114,7 +108,14 @@ GRAPH_STEPS: tuple[Step, ...] = (
         last=True,
     ),
     derive(GRAPHS, _modules, since="0.18.0"),
-    derive(GRAPHS, _inference_scope, since="0.18.0"),
+    derive(
+        GRAPHS,
+        computed(
+            "inference_cuda_graph_scope",
+            lambda a: named(a.inference_cuda_graph_scope or ("layer" if a.cuda_graph_impl == "local" else "none")),
+        ),
+        since="0.18.0",
+    ),
     check(
         GRAPHS,
         lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
@@ -127,6 +128,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
 DATA_STEPS: tuple[Step, ...] = (
     derive(
         "validate_args: data split",
+        # Upstream's "legacy default": shares of the samples for training, validation and test.
         when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1"),
     ),
     excludes(set_("data_path"), set_("data_args_path"), "validate_args: data sources", since="0.10.0"),
@@ -157,8 +159,13 @@ def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> St
 
 BATCH_STEPS: tuple[Step, ...] = (
     positive("micro_batch_size", "validate_args: batch size", last=True),
+    # This row stands before the next one, which gives global_batch_size a value in every launch.
     excludes(set_("step_batch_size_schedule"), set_("global_batch_size"), "validate_args: batch size schedule", since="0.18.0"),
-    derive("validate_args: batch size", _global_batch, needs=("micro_batch_size", "data_parallel_size")),
+    derive(
+        "validate_args: batch size",
+        fallback("global_batch_size", lambda a: a.micro_batch_size * a.data_parallel_size),
+        needs=("micro_batch_size", "data_parallel_size"),
+    ),
     positive("global_batch_size", "validate_args: batch size", last=True),
     derive(
         "validate_args: evaluation batch",
@@ -171,5 +178,8 @@ BATCH_STEPS: tuple[Step, ...] = (
         since="0.18.0",
     ),
     _evaluation(lambda a: a.data_parallel_size, "0.18.0", MAIN),
+    # Since 0.20, upstream also multiplies by the ranks that hold other shards of the weights:
+    # data_parallel_size leaves them out, and evaluate() divides by the same product to count its
+    # microbatches.
     _evaluation(lambda a: a.data_parallel_size * (a.gtp_weight_remat_size or 1), MAIN, ""),
 )

@@ -23,6 +23,7 @@ def _other(a: Namespace) -> bool:
 
 def _layer_wise(a: Namespace) -> None:
     """Since 0.18, optimizers other than adam and sgd shard their state by layer."""
+    # dist_muon is the deprecated name of muon with --use-distributed-optimizer.
     distributed = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
     a.use_layer_wise_distributed_optimizer = distributed
     if distributed:
@@ -31,15 +32,14 @@ def _layer_wise(a: Namespace) -> None:
         a.optimizer = "muon"
 
 
+# 0.18 took these checks into those of all other optimizers (OPTIMIZER_STEPS).
 _muon = under(OPTIMIZER, lambda a: "muon" in a.optimizer, "0.16.0", "0.18.0")
 
 
-def _reshardable(a: Namespace) -> bool:
-    return bool(a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient)
-
-
 def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
+    """Checks of a run without gloo process groups, which `flag` switches off."""
     return (
+        # The older format gathers the sharded state of the optimizer in host memory, by gloo.
         check(
             GLOO,
             lambda a: not getattr(a, flag) and a.use_distributed_optimizer and not a.use_dist_ckpt,
@@ -50,7 +50,12 @@ def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
         ),
         check(
             GLOO,
-            lambda a: not getattr(a, flag) and a.use_distributed_optimizer and _reshardable(a),
+            lambda a: (
+                not getattr(a, flag)
+                and a.use_distributed_optimizer
+                and a.dist_ckpt_optim_fully_reshardable
+                and a.distrib_optim_fully_reshardable_mem_efficient
+            ),
             "distrib_optim_fully_reshardable_mem_efficient: found without gloo process groups; drop it",
             since=max(since, "0.15.0"),
             until=until,
@@ -72,11 +77,6 @@ def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
     )
 
 
-def _frozen(a: Namespace) -> None:
-    if a.freeze_all_layers:
-        a.use_distributed_optimizer = a.overlap_param_gather = False
-
-
 OPTIMIZER_STEPS: tuple[Step, ...] = (
     check(
         OPTIMIZER,
@@ -96,14 +96,18 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
 )
 
 
+def _graphed(a: Namespace) -> set[str]:
+    """Names of the modules in CUDA graphs."""
+    return {named(module) for module in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
+
+
 def _graphed_gradients(a: Namespace) -> bool:
-    modules = {named(m) for m in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
+    """Whether weight gradients are computed inside CUDA graphs and reduced while others are still computed."""
+    # A graph of the router holds the shared experts too, unless they overlap the exchange of
+    # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
+    modules = _graphed(a)
     return bool(a.overlap_grad_reduce and ("attn" in modules or ("moe_router" in modules and shared)))
-
-
-def _graphed_attention(a: Namespace) -> bool:
-    return "attn" in {named(m) for m in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
 
 
 _wgrad = under(WGRAD, on("delay_wgrad_compute"), "0.13.0")
@@ -116,6 +120,7 @@ SAVING_STEPS: tuple[Step, ...] = (
         when(lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False),
         since="0.16.0",
     ),
+    # The row above may have switched async_save off.
     derive(SAVING, when(lambda a: not a.async_save, async_strategy="mcore"), since="0.17.1"),
     check(
         SAVING,
@@ -134,11 +139,16 @@ SAVING_STEPS: tuple[Step, ...] = (
         " ({ckpt_fully_parallel_load_process_group}); make them the same",
         since=MAIN,
     ),
-    derive("validate_args: frozen layers", _frozen, since="0.19.0"),
+    derive(
+        "validate_args: frozen layers",
+        when(lambda a: a.freeze_all_layers, use_distributed_optimizer=False, overlap_param_gather=False),
+        since="0.19.0",
+    ),
     excludes(set_("override_ckpt_iteration"), "finetune", SAVING, since="0.19.0"),
 )
 
 INFERENCE_STEPS: tuple[Step, ...] = (
+    # The default of the threshold is -1: batches are not pipelined.
     check(
         INFERENCE,
         lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.pipeline_model_parallel_size <= 1,
@@ -216,6 +226,7 @@ INFERENCE_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         until="0.17.0",
     ),
+    # In reinforcement learning that only generates, the user decides whether there is an optimizer.
     derive(
         "validate_args: skipped training",
         when(lambda a: a.skip_train and not a.perform_rl_step and not a.no_load_optim, no_load_optim=True),
@@ -249,6 +260,7 @@ LAST_STEPS: tuple[Step, ...] = (
         lambda a: a.ckpt_format not in FORMATS,
         "ckpt_format: found {ckpt_format} with optimizer {optimizer}; expected torch or torch_dist",
     ),
+    # The optimizer on the host reuses the code of the precision-aware one.
     needs(
         "optimizer_cpu_offload", "use_precision_aware_optimizer", OFFLOAD, "add --use-precision-aware-optimizer", since="0.12.0"
     ),
@@ -290,6 +302,7 @@ LAST_STEPS: tuple[Step, ...] = (
         lambda a: a.transformer_impl != "transformer_engine",
         "delay_wgrad_compute: found with transformer_impl {transformer_impl}; expected transformer_engine",
     ),
+    # Without the fusion, gradients have no fixed place in memory, and CUDA graphs need one.
     _wgrad(
         lambda a: _graphed_gradients(a) and not a.gradient_accumulation_fusion,
         "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; drop"
@@ -297,7 +310,7 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.17.0",
     ),
     _wgrad(
-        lambda a: a.overlap_grad_reduce and _graphed_attention(a) and (a.add_bias_linear or a.add_qkv_bias),
+        lambda a: a.overlap_grad_reduce and "attn" in _graphed(a) and (a.add_bias_linear or a.add_qkv_bias),
         "delay_wgrad_compute: found with CUDA graphs of attention that has biases; add --disable-bias-linear",
         since="0.17.0",
     ),
@@ -321,11 +334,6 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.16.0",
     ),
 )
-
-
-def _random_tracker(a: Namespace) -> bool:
-    impls = (a.transformer_impl, a.cuda_graph_impl)
-    return a.cuda_graph_impl not in (None, "none") and "transformer_engine" in impls
 
 
 END_STEPS: tuple[Step, ...] = (
@@ -382,7 +390,19 @@ END_STEPS: tuple[Step, ...] = (
         since="0.15.0",
         until="0.16.0",
     ),
-    derive("validate_args: CUDA graphs", when(_random_tracker, te_rng_tracker=True), since="0.16.0"),
+    # 0.13 refuses a run without this tracker of random states; since 0.14, Megatron warns and
+    # switches it on.
+    derive(
+        "validate_args: CUDA graphs",
+        when(
+            lambda a: (
+                a.cuda_graph_impl not in (None, "none")
+                and "transformer_engine" in (a.transformer_impl, a.cuda_graph_impl)
+            ),
+            te_rng_tracker=True,
+        ),
+        since="0.16.0",
+    ),
     check(
         "validate_args: CUDA graphs",
         lambda a: "full" in (a.cuda_graph_scope or ()) and len(a.cuda_graph_scope) > 1,

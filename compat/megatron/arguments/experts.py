@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.checks import above, equals, excludes, needs, on
 from compat.megatron.arguments.batch import SPLIT_PATHS
-from compat.megatron.arguments.steps import Change, Namespace, Step, check, derive, inherit, under, when
+from compat.megatron.arguments.steps import Change, Namespace, Step, absent, check, computed, derive, inherit, under, when
 
 EXPERTS = "validate_args: experts"
 FORMATS = "validate_args: checkpoint formats"
@@ -16,12 +16,9 @@ DETERMINISM = "validate_args: deterministic mode"
 FIM_TOKENS = ("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token")
 
 
-def _expert_ffn(a: Namespace) -> None:
-    if a.num_experts is not None:
-        inherit("moe_ffn_hidden_size", "ffn_hidden_size")(a)
-
-
 def _unwrap(*names: str) -> Change:
+    """A change that replaces each list of one by its element."""
+
     def change(a: Namespace) -> None:
         for name in names:
             value: Any = getattr(a, name)
@@ -34,12 +31,6 @@ def _unwrap(*names: str) -> Change:
 _fim = under(FIM, on("fim_data"), "0.16.0")
 
 
-def _several_sources(a: Namespace) -> bool:
-    by_split = [getattr(a, name) for name in SPLIT_PATHS]
-    sources = (a.mock_data, a.data_path, any(by_split))
-    return sum(map(bool, sources)) > 1
-
-
 EXPERT_STEPS: tuple[Step, ...] = (
     derive(EXPERTS, when(lambda a: a.num_experts == 0, num_experts=None)),
     check(
@@ -48,8 +39,17 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "spec: found {spec} with experts; this release builds experts with its own spec; drop --spec",
         until="0.16.0",
     ),
+    # Since 0.13, TransformerConfig refuses a width of experts in a model without experts.
     derive(EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"),
-    derive(EXPERTS, _expert_ffn, since="0.13.0"),
+    derive(
+        EXPERTS,
+        computed(
+            "moe_ffn_hidden_size",
+            lambda a: a.ffn_hidden_size,
+            lambda a: a.num_experts is not None and absent("moe_ffn_hidden_size")(a),
+        ),
+        since="0.13.0",
+    ),
     excludes(
         above("context_parallel_size", 1), "use_legacy_models", "validate_args: context parallelism", "expected 1", until="0.18.0"
     ),
@@ -68,6 +68,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size ({expert_model_parallel_size})",
     ),
     excludes(above("expert_model_parallel_size", 1), "fp16", EXPERTS, "this release expects bf16", until="0.16.0"),
+    # Since 0.14 both take several values, one for each kind of loss.
     derive(EXPERTS, _unwrap("moe_router_load_balancing_type", "moe_aux_loss_coeff"), since="0.14.0"),
     check(
         FORMATS,
@@ -101,7 +102,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         DATA,
-        _several_sources,
+        lambda a: sum((bool(a.mock_data), bool(a.data_path), any(getattr(a, name) for name in SPLIT_PATHS))) > 1,
         "data_path: found more than one source of data; keep one of mock_data, data_path, and the paths for each split"
         " (train_data_path, ...)",
     ),
@@ -125,7 +126,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "validate_args: cross entropy",
         lambda a: a.cross_entropy_loss_fusion and a.cross_entropy_fusion_impl == "te",
         "cross_entropy_fusion_impl: found te, which this release no longer supports; set --cross-entropy-fusion-impl native",
-        since="0.18.2",
+        since="0.18.2",  # for "stability issues", as its message says
     ),
     check(
         DETERMINISM,

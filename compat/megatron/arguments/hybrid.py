@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from bridge.checks import above, excludes, set_
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, follow, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Predicate,
+    Step,
+    check,
+    computed,
+    derive,
+    follow,
+    given,
+    when,
+)
 from compat.megatron.releases import MAIN
 
 HYBRID = "validate_args: hybrid layer pattern"
 MTP = "validate_args: multi-token prediction"
+# M*-M|M*-M/MM/MM: a stage of 4 layers, another one, and two prediction layers, each with the
+# pattern MM.
 PREDICTION, STAGE = "/", "|"
 KINDS = "MG*-E"
 """Letters of layer kinds in a pattern; D came with 0.18, + with 0.19."""
@@ -31,40 +43,29 @@ def _unknown(kinds: str) -> Predicate:
     return fails
 
 
-def _mixed_attention(a: Namespace) -> bool:
-    return any("*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a)))
-
-
 def _repeats(a: Namespace) -> None:
     """Append a separate prediction pattern to the main one, once for each prediction layer."""
+    # mtp_hybrid_override_pattern is deprecated; upstream keeps it to load old checkpoints.
     repeat = a.mtp_hybrid_override_pattern
     if repeat is not None and (a.mtp_num_layers or 0) > 0 and not _predictions(a):
         a.hybrid_layer_pattern = PREDICTION.join([_main(a)] + [repeat] * a.mtp_num_layers)
         a.mtp_hybrid_override_pattern = None
 
 
-def _layers(a: Namespace) -> None:
-    if a.hybrid_layer_pattern is not None:
-        a.num_layers = len(_main(a).replace(STAGE, ""))
-
-
 def _segments(a: Namespace) -> int:
     return _main(a).count(STAGE) + 1
 
 
-def _virtual(a: Namespace) -> None:
-    if a.hybrid_layer_pattern is not None:
-        stages = _segments(a) // a.transformer_pipeline_model_parallel_size
-        a.virtual_pipeline_model_parallel_size = stages if stages > 1 else None
-
-
-def _prediction_layers(a: Namespace) -> None:
-    if a.hybrid_layer_pattern and any(_predictions(a)):
-        a.mtp_num_layers = len(_predictions(a))
+def _virtual(a: Namespace) -> int | None:
+    """The number of stages on each pipeline rank; None for one."""
+    # A pattern without | is one segment. Megatron spreads it over the ranks when it builds the
+    # model, without virtual stages.
+    stages = _segments(a) // a.transformer_pipeline_model_parallel_size
+    return int(stages) if stages > 1 else None
 
 
 def _beside(name: str, piped: bool = False) -> Step:
-    """A check that `name`, which sets stages, is not given beside a pattern; with `piped`, only beside a pattern with `|`."""
+    """A check that refuses `name`, which sets stages, together with a pattern; if `piped`, only with one that has a `|`."""
 
     def fails(a: Namespace) -> bool:
         replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)
@@ -101,7 +102,7 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     check(
         "_validate_pattern",
-        _mixed_attention,
+        lambda a: any("*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a))),
         "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
         since="0.18.0",
     ),
@@ -111,7 +112,13 @@ HYBRID_STEPS: tuple[Step, ...] = (
         "hybrid_layer_pattern: found {hybrid_layer_pattern}; expected the same pattern after each /",
         since="0.17.0",
     ),
-    derive(HYBRID, _layers, since="0.17.0"),
+    # The pattern decides over a given num_layers, which may come from a checkpoint
+    # (--use-checkpoint-args).
+    derive(
+        HYBRID,
+        computed("num_layers", lambda a: len(_main(a).replace(STAGE, "")), given("hybrid_layer_pattern")),
+        since="0.17.0",
+    ),
     _beside("decoder_first_pipeline_num_layers", piped=True),
     _beside("decoder_last_pipeline_num_layers", piped=True),
     _beside("num_layers_per_virtual_pipeline_stage"),
@@ -130,14 +137,24 @@ HYBRID_STEPS: tuple[Step, ...] = (
         " is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.17.0",
     ),
-    derive(HYBRID, _virtual, since="0.17.0"),
-    derive(HYBRID, _prediction_layers, since="0.17.0"),
+    derive(
+        HYBRID,
+        computed("virtual_pipeline_model_parallel_size", _virtual, given("hybrid_layer_pattern")),
+        since="0.17.0",
+    ),
+    derive(
+        HYBRID,
+        computed("mtp_num_layers", lambda a: len(_predictions(a)), lambda a: a.hybrid_layer_pattern and any(_predictions(a))),
+        since="0.17.0",
+    ),
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),
         "position_embedding_type: found {position_embedding_type}; multi-token prediction expects rope or none",
         since="0.17.0",
     ),
+    # Upstream infers latent attention from D, sparse attention that works on latents, and from +,
+    # latent attention itself.
     derive(
         HYBRID,
         when(lambda a: "D" in (a.hybrid_layer_pattern or ""), multi_latent_attention=True),

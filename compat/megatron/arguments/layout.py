@@ -12,6 +12,7 @@ from bridge.errors import ConfigError
 from compat.megatron.releases import RELEASES
 
 KINDS = "EtmL"
+# In upstream's order: first repeated groups, (tt|)*3, and then repeated single letters, t*3.
 REPEATS = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
 SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -32,6 +33,7 @@ def stages(text: str) -> tuple[str, ...]:
 
 def _unroll(match: re.Match[str]) -> str:
     body, digits = match.group(1), match.group(2)
+    # The number of digits is checked first: int() of thousands of digits is itself slow.
     if len(digits) > 9 or len(body) * int(digits) > limits.LAYERS:
         raise _too_long(match.group(0))
     return body * int(digits)
@@ -48,16 +50,16 @@ def _too_long(text: str) -> ConfigError:
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
-    """Stages of a layout given as a string, or as lists of layer names; an unknown name becomes `?`."""
+    """The letters of each stage of a layout, which is a string or lists of layer names; an unknown name becomes `?`."""
     if isinstance(layout, str):
         return stages(layout)
     return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
 
 
 def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str) -> Iterator[str]:
-    """The problems of a layout's stages on `ranks` pipeline ranks (validate_layer_layout), each in words.
+    """The problems of a layout's stages on `ranks` pipeline ranks, each in words (validate_layer_layout).
 
-    If `layers` is None, the number of decoder layers is not known and not checked.
+    With `layers` None, the number of decoder layers is not known, and it is not checked.
     """
     flat = "".join(parts)
     if "?" in flat:
@@ -84,6 +86,8 @@ def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | 
     # Stages go round the ranks, so the last `ranks` stages are the last virtual stage of each rank.
     if any("m" in part for part in parts[:-ranks]):
         yield "expected prediction layers only in the last virtual stage of a rank"
+    # A part that has some of the prediction layers, but not all of them, shares them with another
+    # part.
     if any(0 < part.count("m") < flat.count("m") for part in parts):
         yield "expected all prediction layers in one stage"
     if RELEASES.within(release, "0.15.0", "0.16.0") and "m" in "".join(parts[:-1]):

@@ -35,7 +35,9 @@ def _retro(fails: Predicate, problem: str, name: str = "") -> Step:
 
 
 def _streams(a: Namespace) -> None:
-    """torch's FSDP always gets high-priority streams; Megatron's gets them only on newer devices, which is not known here."""
+    """Set the groups of ranks with high-priority streams, which torch's FSDP always has."""
+    # Megatron's own FSDP has them only on Blackwell and later devices. The device is not known
+    # here.
     if a.use_torch_fsdp2:
         groups = list(a.high_priority_stream_groups or ())
         wanted = ["dp_cp", "ep_dp"] if a.expert_model_parallel_size > 1 else ["dp_cp"]
@@ -62,6 +64,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         RECOMPUTE,
         "drop --recompute-method, or choose full",
     ),
+    # Upstream switches it off on one tensor rank, where it would only change numerics.
     derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),
     needs("tp_comm_overlap", "sequence_parallel", SEQUENCE, "add --sequence-parallel, or drop --tp-comm-overlap", since="0.10.0"),
     _hybrid(
@@ -69,7 +72,8 @@ MODEL_STEPS: tuple[Step, ...] = (
         "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
     ),
     _hybrid(
-        # A given flag is deleted from the arguments by an earlier step; an absent flag stays there as False.
+        # A given flag is deleted from the arguments by an earlier step; an absent flag stays there
+        # as False.
         lambda a: "enable_cuda_graph" not in a.__dict__,
         "hybrid_context_parallel: found with CUDA graphs; drop one of them",
     ),
@@ -91,11 +95,15 @@ MODEL_STEPS: tuple[Step, ...] = (
         until="0.12.0",
     ),
     derive("validate_args: stream priorities", _streams, since="0.13.0"),
+    # The same rows as in sizes.py: upstream calls the function again here, and it changes nothing
+    # the second time.
     DENSE_SHARDS,
     EXPERT_SHARDS,
     derive(SHARDS, dense_shards, since="0.19.0"),
     derive(SHARDS, expert_shards, since="0.19.0"),
     _sharded(lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"),
+    # An average over the data-parallel ranks would have to be scaled by the weight shards of each
+    # buffer.
     _sharded(
         lambda a: a.ddp_average_in_collective,
         "ddp_average_in_collective: found with weight shards; drop it",
@@ -109,6 +117,9 @@ MODEL_STEPS: tuple[Step, ...] = (
         "distrib_optim_fully_reshardable_mem_efficient: found with weight shards and"
         " dist_ckpt_optim_fully_reshardable; drop one of them",
     ),
+    # With weight shards there are no bf16 weights beside the mxfp8 ones, so the optimizer has to
+    # update those; and mxfp8 weights do not fit into the buffer of parameters, so they are gathered
+    # into that of the gradients.
     _sharded(
         lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
         "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
@@ -119,6 +130,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         " symmetric memory; drop one of them",
         name="found-with-nccl-s-memory",
     ),
+    # The fused kernel adds the bias of the linear layer, so it has no use without one.
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
     derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
     _retro(

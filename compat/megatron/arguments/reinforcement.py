@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.checks import on
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, under
+from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, under
 from compat.megatron.releases import MAIN
 
 RL = "validate_args: perform_rl_step"
@@ -12,17 +12,14 @@ RL = "validate_args: perform_rl_step"
 _rl = under(RL, on("perform_rl_step"))
 
 
-def _samples_per_iteration(a: Namespace) -> None:
-    if a.perform_rl_step:
-        a.grpo_samples_per_iteration = a.grpo_prompts_per_step * a.grpo_group_size
-
-
 def _generated(a: Namespace) -> int:
     """Samples that one generation phase provides."""
     return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
+    """A check that the interval `name` ends together with a generation phase: generated samples are not saved."""
+
     def fails(a: Namespace) -> bool:
         iterations = _generated(a) // a.global_batch_size if a.global_batch_size else 0
         return bool(getattr(a, name) is not None and iterations and getattr(a, name) % iterations)
@@ -50,13 +47,8 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
     )
 
 
-def _whole_groups(a: Namespace) -> bool:
-    """Whether parallel generations divide into groups. For a group size of 0, Megatron itself divides by zero."""
-    return bool(a.grpo_group_size) and a.rl_num_parallel_generations % a.grpo_group_size == 0
-
-
 def _tasks(a: Namespace) -> None:
-    """Set the number of rollouts in flight from whichever of three flags was given (0.17 and 0.18)."""
+    """Set the number of rollouts in flight from the one of three flags that was given (0.17 and 0.18)."""
     if not a.perform_rl_step:
         return
     if a.rl_parallel_generation_tasks is not None:
@@ -81,7 +73,7 @@ def _counts(a: Namespace) -> int:
 
 
 def _lag(a: Namespace) -> None:
-    """Set the lead of generation, in batches: from the requests in flight, else 0; None lets the engine tune it."""
+    """Set by how many batches generation runs ahead: from the requests in flight, else 0; with None, the engine tunes it."""
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:
         return
@@ -161,7 +153,11 @@ RL_STEPS: tuple[Step, ...] = (
         "0.19.0",
     ),
     _rl(
-        lambda a: a.rl_num_parallel_generations is not None and not _whole_groups(a),
+        # For a group size of 0, Megatron itself divides by zero.
+        lambda a: (
+            a.rl_num_parallel_generations is not None
+            and (not a.grpo_group_size or a.rl_num_parallel_generations % a.grpo_group_size != 0)
+        ),
         "rl_num_parallel_generations: found {rl_num_parallel_generations}; expected a multiple of"
         " grpo_group_size ({grpo_group_size})",
         "0.17.0",
@@ -202,7 +198,15 @@ RL_STEPS: tuple[Step, ...] = (
         " choose another pair",
         "0.19.0",
     ),
-    derive(RL, _samples_per_iteration, since="0.15.0"),
+    derive(
+        RL,
+        computed(
+            "grpo_samples_per_iteration",
+            lambda a: a.grpo_prompts_per_step * a.grpo_group_size,
+            on("perform_rl_step"),
+        ),
+        since="0.15.0",
+    ),
     *samples("0.15.0", "0.17.0"),
     _rl(
         lambda a: a.rl_use_sequence_packing and a.seq_length > a.rl_sequence_packing_bin_size,

@@ -17,7 +17,7 @@ DTYPES = {
     "fp32": "torch.float32",
     "bf16": "torch.bfloat16",
     "fp16": "torch.float16",
-    "fp8": "torch.uint8",
+    "fp8": "torch.uint8",  # upstream's dtype for states in fp8, which are kept as bytes
     "auto": None,
 }
 OPTIMIZER_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -51,6 +51,7 @@ _step = under(STEP, on("overlap_param_gather_with_optimizer_step"))
 
 
 def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
+    """A check that parameters are sharded if their gathering is to be overlapped."""
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),
@@ -61,6 +62,7 @@ def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
 
 
 OVERLAP_STEPS: tuple[Step, ...] = (
+    # In 0.12 and 0.13, the strategy switches the overlap on even without an FSDP that reads it.
     derive(
         "validate_args: data_parallel_sharding_strategy",
         when(
@@ -162,10 +164,6 @@ STEP_STEPS: tuple[Step, ...] = (
 )
 
 
-def _no_sharding(a: Namespace) -> bool:
-    return not (a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp)
-
-
 NARROW_STEPS: tuple[Step, ...] = (
     derive("validate_args: dtypes of the optimizer", dtypes(*OPTIMIZER_DTYPES), since="0.11.0"),
     derive("validate_args: dtypes", dtypes(*LATER_DTYPES), since="0.17.0"),
@@ -180,7 +178,9 @@ NARROW_STEPS: tuple[Step, ...] = (
     needs("fp8_param_gather", "use_distributed_optimizer", NARROW, "add --use-distributed-optimizer", until="0.12.0"),
     check(
         NARROW,
-        lambda a: a.fp8_param_gather and _no_sharding(a),
+        lambda a: (
+            a.fp8_param_gather and not (a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp)
+        ),
         "fp8_param_gather: found without a sharded optimizer; expected use_distributed_optimizer or FSDP; add"
         " --use-distributed-optimizer",
         since="0.12.0",
@@ -189,6 +189,8 @@ NARROW_STEPS: tuple[Step, ...] = (
     excludes("fp4", "fp8", NARROW, since="0.15.0"),
     needs("fp4_param", "fp4", NARROW, "add --fp4-format", since="0.15.0", until="0.17.1"),
     needs("fp4_param_gather", "fp4", NARROW, "add --fp4-format", since="0.17.1"),
+    # Dequantization slice by slice computes a scale for each slice, but a tensorwise recipe has one
+    # scale for each tensor: a tensor that is loaded in several slices would be corrupt.
     derive(
         "validate_args: checkpoint dequantization",
         when(
@@ -199,10 +201,6 @@ NARROW_STEPS: tuple[Step, ...] = (
         until=MAIN,
     ),
 )
-
-
-def _whole_gradients(a: Namespace) -> bool:
-    return a.data_parallel_sharding_strategy not in ("optim_grads", "optim_grads_params")
 
 
 def _hashes(a: Namespace) -> bool:
@@ -221,7 +219,11 @@ FSDP_STEPS: tuple[Step, ...] = (
     ),
     check(
         CUSTOM,
-        lambda a: a.use_custom_fsdp and not _whole_gradients(a) and a.gradient_accumulation_fusion is not False,
+        lambda a: (
+            a.use_custom_fsdp
+            and a.data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params")
+            and a.gradient_accumulation_fusion is not False
+        ),
         "use_custom_fsdp: found with sharded gradients ({data_parallel_sharding_strategy}) and"
         " gradient_accumulation_fusion; add --no-gradient-accumulation-fusion",
         since="0.12.0",
@@ -229,6 +231,7 @@ FSDP_STEPS: tuple[Step, ...] = (
         name="found-sharded-gradients-with-gradient_accumulation_fusion",
     ),
     check(CUSTOM, lambda a: a.use_custom_fsdp and _hashes(a), HASHES, since="0.12.0", until="0.14.0"),
+    # Upstream sets the deprecated name too.
     derive(FSDP, when(lambda a: a.use_megatron_fsdp, use_custom_fsdp=True), since="0.14.0"),
     derive(
         FSDP,
@@ -241,6 +244,8 @@ FSDP_STEPS: tuple[Step, ...] = (
         "megatron_fsdp_version: found 2 with use_distributed_optimizer; drop --use-distributed-optimizer",
         since=MAIN,
     ),
+    # Megatron-FSDP moves the storage of each parameter; Transformer Engine's grouped parameters
+    # share one.
     _fsdp(
         lambda a: a.moe_single_grouped_weight or a.moe_single_grouped_bias,
         "use_megatron_fsdp: found with moe_single_grouped_weight or moe_single_grouped_bias; drop them",

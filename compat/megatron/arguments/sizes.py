@@ -9,8 +9,10 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
+    computed,
     derive,
     drop,
+    follow,
     given,
     inherit,
     named,
@@ -22,13 +24,14 @@ OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "wor
 
 
 def decoder_size(a: Namespace) -> int:
-    """Ranks of one model replica: tensor x pipeline x context, and x weight shards if the release has them."""
+    """Ranks of one replica of the decoder: tensor x pipeline x context x weight shards (1 before 0.19)."""
     return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
 
 
 def encoder_size(a: Namespace) -> int:
-    """Ranks of a separate encoder (before 0.14); 0 without one."""
-    tensor, pipeline = a.encoder_tensor_model_parallel_size or 0, a.encoder_pipeline_model_parallel_size or 0
+    """Ranks of one replica of a separate encoder; 0 without one. Since 0.14 there is none."""
+    tensor = a.encoder_tensor_model_parallel_size or 0
+    pipeline = a.encoder_pipeline_model_parallel_size or 0
     return int(tensor * pipeline * a.context_parallel_size)
 
 
@@ -45,53 +48,48 @@ def expert_size(a: Namespace) -> int:
 
 
 def least(a: Namespace) -> int:
-    """The smallest world size that is a multiple of both grids (initialize_model_parallel)."""
+    """The smallest number of ranks that both the grid of the model and that of its experts divide."""
+    # initialize_model_parallel makes the groups of both grids over all ranks. A separate encoder
+    # has no grid of experts.
     return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))
 
 
-def _encoder(a: Namespace) -> None:
-    if a.encoder_pipeline_model_parallel_size > 0 and a.encoder_tensor_model_parallel_size == 0:
-        a.encoder_tensor_model_parallel_size = a.tensor_model_parallel_size
-
-
-def _transformer_pipeline(a: Namespace) -> None:
-    a.transformer_pipeline_model_parallel_size = a.pipeline_model_parallel_size - (1 if a.standalone_embedding_stage else 0)
-
-
-def _data_parallel(a: Namespace) -> None:
-    a.data_parallel_size = a.world_size // model_size(a)
-
-
-def _split(a: Namespace) -> None:
-    if a.pipeline_model_parallel_split_rank is not None:
-        a.encoder_pipeline_model_parallel_size = a.pipeline_model_parallel_split_rank
-        a.pipeline_model_parallel_size -= a.pipeline_model_parallel_split_rank
+_encoder = computed(
+    "encoder_tensor_model_parallel_size",
+    lambda a: a.tensor_model_parallel_size,
+    lambda a: a.encoder_pipeline_model_parallel_size > 0 and a.encoder_tensor_model_parallel_size == 0,
+)
 
 
 _expert_tensor = inherit("expert_tensor_parallel_size", "tensor_model_parallel_size")
 
 
 def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
-    """Make the value of `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does."""
+    """Make the value of `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does.
+
+    `wanted` names the number of parts that a weight is cut into, `size` the tensor ranks, and `extra` the further parts that
+    each tensor rank's part is cut into. A given `wanted` decides over `extra`.
+    """
     if getattr(a, wanted) is None:
         setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))
     setattr(a, extra, getattr(a, wanted) // getattr(a, size))
 
 
 def dense_shards(a: Namespace) -> None:
-    """The weight shards of the dense layers."""
+    """Set the numbers of weight shards of the dense layers."""
     shards(a, "tensor_parallel_num_weight_shards", "tensor_model_parallel_size", "gtp_weight_remat_size")
 
 
 def expert_shards(a: Namespace) -> None:
-    """The weight shards of the expert layers."""
-    wanted, extra = "expert_tensor_parallel_num_weight_shards", "expert_gtp_weight_remat_size"
-    shards(a, wanted, "expert_tensor_parallel_size", extra)
+    """Set the numbers of weight shards of the experts."""
+    wanted = "expert_tensor_parallel_num_weight_shards"
+    shards(a, wanted, "expert_tensor_parallel_size", "expert_gtp_weight_remat_size")
 
 
 def _uneven(wanted: str, size: str) -> Step:
     def fails(a: Namespace) -> bool:
         shards, ranks = getattr(a, wanted), getattr(a, size)
+        # The first condition refuses 0, which every number of ranks divides.
         return shards is not None and (shards < ranks or shards % ranks != 0)
 
     return check(
@@ -117,6 +115,8 @@ def _at_least(name: str, least: int, expected: str) -> Step:
 
 
 ENCODER_SIZES = ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
+# Upstream has no such statement: it divides by the sizes, and a 0 ends the run with
+# ZeroDivisionError.
 POSITIVE = (
     *(_at_least(name, 1, "a positive number") for name in SIZES + OTHER_SIZES),
     *(_at_least(name, 0, "0 (no separate encoder) or a positive number") for name in ENCODER_SIZES),
@@ -161,7 +161,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         until="0.18.0",
     ),
-    derive("update_use_dist_ckpt", lambda a: setattr(a, "use_dist_ckpt", a.ckpt_format != "torch")),
+    derive("update_use_dist_ckpt", computed("use_dist_ckpt", lambda a: a.ckpt_format != "torch")),
     check(
         "validate_args: encoder tensor size",
         lambda a: (
@@ -215,12 +215,36 @@ SIZE_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         name="found-local-expected-spec-local",
     ),
-    derive("validate_args: pipeline size", _transformer_pipeline),
-    derive("validate_args: data parallel size", _data_parallel, needs=("world_size",)),
+    # The stages that hold layers: up to 0.10, --standalone-embedding-stage keeps the first one for
+    # the embedding.
+    derive(
+        "validate_args: pipeline size",
+        computed(
+            "transformer_pipeline_model_parallel_size",
+            lambda a: a.pipeline_model_parallel_size - (1 if a.standalone_embedding_stage else 0),
+        ),
+    ),
+    derive(
+        "validate_args: data parallel size",
+        computed("data_parallel_size", lambda a: a.world_size // model_size(a)),
+        needs=("world_size",),
+    ),
 )
 
 AFTER_SIZES: tuple[Step, ...] = (
-    derive("validate_args: split rank", _split, until="0.14.0"),
+    derive(
+        "validate_args: split rank",
+        follow("encoder_pipeline_model_parallel_size", "pipeline_model_parallel_split_rank"),
+        until="0.14.0",
+    ),
+    derive(
+        "validate_args: split rank",
+        computed(
+            "pipeline_model_parallel_size",
+            lambda a: a.pipeline_model_parallel_size - (a.pipeline_model_parallel_split_rank or 0),
+        ),
+        until="0.14.0",
+    ),
     # The step above made pipeline_model_parallel_size the size of the decoder alone.
     check(
         "validate_args: split rank",
@@ -247,6 +271,8 @@ AFTER_SIZES: tuple[Step, ...] = (
         since="0.10.0",
         name="found-expected-a-product-of",
     ),
+    # a2a+p2p exchanges heads within inner groups of ranks, and keys and values between these
+    # groups: it needs both sizes.
     check(
         "validate_args: hierarchical context parallelism",
         lambda a: "a2a+p2p" in a.cp_comm_type and a.hierarchical_context_parallel_sizes is None,
@@ -268,6 +294,7 @@ AFTER_SIZES: tuple[Step, ...] = (
             ("model_parallel_size", "--tensor-model-parallel-size"),
         )
     ),
+    # This flag is a switch, so it is false rather than None if it is absent.
     check(
         "validate_args: removed flags",
         lambda a: a.checkpoint_activations,

@@ -15,7 +15,9 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """Layers to spread over stages, plus one each for embedding and loss if they count as layers; None if not known."""
+    """The number of layers to spread over stages, with embedding and loss if they count as layers; None if not known."""
+    # decoder_num_layers is for T5, which has no num_layers (validate_args falls back to it in the
+    # same way).
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
     if layers is None:
         return None
@@ -24,6 +26,7 @@ def _layers(a: Namespace) -> int | None:
 
 
 def _by_layers(a: Namespace) -> bool:
+    # Upstream reads the number of layers only if the number of stages is not given.
     return a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
 
 
@@ -41,14 +44,14 @@ def _indivisible(a: Namespace) -> bool:
     return layers is not None and layers % a.transformer_pipeline_model_parallel_size != 0
 
 
-def _stage_indivisible(a: Namespace) -> bool:
+def _rank_indivisible(a: Namespace) -> bool:
+    """Whether the layers of a pipeline rank do not divide into its virtual stages."""
     layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
-    return layers is not None and (each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0)
-
-
-def _even(a: Namespace) -> bool:
-    """Whether all stages get the same number of layers, so that the layers must divide."""
-    return not given(*WAYS, *UNEVEN)(a) and a.hybrid_layer_pattern is None and a.num_layers is not None
+    if layers is None:
+        return False
+    # Upstream divides by `each`; a size below 1 is refused here instead of ending with
+    # ZeroDivisionError.
+    return bool(each < 1 or layers // a.transformer_pipeline_model_parallel_size % each != 0)
 
 
 def _virtual(a: Namespace) -> None:
@@ -58,15 +61,12 @@ def _virtual(a: Namespace) -> None:
     elif _by_layers(a):
         layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
         per_rank = (layers or 0) // a.transformer_pipeline_model_parallel_size
+        # `each` below 1 was refused by an earlier row, but all rows are taken, so it must not
+        # divide here.
         a.virtual_pipeline_model_parallel_size = per_rank // max(each, 1) if layers is not None else None
     elif a.num_virtual_stages_per_pipeline_rank is not None:
         a.virtual_pipeline_model_parallel_size = a.num_virtual_stages_per_pipeline_rank
-    elif a.hybrid_layer_pattern is None:
-        a.virtual_pipeline_model_parallel_size = None
-
-
-def _one_is_none(a: Namespace) -> None:
-    if a.virtual_pipeline_model_parallel_size == 1 and a.pipeline_model_parallel_layout is None and given(*WAYS)(a):
+    elif a.hybrid_layer_pattern is None:  # else the | of the pattern have set it (hybrid.py)
         a.virtual_pipeline_model_parallel_size = None
 
 
@@ -143,14 +143,21 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     check(
         STAGES,
-        lambda a: _by_layers(a) and not _indivisible(a) and _stage_indivisible(a),
+        lambda a: _by_layers(a) and not _indivisible(a) and _rank_indivisible(a),
         "num_layers_per_virtual_pipeline_stage: found {num_layers_per_virtual_pipeline_stage}; expected a"
         " divisor of the layers of one pipeline rank: num_layers ({num_layers}) /"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
     ),
     check(
         "validate_args: layers over stages",
-        lambda a: _even(a) and _indivisible(a),
+        # T5 (no num_layers) and hybrid patterns are spread in other ways, so their layers need not
+        # divide.
+        lambda a: (
+            not given(*WAYS, *UNEVEN)(a)
+            and a.hybrid_layer_pattern is None
+            and a.num_layers is not None
+            and _indivisible(a)
+        ),
         "num_layers: found {num_layers}, plus embedding and loss if they count as layers; expected a"
         " multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size}); change one of them, or"
         " add --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
@@ -158,13 +165,29 @@ STAGE_STEPS: tuple[Step, ...] = (
         name="found-with-embedding-and-loss",
     ),
     derive(STAGES, _virtual),
-    derive(STAGES, _one_is_none, since="0.14.0"),
+    # Since 0.14, one virtual stage is no interleaving. For a layout, `_virtual` has set None in
+    # every release.
+    derive(
+        STAGES,
+        when(
+            lambda a: (
+                a.virtual_pipeline_model_parallel_size == 1
+                and a.pipeline_model_parallel_layout is None
+                and given(*WAYS)(a)
+            ),
+            virtual_pipeline_model_parallel_size=None,
+        ),
+        since="0.14.0",
+    ),
     check(
         STAGES,
         lambda a: _interleaved(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule;"
         " expected more than 1; drop the virtual stages, or use more pipeline ranks",
     ),
+    # Without overlap, a rank exchanges messages with both neighbours in one batch. On two ranks
+    # both neighbours are the same rank, and upstream rules out several messages between two ranks
+    # in one batch.
     check(
         STAGES,
         lambda a: _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2,

@@ -33,6 +33,9 @@ class Namespace:
             self.__dict__.update(more)
 
     def __getattr__(self, name: str) -> Any:
+        # Called only for names that are not in __dict__. The table holds the checks of all
+        # releases, and one that reads an argument of another release must then find it unset
+        # instead of ending with AttributeError.
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -50,8 +53,8 @@ Change = Callable[[Namespace], object]
 class Derivation:
     """A statement that sets values from others, in releases [since, until), if the values that it `needs` are known.
 
-    `place` names the upstream function and statement that the row stands for. With `refuses`, the row sets nothing; it raises
-    one `ConfigError` with every problem that it finds.
+    `place` names the upstream function and statement that the row stands for. A row with `refuses` sets nothing. It raises one
+    `ConfigError` with every problem that it finds.
     """
 
     place: str
@@ -77,17 +80,17 @@ def check(
     last: bool = False,
     name: str = "",
 ) -> Check:
-    """A refusal, made if `fails` is true of the values.
+    """A row that refuses the values if `fails` is true of them.
 
-    `problem` is a format string over the values: the argument, a colon, and the message. `name` keeps the id of a row whose
-    first words changed.
+    `problem` is a format string over the values: the argument, a colon, and the message. After a refusal of a row with `last`,
+    no further row is tried. `name` keeps the id of a row whose first words changed.
     """
     path, _, message = problem.partition(": ")
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
 
 
 def under(place: str, condition: Predicate, first: str = "", last: str = "") -> Callable[..., Check]:
-    """A function that makes checks of `place` which also require `condition`, in releases [first, last) by default."""
+    """A function that makes checks of `place`. They refuse only if `condition` holds too; by default, in [first, last)."""
 
     def made(
         fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = (), name: str = ""
@@ -98,7 +101,7 @@ def under(place: str, condition: Predicate, first: str = "", last: str = "") -> 
 
 
 def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Derivation:
-    """A derivation: `change` sets values from others, and may raise `ConfigError`."""
+    """A row whose `change` sets values from others. It may raise `ConfigError`."""
     return Derivation(place, change, since, until, needs)
 
 
@@ -113,10 +116,14 @@ def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:
-    """Take all steps in order. Raises one `ConfigError` with every problem found."""
+    """Take all steps in order; they change `values`. Raises one `ConfigError` with every problem found.
+
+    Upstream stops at the first refusal. Here later steps are taken too, so that a user sees all problems at once.
+    """
     problems: list[str] = []
     known = values.__dict__
     for step in steps:
+        # `get`, because a name that the release lacks is as unknown as one that is None.
         if step.needs and None in map(known.get, step.needs):
             continue
         try:
@@ -125,7 +132,7 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
             elif step.when(values):
                 problems.append(f"{step.path}: {step.says(known)}")
                 if step.last:
-                    break
+                    break  # later steps divide by this value, or would refuse what follows from it
         except ConfigError as error:
             problems.extend(error.problems)
     ConfigError.raise_if(problems)
@@ -161,6 +168,21 @@ def assign(**fixed: Any) -> Change:
     return lambda values: values.__dict__.update(fixed)
 
 
+def computed(name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None) -> Change:
+    """A change that sets `name` to what `value` makes of the other values; with a `condition`, only if it holds."""
+
+    def change(values: Namespace) -> None:
+        if condition is None or condition(values):
+            setattr(values, name, value(values))
+
+    return change
+
+
+def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
+    """A change that sets `name` to what `value` makes of the other values, if `name` has no value."""
+    return computed(name, value, absent(name))
+
+
 def when(condition: Predicate, **fixed: Any) -> Change:
     """A change that sets fixed values if `condition` holds."""
 
@@ -173,19 +195,9 @@ def when(condition: Predicate, **fixed: Any) -> Change:
 
 def follow(name: str, source: str) -> Change:
     """A change that gives `name` the value of `source` if `source` has one."""
-
-    def change(values: Namespace) -> None:
-        if getattr(values, source) is not None:
-            setattr(values, name, getattr(values, source))
-
-    return change
+    return computed(name, lambda values: getattr(values, source), given(source))
 
 
 def inherit(name: str, source: str) -> Change:
     """A change that gives `name` the value of `source` if `name` has none."""
-
-    def change(values: Namespace) -> None:
-        if getattr(values, name) is None:
-            setattr(values, name, getattr(values, source))
-
-    return change
+    return fallback(name, lambda values: getattr(values, source))

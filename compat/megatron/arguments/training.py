@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bridge.checks import excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
+    Change,
     Namespace,
     Predicate,
     Step,
     assign,
     check,
+    computed,
     derive,
+    fallback,
     given,
     named,
     when,
@@ -26,12 +29,16 @@ SAVE = "validate_args: save intervals"
 MIXED = "validate_args: mixed precision"
 
 
-def _params_dtype(a: Namespace) -> None:
-    a.params_dtype = "torch.bfloat16" if a.bf16 else "torch.float16" if a.fp16 else "torch.float32"
+def params_dtype(a: Namespace) -> str:
+    """The format of the parameters, by torch's name."""
+    if a.bf16:
+        return "torch.bfloat16"
+    return "torch.float16" if a.fp16 else "torch.float32"
 
 
 def _wide_gradients(a: Namespace) -> None:
-    """bf16 training accumulates gradients in fp32, unless the user asked for bf16 gradients."""
+    """Set whether gradients are accumulated in fp32: in bf16 training they are, unless the user asked for bf16."""
+    # main_grads_dtype came with 0.11; before, it is unset here, and fp32 is upstream's only choice.
     if a.bf16 and a.grad_reduce_in_bf16:
         a.accumulate_allreduce_grads_in_fp32 = False
     elif a.bf16 and a.main_grads_dtype in (None, "torch.float32"):
@@ -39,19 +46,19 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """A step that switches `name` off if all gradients are in fp32, since they are then summed in fp32 anyway."""
+    """A step that switches `name` off if all gradients are in fp32: they are then summed in fp32 anyway."""
     return derive(PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN)
 
 
-def _whole_iteration(a: Namespace) -> bool:
+def _local_scope(a: Namespace, scope: str) -> bool:
+    """Whether Megatron's own CUDA graphs have the scope."""
+    # 0.15 takes one scope, later releases a list.
     scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else [a.cuda_graph_scope]
-    return a.cuda_graph_impl == "local" and "full_iteration" in map(named, scopes)
+    return a.cuda_graph_impl == "local" and scope in map(named, scopes)
 
 
-def _whole_inference(a: Namespace) -> bool:
-    scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else []
-    old = a.cuda_graph_impl == "local" and "full_iteration_inference" in map(named, scopes)
-    return old or named(a.inference_cuda_graph_scope) == "block"
+def _whole_iteration(a: Namespace) -> bool:
+    return _local_scope(a, "full_iteration")
 
 
 NAN_CHECK = (
@@ -60,7 +67,9 @@ NAN_CHECK = (
 
 PRECISION_STEPS: tuple[Step, ...] = (
     excludes("fp16", "bf16", PRECISION),
-    derive(PRECISION, _params_dtype),
+    derive(PRECISION, computed("params_dtype", params_dtype)),
+    # A dynamic loss scaler takes NaNs for a sign that the scale is too large, so they must not end
+    # the run.
     derive(PRECISION, when(lambda a: a.fp16 and not a.loss_scale, check_for_nan_in_loss_and_grad=False)),
     check(
         PRECISION,
@@ -107,8 +116,11 @@ PRECISION_STEPS: tuple[Step, ...] = (
     ),
     check(
         GRAPHS,
+        # The block scope of 0.18 is the full_iteration_inference of 0.17.
         lambda a: (
-            _whole_inference(a) and a.fp8 is not None and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
+            (_local_scope(a, "full_iteration_inference") or named(a.inference_cuda_graph_scope) == "block")
+            and a.fp8 is not None
+            and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
         ),
         "fp8: found with CUDA graphs of whole inference steps; expected transformer_impl inference_optimized"
         " and fp8_recipe mxfp8",
@@ -116,6 +128,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     ),
     check(
         GRAPHS,
+        # -1: Megatron chooses the number of graphs by the most requests that it serves at once.
         lambda a: (
             a.cuda_graph_impl == "local"
             and a.inference_dynamic_batching_num_cuda_graphs < 1
@@ -129,7 +142,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 
 def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
-    """Checks that training in `unit` (iters or samples) does not meet settings in `other`."""
+    """Checks of training that is counted in `unit` (iters or samples): nothing else may be counted in `other`."""
 
     def kept(name: str) -> str:
         return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
@@ -137,6 +150,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
     return (
         *_counted(unit, place, given(f"train_{other}"), kept(f"train_{other}")),
         *_counted(unit, place, given(f"lr_decay_{other}"), kept(f"lr_decay_{other}")),
+        # The default of the warmup is 0, that of the other two None.
         *_counted(unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, kept(f"lr_warmup_{other}")),
         *_counted(
             unit,
@@ -148,7 +162,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 
 
 def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str = "") -> tuple[Step, Step]:
-    """A check for training in `unit`; since 0.17 not made if training is skipped."""
+    """A check of training that is counted in `unit`: before 0.17, and since then, when --skip-train turns it off."""
 
     def before(a: Namespace) -> object:
         return getattr(a, f"train_{unit}") and fails(a)
@@ -159,29 +173,23 @@ def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str =
     )
 
 
-def _ffn(a: Namespace) -> None:
-    # SwiGLU has three matrices instead of two, so its width is 2/3 of the usual one, rounded down to a multiple of 64.
-    if a.ffn_hidden_size is None:
-        a.ffn_hidden_size = int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else 4 * a.hidden_size
+def feed_forward_width(a: Namespace) -> int:
+    """The default width of the feed-forward layer."""
+    # SwiGLU has three matrices instead of two, so its width is 2/3 of the usual one, rounded down
+    # to a multiple of 64.
+    return int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else int(4 * a.hidden_size)
 
 
-def _layers(a: Namespace) -> None:
-    if a.num_layers is not None:
-        a.encoder_num_layers = a.num_layers
-    else:
-        a.num_layers = a.encoder_num_layers
+def _twins(name: str, encoder: str) -> Change:
+    """A change that gives `name` and its `encoder` twin the same value; `name` wins."""
 
+    def change(a: Namespace) -> None:
+        if getattr(a, name) is not None:
+            setattr(a, encoder, getattr(a, name))
+        else:
+            setattr(a, name, getattr(a, encoder))
 
-def _channels(a: Namespace) -> None:
-    if a.kv_channels is None:
-        a.kv_channels = a.hidden_size // max(a.num_attention_heads, 1)
-
-
-def _lengths(a: Namespace) -> None:
-    if a.seq_length is not None:
-        a.encoder_seq_length = a.seq_length
-    else:
-        a.seq_length = a.encoder_seq_length
+    return change
 
 
 def _positions(length: str) -> Step:
@@ -191,11 +199,6 @@ def _positions(length: str) -> Step:
         f"max_position_embeddings: found {{max_position_embeddings}}; expected at least {length} ({{{length}}})",
         needs=("max_position_embeddings", length),
     )
-
-
-def _weight_decay(a: Namespace) -> None:
-    if a.weight_decay_incr_style == "constant":
-        a.start_weight_decay = a.end_weight_decay = a.weight_decay
 
 
 TRAINING_STEPS: tuple[Step, ...] = (
@@ -225,8 +228,10 @@ TRAINING_STEPS: tuple[Step, ...] = (
     ),
     *_training("samples", "iters", SAMPLES),
     excludes(set_("encoder_num_layers"), set_("num_layers"), SIZES),
-    derive(SIZES, _layers),
-    derive(SIZES, _ffn, needs=("hidden_size",)),
+    derive(SIZES, _twins("num_layers", "encoder_num_layers")),
+    derive(SIZES, fallback("ffn_hidden_size", feed_forward_width), needs=("hidden_size",)),
+    # With kv_channels given, heads need not divide the hidden width: the projections change the
+    # width then.
     check(
         SIZES,
         lambda a: a.kv_channels is None and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0),
@@ -234,13 +239,21 @@ TRAINING_STEPS: tuple[Step, ...] = (
         " ({hidden_size}); change one of them, or set kv_channels",
         needs=("hidden_size", "num_attention_heads"),
     ),
-    derive(SIZES, _channels, needs=("hidden_size", "num_attention_heads")),
+    derive(
+        SIZES,
+        fallback("kv_channels", lambda a: a.hidden_size // max(a.num_attention_heads, 1)),
+        needs=("hidden_size", "num_attention_heads"),
+    ),
+    # Each context rank holds two chunks of a sequence, one of the first half and one of the second,
+    # so that all ranks have the same work under a causal mask.
     check(
         LENGTHS,
         lambda a: a.context_parallel_size > 1 and a.seq_length % (a.context_parallel_size * 2) != 0,
         "seq_length: found {seq_length}; expected a multiple of 2 x context_parallel_size ({context_parallel_size})",
         needs=("seq_length",),
     ),
+    # The dataset then has no attention mask. Tensor ranks that wait for its broadcast would not
+    # match those that send none.
     derive(
         LENGTHS,
         when(
@@ -255,7 +268,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
         "encoder_seq_length: found {encoder_seq_length} with seq_length {seq_length}; keep one of them",
         needs=("seq_length",),
     ),
-    derive(LENGTHS, _lengths),
+    derive(LENGTHS, _twins("seq_length", "encoder_seq_length")),
     _positions("seq_length"),
     _positions("decoder_seq_length"),
     check(
@@ -324,5 +337,11 @@ TRAINING_STEPS: tuple[Step, ...] = (
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
         " weight_decay_incr_style {weight_decay_incr_style}; expected both",
     ),
-    derive("validate_args: weight decay", _weight_decay),
+    *(
+        derive(
+            "validate_args: weight decay",
+            computed(end, lambda a: a.weight_decay, lambda a: a.weight_decay_incr_style == "constant"),
+        )
+        for end in ("start_weight_decay", "end_weight_decay")
+    ),
 )
