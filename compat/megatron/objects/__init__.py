@@ -90,12 +90,13 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """The statements of a class in that release, in order; with `checked` false, its derivations alone."""
+    """The statements of a class in that release, in order; if `checked` is false, its derivations alone."""
     return tuple(step for step in select(TABLES[cls], version) if checked or (isinstance(step, Derivation) and not step.refuses))
 
 
 def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
     """The fields after `__post_init__`. Steps may read the values `beside` them, which are not returned."""
+    # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
     return {name: value for name, value in namespace.__dict__.items() if name in values}
@@ -129,8 +130,11 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     Raises `ConfigError` with what the class refuses.
     """
     values = fed(args, version, DDP, DDP_FEEDS)
+    # For torch's FSDP, get_model builds the class from this one argument alone.
     if args.get("use_torch_fsdp2") and "torch_fsdp2_reshard_after_forward" in args:
         return {**defaults(version, DDP), "reshard_after_forward": args["torch_fsdp2_reshard_after_forward"]}
+    # The ranks that reduce gradients together: context ranks hold the same weights, so they take
+    # part.
     ranks = (args.get("data_parallel_size") or 1) * (args.get("context_parallel_size") or 1)
     return _built(values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets"))
 
@@ -147,6 +151,8 @@ def from_fields(given: Mapping[str, Any], version: str, cls: str, check: bool = 
     refused; else raises `ConfigError` with every refusal of the class.
     """
     own = defaults(version, cls)
+    # None instead of the class's default of 0 marks a size as not known, so that steps which need
+    # it are skipped.
     missing = {name: None for name in OPEN if name in own and name not in given}
     built = _built({**own, **given, **missing}, version, cls, check)
     return {**built, **{name: own[name] for name in missing}}

@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.checks import equals, excludes, needs, on, positive, set_
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, named, under, when
-from compat.megatron.releases import MAIN, RELEASES
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    computed,
+    derive,
+    fallback,
+    named,
+    under,
+    when,
+)
+from compat.megatron.releases import MAIN
 
 EXPERTS = "TransformerConfig: experts"
 DISPATCH = "TransformerConfig: token dispatcher"
@@ -18,14 +28,13 @@ BALANCED = ("aux_loss", "none")
 """Kinds of load balancing that go with a capacity factor; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
 
 
-def _expert_ffn(c: Namespace) -> None:
-    if c.moe_ffn_hidden_size is None and (c.num_moe_experts is not None or not RELEASES.since(c.release, "0.13.0")):
-        c.moe_ffn_hidden_size = c.ffn_hidden_size
-
-
 def _mixed(c: Namespace) -> bool:
+    """Whether only some layers have experts."""
+    # The config of a dense layer in such a model has no experts, but keeps their width.
     frequency: Any = c.moe_layer_freq
-    return 0 in frequency if isinstance(frequency, list) else isinstance(frequency, int) and frequency > 1
+    if isinstance(frequency, list):
+        return 0 in frequency
+    return isinstance(frequency, int) and frequency > 1
 
 
 def _kinds(c: Namespace) -> list[Any]:
@@ -34,6 +43,7 @@ def _kinds(c: Namespace) -> list[Any]:
 
 
 def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
+    """A check that the router's load balancing goes with a capacity factor."""
     return check(
         ROUTER,
         lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(allowed),
@@ -56,12 +66,6 @@ WIDE = ("torch", "vllm")
 
 def _grouping(c: Namespace) -> str:
     return named(c.inference_grouped_gemm_backend).lower()
-
-
-def _named_grouping(c: Namespace) -> None:
-    """Since 0.18 the class turns the text into a member of its enumeration, whose names are in capitals."""
-    if c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None:
-        c.inference_grouped_gemm_backend = _grouping(c).upper()
 
 
 EXPERT_STEPS: tuple[Step, ...] = (
@@ -137,9 +141,29 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "inference_grouped_gemm_backend: found {inference_grouped_gemm_backend}; expected flashinfer, torch or vllm",
         since="0.18.0",
     ),
-    derive(OPTIMIZED, _named_grouping, since="0.18.0"),
+    # Since 0.18 the class turns the text into a member of its enumeration, whose names are in
+    # capitals.
+    derive(
+        OPTIMIZED,
+        computed(
+            "inference_grouped_gemm_backend",
+            lambda c: _grouping(c).upper(),
+            lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None,
+        ),
+        since="0.18.0",
+    ),
     positive("num_moe_experts", EXPERTS),
-    derive(EXPERTS, _expert_ffn, since="0.10.0"),
+    # Before 0.13, a model without experts gets their width too.
+    derive(EXPERTS, fallback("moe_ffn_hidden_size", lambda c: c.ffn_hidden_size), since="0.10.0", until="0.13.0"),
+    derive(
+        EXPERTS,
+        computed(
+            "moe_ffn_hidden_size",
+            lambda c: c.ffn_hidden_size,
+            lambda c: c.moe_ffn_hidden_size is None and c.num_moe_experts is not None,
+        ),
+        since="0.13.0",
+    ),
     check(
         EXPERTS,
         lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None,
@@ -164,6 +188,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
         until="0.19.0",
     ),
+    # Other formats would need a cast of parts of the grouped weight, which upstream does not have.
     _grouped(
         lambda c: (
             c.moe_single_grouped_weight
@@ -196,11 +221,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
 )
 
 
-def _deep(c: Namespace) -> bool:
-    return bool(c.moe_enable_deepep or c.moe_flex_dispatcher_backend == "deepep")
-
-
 def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
+    """A check that the dispatcher is one whose exchange of tokens shared experts can overlap."""
     return check(
         DISPATCH,
         lambda c: (
@@ -213,12 +235,6 @@ def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
         since=since,
         until=until,
     )
-
-
-def _processors(c: Namespace) -> None:
-    """The older counts of processors for the exchange of tokens say the newer one."""
-    if c.moe_flex_dispatcher_num_sms is None:
-        c.moe_flex_dispatcher_num_sms = c.moe_hybridep_num_sms if c.moe_deepep_num_sms is None else c.moe_deepep_num_sms
 
 
 def _eight_bits(c: Namespace) -> bool:
@@ -244,7 +260,11 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type == "flex" and c.moe_pad_expert_input_to_capacity and _deep(c),
+        lambda c: (
+            c.moe_token_dispatcher_type == "flex"
+            and c.moe_pad_expert_input_to_capacity
+            and (c.moe_enable_deepep or c.moe_flex_dispatcher_backend == "deepep")
+        ),
         "moe_pad_expert_input_to_capacity: found with the deepep backend of the flex dispatcher; drop one of them",
         since="0.16.0",
     ),
@@ -290,7 +310,15 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         " moe_flex_dispatcher_num_sms alone",
         since="0.19.0",
     ),
-    derive(DISPATCH, _processors, since="0.19.0"),
+    # Either of the two deprecated numbers of multiprocessors stands for the new one.
+    derive(
+        DISPATCH,
+        fallback(
+            "moe_flex_dispatcher_num_sms",
+            lambda c: c.moe_hybridep_num_sms if c.moe_deepep_num_sms is None else c.moe_deepep_num_sms,
+        ),
+        since="0.19.0",
+    ),
     positive("moe_shared_expert_intermediate_size", DISPATCH, since="0.10.0"),
     _overlapped(("alltoall",), "0.10.0", "0.18.0"),
     _overlapped(("alltoall", "flex"), "0.18.0", ""),
@@ -315,6 +343,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     _unbalanced(BALANCED, "", "0.11.0"),
     _unbalanced((*BALANCED, "seq_aux_loss"), "0.11.0", "0.15.0"),
     _unbalanced((*BALANCED, "seq_aux_loss", "global_aux_loss"), "0.15.0", ""),
+    # A negative factor means that no tokens are dropped.
     derive(
         ROUTER,
         when(
@@ -353,19 +382,23 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 )
 
 
-def _groups(c: Namespace) -> bool:
+def _groups_fit(c: Namespace) -> bool:
     """Whether the groups of group-limited routing divide the experts, and are at least as many as are chosen."""
     groups = c.moe_router_num_groups
-    return bool(groups and c.num_moe_experts and c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups)
+    if not groups or not c.num_moe_experts:
+        return False
+    return bool(c.num_moe_experts % groups == 0 and c.moe_router_group_topk <= groups)
 
 
-def _limited(c: Namespace) -> None:
+def _by_devices(c: Namespace) -> None:
+    """Turn the deprecated limit of devices for each token into one of groups: each device holds one group."""
     if c.moe_router_topk_limited_devices and not c.moe_router_group_topk:
         c.moe_router_group_topk = c.moe_router_topk_limited_devices
         c.moe_router_num_groups = c.expert_model_parallel_size
 
 
 def _expert_bias(scores: tuple[str, ...], since: str, until: str) -> Step:
+    """A check that the score function is one that a balancing bias goes with."""
     return check(
         ROUTER,
         lambda c: c.moe_router_enable_expert_bias and c.moe_router_score_function not in scores,
@@ -457,6 +490,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
         " alltoall_seq",
         since="0.16.0",
     ),
+    # A softmax over one chosen expert is 1 whatever its score, so the router would get no gradient.
     check(
         ROUTER,
         lambda c: (
@@ -472,14 +506,14 @@ ROUTER_STEPS: tuple[Step, ...] = (
     excludes("moe_router_topk_limited_devices", "moe_router_group_topk", ROUTER, "drop it", since="0.11.0"),
     check(
         ROUTER,
-        lambda c: c.moe_router_group_topk and not _groups(c),
+        lambda c: c.moe_router_group_topk and not _groups_fit(c),
         "moe_router_group_topk: found {moe_router_group_topk} with moe_router_num_groups"
         " {moe_router_num_groups}; expected a divisor of num_moe_experts ({num_moe_experts}) that is at"
         " least moe_router_group_topk",
         since="0.11.0",
         name="found-with-moe_router_num_groups-expected-groups",
     ),
-    derive(ROUTER, _limited, since="0.11.0"),
+    derive(ROUTER, _by_devices, since="0.11.0"),
     excludes("flash_decode", "fp8", EXPERTS, "drop one of them", since="0.10.0", until="0.12.0"),
 )
 
@@ -488,6 +522,7 @@ _overlap = under(OVERLAP, on("overlap_moe_expert_parallel_comm"), "0.14.0")
 
 
 def _modules(c: Namespace) -> set[str]:
+    # cuda_graph_scope is the name of cuda_graph_modules before 0.18.
     modules = c.cuda_graph_modules if c.cuda_graph_modules is not None else c.cuda_graph_scope
     return {named(module) for module in (modules if isinstance(modules, list) else [])}
 

@@ -30,26 +30,15 @@ def argument(name: str) -> Callable[[Namespace], Any]:
     return lambda a: getattr(a, name)
 
 
-def _comm_type(a: Namespace) -> Any:
-    types = a.cp_comm_type
-    return types[0] if isinstance(types, list) and len(types) == 1 else types
-
-
-def _activation(a: Namespace) -> str:
-    if a.squared_relu:
-        return "squared_relu"
-    return "quick_gelu" if a.quick_geglu else "silu" if a.swiglu else "gelu"
-
-
-def _variant(a: Namespace) -> Any:
-    return "dsa" if "D" in (a.hybrid_layer_pattern or "") else a.experimental_attention_variant
+ACTIVATIONS = {"squared_relu": "squared_relu", "quick_geglu": "quick_gelu", "swiglu": "silu"}
+"""Switches, and the activation function that each sets; the first one that is on wins."""
 
 
 TRANSFORMER_FEEDS = (
     Feed("persist_layer_norm", lambda a: not a.no_persist_layer_norm),
     Feed("layernorm_zero_centered_gamma", argument("apply_layernorm_1p"), until="0.16.0"),
     Feed("layernorm_epsilon", argument("norm_epsilon"), until="0.16.0"),
-    Feed("deallocate_pipeline_outputs", lambda a: True),
+    Feed("deallocate_pipeline_outputs", lambda a: True),  # the class's own default is false
     Feed("pipeline_dtype", argument("params_dtype")),
     Feed("batch_p2p_comm", lambda a: not a.overlap_p2p_comm),
     Feed("num_moe_experts", argument("num_experts")),
@@ -59,17 +48,31 @@ TRANSFORMER_FEEDS = (
     Feed("num_layers_in_last_pipeline_stage", argument("decoder_last_pipeline_num_layers"), since="0.11.0"),
     Feed("fp8_param", argument("fp8_param_gather"), since="0.12.0"),
     Feed("fp4_param", argument("fp4_param_gather"), since="0.17.1"),
-    Feed("activation_func", _activation),
+    Feed(
+        "activation_func",
+        lambda a: next((name for switch, name in ACTIVATIONS.items() if getattr(a, switch)), "gelu"),
+    ),
     Feed("gated_linear_unit", lambda a: bool(a.swiglu or (a.quick_geglu and not a.squared_relu))),
     Feed("bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion),
     Feed("num_query_groups", lambda a: a.num_query_groups if a.group_query_attention else None),
-    Feed("cp_comm_type", _comm_type, since="0.10.0"),
+    # The flag takes one type for each layer; upstream passes a single one on as it is, not as a
+    # list.
+    Feed(
+        "cp_comm_type",
+        lambda a: a.cp_comm_type[0] if isinstance(a.cp_comm_type, list) and len(a.cp_comm_type) == 1 else a.cp_comm_type,
+        since="0.10.0",
+    ),
     Feed(
         "is_hybrid_model",
         lambda a: a.hybrid_layer_pattern is not None or bool(a.is_hybrid_model),
         since="0.17.0",
     ),
-    Feed("experimental_attention_variant", _variant, since="0.18.0"),
+    # D in a hybrid pattern is a layer of sparse attention.
+    Feed(
+        "experimental_attention_variant",
+        lambda a: "dsa" if "D" in (a.hybrid_layer_pattern or "") else a.experimental_attention_variant,
+        since="0.18.0",
+    ),
 )
 """Fields that core_transformer_config_from_args does not copy from the argument with the field's name."""
 
@@ -117,6 +120,8 @@ DDP_FEEDS = (
 @cache
 def defaults(version: str, cls: str) -> Mapping[str, Any]:
     """Defaults of all fields of a class, inherited ones first."""
+    # A table of a release has the fields that a class declares itself; an overridden one keeps the
+    # place of the parent's.
     parent = PARENTS.get(cls)
     inherited = dict(defaults(version, parent)) if parent else {}
     return {**inherited, **{name: field.default for name, field in releases.fields(version, cls).items()}}

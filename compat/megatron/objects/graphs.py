@@ -31,11 +31,6 @@ def _listed(c: Namespace) -> list[str]:
     return [named(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
 
 
-def _odd_scope(c: Namespace) -> bool:
-    """Whether the release does not know a scope; `full` is allowed only alone."""
-    return _listed(c) != ["full"] and not set(_listed(c)) <= {*SCOPES}
-
-
 def _list_scopes(c: Namespace) -> None:
     """Turn the scopes into a list; `full` becomes the empty list. Local graphs capture the router whole."""
     scopes = [scope for scope in _listed(c) if scope != "full"]
@@ -65,24 +60,10 @@ def _dense(c: Namespace) -> bool:
     return c.num_moe_experts is None or c.num_moe_experts <= 1
 
 
-def _every_layer(c: Namespace) -> bool:
-    frequency: Any = c.moe_layer_freq
-    return frequency == 1 or (isinstance(frequency, list) and 0 not in frequency)
-
-
 def _undropped(c: Namespace) -> bool:
+    # Without a fixed capacity, the number of tokens of an expert differs by step, and a graph has
+    # fixed shapes.
     return c.moe_expert_capacity_factor is None or not c.moe_pad_expert_input_to_capacity
-
-
-def _preprocess_waits(c: Namespace) -> bool:
-    counted = c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_fp8
-    return bool(_undropped(c) and c.moe_token_dispatcher_type == "alltoall" and counted)
-
-
-def _partial(c: Namespace) -> bool:
-    """Whether only parts of experts are offloaded and no graph captures them, which local graphs allow since 0.19."""
-    modules = set(c.offload_modules or ())
-    return bool(c.cuda_graph_impl == "local" and modules and modules <= PARTIAL and _modules(c) and "moe" not in _modules(c))
 
 
 def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "", name: str = "") -> Step:
@@ -90,6 +71,7 @@ def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str =
 
 
 def _shared_experts(c: Namespace) -> bool:
+    """Whether shared experts are recomputed inside a local graph whose narrow weights are gathered from shards."""
     captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
     narrow = c.fp8 is not None or c.fp4 is not None
     sharded = (c.gtp_weight_remat_size or 1) > 1 and c.cuda_graph_impl == "local" and narrow
@@ -98,7 +80,8 @@ def _shared_experts(c: Namespace) -> bool:
 
 
 def _usual_scopes(c: Namespace) -> None:
-    """Defaults: no module means whole layers; inference captures layers if the graphs are Megatron's own (`local`)."""
+    """Set the defaults: graphs of whole layers in training, and in inference only if the graphs are Megatron's own."""
+    # An empty list of modules means whole layers.
     if c.cuda_graph_modules in (None, "full"):
         c.cuda_graph_modules = []
     if c.inference_cuda_graph_scope is None:
@@ -130,7 +113,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     check(
         GRAPHS,
-        _odd_scope,
+        # `full` is allowed only alone.
+        lambda c: _listed(c) != ["full"] and not set(_listed(c)) <= {*SCOPES},
         "cuda_graph_scope: found {cuda_graph_scope}; expected names among " + ", ".join(SCOPES),
         since="0.16.0",
         until="0.18.0",
@@ -183,7 +167,11 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_scope: found moe or moe_router without experts; drop them (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
-        lambda c: not _dense(c) and _every_layer(c) and "mlp" in _modules(c),
+        lambda c: (
+            not _dense(c)
+            and (c.moe_layer_freq == 1 or (isinstance(c.moe_layer_freq, list) and 0 not in c.moe_layer_freq))
+            and "mlp" in _modules(c)
+        ),
         "cuda_graph_scope: found mlp in a model without dense layers; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
@@ -191,7 +179,14 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_scope: found moe without a padded expert capacity; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
-        lambda c: not _dense(c) and _preprocess_waits(c) and "moe_preprocess" in _modules(c),
+        # The all-to-all dispatcher then reads the numbers of tokens back to the host.
+        lambda c: (
+            not _dense(c)
+            and _undropped(c)
+            and c.moe_token_dispatcher_type == "alltoall"
+            and (c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_fp8)
+            and "moe_preprocess" in _modules(c)
+        ),
         "cuda_graph_scope: found moe_preprocess with a dispatcher that waits for the device; drop it"
         " (since 0.18 the setting is cuda_graph_modules)",
     ),
@@ -209,6 +204,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         lambda c: c.cuda_graph_impl == "transformer_engine" and "moe" in c.recompute_modules and "moe_router" in _modules(c),
         "recompute_modules: found moe with CUDA graphs of moe_router; drop one of them",
     ),
+    # A part that is recomputed inside a graph must not draw random numbers.
     _selective(
         lambda c: c.attention_dropout != 0.0 and (_whole(c) or "attn" in _modules(c)) and "core_attn" in c.recompute_modules,
         "attention_dropout: found {attention_dropout} with attention that is both captured in CUDA graphs and"
@@ -239,7 +235,12 @@ GRAPH_STEPS: tuple[Step, ...] = (
         until="0.19.0",
     ),
     _offload(
-        lambda c: c.cuda_graph_impl == "local" and not _partial(c),
+        # Since 0.19, local graphs allow that parts of experts are offloaded, if no graph captures
+        # the experts.
+        lambda c: (
+            c.cuda_graph_impl == "local"
+            and not (c.offload_modules and PARTIAL.issuperset(c.offload_modules) and _modules(c) and "moe" not in _modules(c))
+        ),
         "fine_grained_activation_offloading: found offload_modules {offload_modules} with local CUDA graphs"
         " of {cuda_graph_modules}; offload only expert_fc1, moe_act or fused_group_mlp, and capture single modules without moe",
         since="0.19.0",

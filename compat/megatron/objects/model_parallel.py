@@ -15,7 +15,8 @@ def _unsequenced(c: Namespace) -> bool:
 
 
 def _copies(c: Namespace) -> None:
-    """Set how often the weights of a tensor rank are split again. Unlike the parser, the class fills in no shard counts."""
+    """Set the number of further parts that the weights of a tensor rank are cut into."""
+    # Unlike the parser, the class leaves numbers of shards unset that were not given.
     if c.tensor_parallel_num_weight_shards is not None:
         c.gtp_weight_remat_size = c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
     if c.expert_tensor_parallel_num_weight_shards is not None:
@@ -38,6 +39,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         lambda c: c.pipeline_model_parallel_size > 1 and c.pipeline_dtype is None,
         "pipeline_dtype: missing; pipeline_model_parallel_size {pipeline_model_parallel_size} needs it; set it to params_dtype",
     ),
+    # The docstring of the class names pipeline_dtype as the source; the code takes params_dtype.
     derive(CLASS, inherit("autocast_dtype", "params_dtype")),
     excludes("defer_embedding_wgrad_compute", equals("pipeline_model_parallel_size", 1), CLASS, "expected a pipeline; drop it"),
     needs("defer_embedding_wgrad_compute", "gradient_accumulation_fusion", CLASS, "keep the fusion, or drop it"),
@@ -53,6 +55,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         " tensor_model_parallel_size {tensor_model_parallel_size}; expected true; add --sequence-parallel",
         until="0.15.0",
     ),
+    # 0.15 means to warn, but its warning names a module that it does not import.
     check(
         CLASS,
         _unsequenced,

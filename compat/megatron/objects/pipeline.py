@@ -14,16 +14,18 @@ DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
 
 
 def _accounts(c: Namespace) -> int:
-    """How many of embedding and loss count as a layer: 0, 1 or 2."""
-    return sum(map(bool, (c.account_for_embedding_in_pipeline_split, c.account_for_loss_in_pipeline_split)))
+    """The number of layers that embedding and loss count as: 0, 1 or 2."""
+    return int(bool(c.account_for_embedding_in_pipeline_split)) + int(bool(c.account_for_loss_in_pipeline_split))
 
 
 def _uneven(c: Namespace) -> bool:
+    # Upstream's branches are exclusive, in this order: a layout, layers of the first and last
+    # stage, embedding and loss.
     return c.pipeline_model_parallel_layout is None and given(FIRST, LAST)(c)
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """Layers and pipeline ranks that remain between the stages with a given number of layers."""
+    """Numbers of layers and of pipeline ranks that remain between the stages with a given number of layers."""
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
 
@@ -37,34 +39,33 @@ def _parts(c: Namespace) -> tuple[str, ...]:
     return layout.written(c.pipeline_model_parallel_layout)
 
 
-def _layout_problems(c: Namespace) -> Iterator[str]:
-    if c.pipeline_model_parallel_layout is not None:
-        for problem in _unfit(_parts(c), c):
-            yield f"pipeline_model_parallel_layout: {problem}"
-
-
 def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
+    """The problems of a layout, each in words."""
     ranks, virtual = c.pipeline_model_parallel_size, c.virtual_pipeline_model_parallel_size
     if len(parts) % ranks:
         yield f"found {len(parts)} stages; expected a multiple of pipeline_model_parallel_size ({ranks})"
     elif virtual is not None and virtual != len(parts) // ranks:
         stages = f"{len(parts) // ranks} stages per rank"
         yield f"found {stages}; expected virtual_pipeline_model_parallel_size ({virtual})"
+    # The other checks count on stages that go round the ranks.
     else:
         yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, c.release)
 
 
 def _laid_out(c: Namespace) -> None:
+    """Set the virtual stages that a layout implies, and whether its prediction layers have a stage of their own."""
     if c.pipeline_model_parallel_layout is None:
         return
     parts, ranks = _parts(c), c.pipeline_model_parallel_size
     if c.virtual_pipeline_model_parallel_size is None and len(parts) > ranks:
         c.virtual_pipeline_model_parallel_size = len(parts) // ranks
+    # `in`, because not every release has the field, and a name that is missing reads as None.
     if "mtp_standalone" in c.__dict__:
         c.mtp_standalone = layout.standalone(parts, ranks)
 
 
 def _end(name: str, where: str) -> tuple[Step, ...]:
+    """Checks of the number of layers of the first or last stage; `where` says which, in words."""
     return (
         check(
             CLASS,
@@ -97,12 +98,6 @@ def _counted_indivisible(c: Namespace) -> bool:
     return _counted(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
 
 
-def _counted_stage_indivisible(c: Namespace) -> bool:
-    virtual = c.virtual_pipeline_model_parallel_size
-    per_rank = (c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size if _counted(c) else 0
-    return bool(_counted(c) and virtual and per_rank % virtual != 0)
-
-
 PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
@@ -130,7 +125,14 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
     ),
-    inspect(CLASS, _layout_problems, since="0.13.0"),
+    inspect(
+        CLASS,
+        lambda c: (
+            f"pipeline_model_parallel_layout: {problem}"
+            for problem in (_unfit(_parts(c), c) if c.pipeline_model_parallel_layout is not None else ())
+        ),
+        since="0.13.0",
+    ),
     derive(CLASS, _laid_out, since="0.13.0"),
     check(
         CLASS,
@@ -177,6 +179,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         f" ({{virtual_pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
+    # Without virtual stages, 0.11 gives embedding and loss whole pipeline ranks, and not the place
+    # of one layer each.
     check(
         CLASS,
         lambda c: (
@@ -218,7 +222,11 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        _counted_stage_indivisible,
+        lambda c: (
+            _counted(c)
+            and c.virtual_pipeline_model_parallel_size
+            and (c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size % c.virtual_pipeline_model_parallel_size != 0
+        ),
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected the layers"
         " of a rank to divide by virtual_pipeline_model_parallel_size"
         " ({virtual_pipeline_model_parallel_size})",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.checks import excludes, needs, one_of, positive
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, when
+from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, when
 from compat.megatron.releases import MAIN
 
 BUCKETS = "training.py: bucket size"
@@ -16,6 +16,8 @@ STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_
 
 def _bucket(d: Namespace) -> None:
     """Set the bucket size: the default if none is given; None without overlap (one bucket) or with a number of buckets."""
+    # With a number of buckets, the size follows from the number of parameters, which no config
+    # tells.
     counted = d.num_buckets is not None or d.ddp_num_buckets is not None
     if not d.overlap_grad_reduce or counted:
         d.bucket_size = None
@@ -46,18 +48,33 @@ DDP_STEPS: tuple[Step, ...] = (
 )
 
 
-def _without_fp8(o: Namespace) -> None:
-    wide = o.fp8_recipe in (None, "delayed") or o.main_params_dtype != "torch.float32" or o.optimizer_cpu_offload
-    o.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = bool(o.use_precision_aware_optimizer and wide)
-
-
-def _narrow(name: str) -> Predicate:
-    """A predicate: `name` is not fp32, although the optimizer is not precision-aware."""
-    return lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32"
+def _state_dtype(name: str) -> Step:
+    """A check that `name` is fp32, unless the optimizer is precision-aware."""
+    return check(
+        OPTIMIZER,
+        lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32",
+        f"{name}: found {{{name}}} without use_precision_aware_optimizer; expected fp32, or add"
+        " --use-precision-aware-optimizer",
+        since="0.11.0",
+    )
 
 
 OPTIMIZER_STEPS: tuple[Step, ...] = (
-    derive(OPTIMIZER, _without_fp8, since="0.14.0"),
+    derive(
+        OPTIMIZER,
+        computed(
+            "use_precision_aware_optimizer_no_fp8_or_ds_fp8",
+            lambda o: bool(
+                o.use_precision_aware_optimizer
+                and (
+                    o.fp8_recipe in (None, "delayed")
+                    or o.main_params_dtype != "torch.float32"
+                    or o.optimizer_cpu_offload
+                )
+            ),
+        ),
+        since="0.14.0",
+    ),
     excludes("reuse_grad_buf_for_mxfp8_param_ag", "overlap_param_gather_with_optimizer_step", OPTIMIZER, since="0.19.0"),
     check(
         "get_megatron_optimizer_config",
@@ -81,14 +98,5 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         until=MAIN,
     ),
-    *(
-        check(
-            OPTIMIZER,
-            _narrow(name),
-            f"{name}: found {{{name}}} without use_precision_aware_optimizer; expected fp32, or add"
-            " --use-precision-aware-optimizer",
-            since="0.11.0",
-        )
-        for name in STATES
-    ),
+    *map(_state_dtype, STATES),
 )

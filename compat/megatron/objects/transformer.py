@@ -8,7 +8,19 @@ from typing import Any
 
 from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, positive, set_
 from bridge.errors import ConfigError
-from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, inherit, named, under, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Predicate,
+    Step,
+    check,
+    computed,
+    derive,
+    fallback,
+    inherit,
+    named,
+    under,
+    when,
+)
 from compat.megatron.releases import MAIN, RELEASES
 
 CLASS = "TransformerConfig"
@@ -37,35 +49,9 @@ LINEAR = (
 
 def activation(c: Namespace) -> str:
     """The name of the activation function; gelu if none is set."""
+    # A live config object holds the function itself, a config of flags its name.
     function: Any = c.activation_func
     return "gelu" if function is None else named(getattr(function, "__name__", function))
-
-
-def default(name: str, value: Change) -> Change:
-    """A change that applies `value`, which sets `name`, if `name` has no value."""
-
-    def change(c: Namespace) -> None:
-        if getattr(c, name) is None:
-            value(c)
-
-    return change
-
-
-def _feed_forward(c: Namespace) -> None:
-    c.ffn_hidden_size = 4 * c.hidden_size
-
-
-def _channels(c: Namespace) -> None:
-    c.kv_channels = c.hidden_size // max(c.num_attention_heads, 1)
-
-
-def _groups(c: Namespace) -> None:
-    c.num_query_groups = c.num_attention_heads
-
-
-def _residual(c: Namespace) -> None:
-    if c.fp32_residual_connection and c.pipeline_dtype is not None:
-        c.pipeline_dtype = "torch.float32"
 
 
 def _is_delta(c: Namespace) -> bool:
@@ -77,21 +63,21 @@ def _is_delta(c: Namespace) -> bool:
 _delta = under(DELTA, _is_delta, "0.16.0")
 
 
-def _lacking(name: str) -> Predicate:
-    """A predicate: the size `name` is missing. gdn2 may be the G of a hybrid pattern, and then needs no frequency."""
-    return lambda c: getattr(c, name) is None and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2")
-
-
-def _complete(c: Namespace) -> bool:
-    return all(getattr(c, name) is not None for name in LINEAR[1:])
+def _missing(name: str) -> Step:
+    """A check that the size `name` is set."""
+    # gdn2 may be the G of a hybrid pattern, and then it needs no frequency.
+    return _delta(
+        lambda c: getattr(c, name) is None and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2"),
+        f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
+    )
 
 
 def _linear_heads(c: Namespace, ranks: int) -> bool:
     """Whether the linear heads divide: values by keys, and both by the ranks."""
+    if any(getattr(c, name) is None for name in LINEAR[1:]):
+        return True  # the checks of missing sizes refuse it instead
     keys, values = c.linear_num_key_heads, c.linear_num_value_heads
-    if not _complete(c):
-        return True  # the checks of missing sizes speak instead
-    return bool(keys) and all(rest == 0 for rest in (values % keys, keys % ranks, values % ranks))
+    return bool(keys) and values % keys == 0 and keys % ranks == 0 and values % ranks == 0
 
 
 HEADS = (
@@ -112,7 +98,12 @@ SIZE_STEPS: tuple[Step, ...] = (
         since=MAIN,
     ),
     positive("gdp_num_householder", CLASS, since=MAIN),
-    derive(CLASS, _residual, since="0.17.0"),
+    # Stages send the residual stream, so messages have its format.
+    derive(
+        CLASS,
+        when(lambda c: c.fp32_residual_connection and c.pipeline_dtype is not None, pipeline_dtype="torch.float32"),
+        since="0.17.0",
+    ),
     excludes("fp16", "bf16", CLASS),
     multiple_of("num_attention_heads", "tensor_model_parallel_size", CLASS),
     check(
@@ -123,9 +114,17 @@ SIZE_STEPS: tuple[Step, ...] = (
         last=True,
     ),
     derive(CLASS, inherit("embedding_init_method_std", "init_method_std"), since="0.14.0"),
-    derive(CLASS, default("ffn_hidden_size", _feed_forward), needs=("hidden_size",)),
-    derive(CLASS, default("kv_channels", _channels), needs=("hidden_size", "num_attention_heads")),
-    derive(CLASS, default("num_query_groups", _groups), needs=("num_attention_heads",)),
+    # The class does not know SwiGLU's narrower default; validate_args has set the width before
+    # (arguments/training.py).
+    derive(CLASS, fallback("ffn_hidden_size", lambda c: 4 * c.hidden_size), needs=("hidden_size",)),
+    derive(
+        CLASS,
+        fallback("kv_channels", lambda c: c.hidden_size // max(c.num_attention_heads, 1)),
+        needs=("hidden_size", "num_attention_heads"),
+    ),
+    derive(CLASS, inherit("num_query_groups", "num_attention_heads"), needs=("num_attention_heads",)),
+    # Since 0.16, several tensor ranks may share a query group, so a divisor of the ranks is allowed
+    # too.
     multiple_of("num_query_groups", "tensor_model_parallel_size", CLASS, until="0.16.0"),
     check(
         CLASS,
@@ -138,13 +137,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         needs=("num_query_groups",),
     ),
-    *(
-        _delta(
-            _lacking(name),
-            f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
-        )
-        for name in LINEAR
-    ),
+    *map(_missing, LINEAR),
     _delta(
         lambda c: not _linear_heads(c, c.tensor_model_parallel_size),
         HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size})",
@@ -160,6 +153,8 @@ SIZE_STEPS: tuple[Step, ...] = (
         HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size {context_parallel_size})",
         since="0.18.0",
     ),
+    # Sparse attention runs on latents whose projections are absorbed into others, and this works
+    # only without biases.
     excludes(
         "add_bias_linear", equals("experimental_attention_variant", "dsa"), SPARSE, "add --disable-bias-linear", since="0.19.0"
     ),
@@ -176,6 +171,8 @@ SIZE_STEPS: tuple[Step, ...] = (
 
 
 def _bf16_layers(name: str) -> Step:
+    """A check that layers kept in bf16 at an end of the model fit into its first, or last, stage."""
+
     def fails(c: Namespace) -> bool:
         most = c.num_layers // c.pipeline_model_parallel_size
         return bool(c.fp8 and c.first_last_layers_bf16 and not 0 <= getattr(c, name) <= most)
@@ -244,9 +241,12 @@ def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
 
 
 def _whole_layers(c: Namespace) -> None:
+    """Turn the deprecated moe_layer_recompute into the recomputation of a module."""
     if c.moe_layer_recompute:
         c.recompute_granularity = "selective"
-        c.recompute_modules = [*c.recompute_modules, *(["moe"] if "moe" not in c.recompute_modules else [])]
+        if "moe" not in c.recompute_modules:
+            # A new list: the old one may be the user's.
+            c.recompute_modules = [*c.recompute_modules, "moe"]
 
 
 def _narrow_recompute(c: Namespace) -> bool:
@@ -304,6 +304,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
         "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
     ),
+    # Selective recomputation without names is that of the attention core, as before 0.12.
     derive(
         RECOMPUTE,
         when(lambda c: c.recompute_modules is None, recompute_modules=["core_attn"]),
@@ -335,6 +336,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found shared_experts with moe_shared_expert_overlap; keep one of them",
         since="0.14.0",
     ),
+    # Since 0.14, only delayed scaling rules this recomputation out.
     _selective(
         _narrow_recompute,
         "recompute_modules: found moe_act or layernorm with fp8, which this release cannot recompute; drop them",
@@ -409,10 +411,14 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         "offload_modules: found gdp_qkv with gdp_in_proj in recompute_modules; drop one of them",
         since=MAIN,
     ),
+    # The projection's input is the output of the core, which the core's backward needs on the
+    # device.
     _fine(
         lambda c: "attn_proj" in _offloaded(c) and "core_attn" not in _offloaded(c),
         "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
     ),
+    # A recomputed layer of experts saves none of its inner activations, so there is nothing to
+    # offload.
     _fine(
         lambda c: (
             c.recompute_granularity == "selective"
@@ -555,11 +561,15 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
 
 
 def _positive_base(c: Namespace) -> bool:
+    # Without a base, the model is its own base, and the width multiplier is 1.
     base = c.hidden_size if c.mup_base_hidden_size is None else c.mup_base_hidden_size
     return base is None or base > 0
 
 
 def _width_scale(c: Namespace) -> float:
+    """The factor of attention logits, sqrt(base head width) / head width ^ power."""
+    # Upstream's default power of 1 is that of maximal update parametrization; 0.5 is that of usual
+    # attention.
     base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim**0.5
     try:
         return float(base / c.kv_channels**c.mup_attn_scale_power)
@@ -577,23 +587,19 @@ def _scaled_by_width(c: Namespace) -> None:
         c.mup_width_mult = c.hidden_size / c.mup_base_hidden_size
         if c.softmax_scale is None and c.kv_channels:
             c.softmax_scale = _width_scale(c)
+        # Logits are divided by the width multiplier, so that they keep their size; a multiplier of
+        # the user's stays.
         if c.mup_output_mult == 1.0 and c.mup_width_mult != 1.0:
             c.mup_output_mult = 1.0 / c.mup_width_mult
 
 
-def _positions(c: Namespace) -> bool:
+def _positions_fit(c: Namespace) -> bool:
     """Whether the pattern of layers without rotary positions fits the number of layers."""
     if not c.no_rope_freq:
         return True
     if isinstance(c.no_rope_freq, int):
         return bool(c.num_layers % c.no_rope_freq == 0)
     return bool(len(c.no_rope_freq) == c.num_layers)
-
-
-def _spread_positions(c: Namespace) -> None:
-    """Turn a frequency of layers without rotary positions into one entry for each layer."""
-    if c.no_rope_freq and isinstance(c.no_rope_freq, int) and _positions(c):
-        c.no_rope_freq = [*[0] * (c.no_rope_freq - 1), 1] * (c.num_layers // c.no_rope_freq)
 
 
 ATTENTION_STEPS: tuple[Step, ...] = (
@@ -620,11 +626,6 @@ def _optimized(c: Namespace) -> bool:
     return bool(c.transformer_impl == "inference_optimized")
 
 
-def _gathers(c: Namespace) -> bool:
-    types = c.cp_comm_type if isinstance(c.cp_comm_type, list) else [c.cp_comm_type]
-    return all(kind is not None and kind.replace("_", "").lower() == "allgather" for kind in types)
-
-
 SERVED = {
     "normalization": "RMSNorm",
     "layernorm_zero_centered_gamma": False,
@@ -636,7 +637,9 @@ SERVED = {
 
 
 def _served(name: str, wanted: Any) -> Step:
-    """A check for inference_optimized. With use_checkpoint_args the model comes from the checkpoint, so nothing is checked."""
+    """A check that transformer_impl inference_optimized has the setting that it requires."""
+    # With --use-checkpoint-args the checkpoint decides over the model, and upstream checks nothing
+    # here.
     return check(
         CLASS,
         lambda c: _optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted,
@@ -689,6 +692,7 @@ LAST_STEPS: tuple[Step, ...] = (
         until="0.12.0",
         needs=("num_layers",),
     ),
+    # Since 0.12, a list is read only if there are context ranks.
     check(
         ATTENTION,
         lambda c: c.context_parallel_size > 1 and isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
@@ -699,12 +703,23 @@ LAST_STEPS: tuple[Step, ...] = (
     excludes("no_rope_freq", "flash_decode", ATTENTION, since="0.13.0"),
     check(
         ATTENTION,
-        lambda c: not _positions(c),
+        lambda c: not _positions_fit(c),
         "no_rope_freq: found {no_rope_freq}; expected a divisor of num_layers ({num_layers}), or one entry for each layer",
         since="0.13.0",
         needs=("num_layers",),
     ),
-    derive(ATTENTION, _spread_positions, since="0.13.0", needs=("num_layers",)),
+    # A frequency of n becomes one entry for each layer: n - 1 layers with rotary positions (0),
+    # then one without (1).
+    derive(
+        ATTENTION,
+        computed(
+            "no_rope_freq",
+            lambda c: [*[0] * (c.no_rope_freq - 1), 1] * (c.num_layers // c.no_rope_freq),
+            lambda c: c.no_rope_freq and isinstance(c.no_rope_freq, int) and _positions_fit(c),
+        ),
+        since="0.13.0",
+        needs=("num_layers",),
+    ),
     check(
         SPARSE,
         lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size != 1,
@@ -717,7 +732,16 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         SPARSE,
-        lambda c: c.experimental_attention_variant == "dsa" and c.context_parallel_size > 1 and not _gathers(c),
+        # The class accepts both spellings, allgather and all_gather, in one name or one for each
+        # layer.
+        lambda c: (
+            c.experimental_attention_variant == "dsa"
+            and c.context_parallel_size > 1
+            and any(
+                str(kind).replace("_", "").lower() != "allgather"
+                for kind in (c.cp_comm_type if isinstance(c.cp_comm_type, list) else [c.cp_comm_type])
+            )
+        ),
         "cp_comm_type: found {cp_comm_type} with experimental_attention_variant dsa; expected allgather",
         since="0.19.0",
     ),
@@ -761,6 +785,7 @@ LAST_STEPS: tuple[Step, ...] = (
 )
 
 LATENT_STEPS: tuple[Step, ...] = (
+    # The fused kernel of latent attention rotates by YaRN alone.
     check(
         "MLATransformerConfig",
         lambda c: c.multi_latent_attention and c.apply_rope_fusion and c.rope_type != "yarn",
