@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def unpacked(
     equal the weights.
     """
     shapes = {name: held.shape for name, held in weights.items()}
+    # decoder.layers.7.mlp...: the third part of a name is the number of the layer.
     numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
     parallel = Parallel.of(args, len(numbers), str(place))
     buckets, sizes = _buckets(place, tensors), _sizes(values)
@@ -54,6 +55,8 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
     for key, held in tensors.items():
         if match := KEY.fullmatch(key):
             group, buffer, _, bucket, kind = match.groups()
+            # A buffer for each format of parameters and each chunk of the model, and one for
+            # experts.
             if buffer != "0":
                 raise SourceError(
                     f"{place}: {key}: found several gradient buffers (experts, or chunks of the model), which are not"
@@ -68,6 +71,8 @@ def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
     found = {}
     for key, value in values.items():
         if match := UNPADDED.fullmatch(key):
+            # [[{format: sizes}]]: one rank's object, with one buffer, whose parameters have one
+            # format.
             ((by_type,),) = value
             (found[int(match[1])],) = by_type.values()
     return found
@@ -79,13 +84,15 @@ def _laid(
     """The optimizer's tensors of each parameter if its modules are in `order`; None if the sizes do not fit."""
     parts: dict[str, dict[str, list[Placed]]] = {}
     for group, held in buckets.items():
+        # Groups of data ranks are numbered with the tensor rank running fastest.
         stage, index = divmod(group, parallel.tensor)
         names = ordered(shapes, parallel, stage, order)
         places = _places([(name, prod(local(name, shapes, parallel.tensor))) for name in names], sizes[group])
         if places is None:
             return None
         for name, bucket, start, end in places:
-            # Skip the last stage's copy of tied words, and what tensor ranks after the first hold as a replica.
+            # Skip the last stage's copy of tied words, and what tensor ranks after the first hold
+            # as a replica.
             copy = name == WORDS and stage > 0 and OUTPUT not in shapes
             own_shape = local(name, shapes, parallel.tensor)
             replica = index > 0 and len(own_shape) > 0 and own_shape == shapes[name]
@@ -104,6 +111,8 @@ def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tupl
     found, bucket, at = [], 0, 0
     for name, count in reversed(names):
         at += -at % ALIGNED  # up to the next multiple
+        # Shared words have a bucket of their own. The one before is counted up to their aligned
+        # start.
         if at and bucket + 1 < len(sizes) and at == sizes[bucket]:
             bucket, at = bucket + 1, 0
         if bucket == len(sizes) or at + count > sizes[bucket]:
@@ -117,17 +126,14 @@ def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tupl
 
 def _rounded(master: Lazy, weight: Lazy) -> bool:
     """Whether a weight equals its master, rounded to the weight's format."""
-    return all(_same(left, right) for left, right in _strips(master, weight))
-
-
-def _strips(one: Lazy, other: Lazy) -> Iterator[tuple[Any, Any]]:
-    at = 0
-    for strip in strips(one):
-        yield strip, other.flat(at, at + len(strip))
-        at += len(strip)
-
-
-def _same(master: Any, weight: Any) -> bool:
     import torch
 
-    return torch.equal(master.to(weight.dtype).view(torch.uint8), weight.view(torch.uint8))
+    at = 0
+    # Strip by strip: neither tensor has to fit into memory.
+    for strip in strips(master):
+        own = weight.flat(at, at + len(strip))
+        # Bytes are compared, since a NaN equals nothing.
+        if not torch.equal(strip.to(own.dtype).view(torch.uint8), own.view(torch.uint8)):
+            return False
+        at += len(strip)
+    return True

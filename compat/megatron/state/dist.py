@@ -46,6 +46,8 @@ MASTERS = ("param", "fp32_param", "master_param")
 STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
 EXPERTS = re.compile(r"(.*mlp\.experts\.)experts\.(linear_fc[12]\.weight)")
 OWN = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
+# The two spellings of an expert's matrices: grouped (linear_fc1.weight3), or one module for each
+# expert.
 OF_EXPERT = re.compile(r"mlp\.experts\.(?:(linear_fc[12])\.weight(\d+)|local_experts\.(\d+)\.(linear_fc[12])\.weight)")
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
 
@@ -96,6 +98,8 @@ def iteration(folder: Path) -> Path:
     if not path.is_file():
         return folder
     said = read_text(path, folder, SMALL).strip()
+    # `release` is a converted checkpoint without an iteration. isascii, because isdigit takes other
+    # scripts' digits too.
     if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
         raise SourceError(f"{path}: found {shown(said)}; expected the number of an iteration; {DAMAGED}")
     return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
@@ -127,6 +131,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     optimizers = list(_optimizers(common, values))
     optimizer = optimizers[0] if optimizers else {}
     step = run.step_of(optimizer)
+    # dp_reshardable stores flat buckets instead of parameters.
     if any(".bucket_idx_" in key for key in tensors):
         kinds = unpacked(place, weights, tensors, values, args)
     parameters = {name: _parameter(name, held, kinds, step) for name, held in weights.items()}
@@ -134,6 +139,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     dimensions = {name: len(held.weight.shape) for name, held in parameters.items() if held.trained}
     groups = run.groups_of(rows, dimensions, str(place / dcp.COMMON)) if rows and kinds else ()
     said, left = run.client_of(common)
+    # The learning rate that the run had, as the first group has it.
     lr = groups[0].settings.get("lr") if groups else None
     layout = {"tensor": args.get("tensor_model_parallel_size"), "pipeline": args.get("pipeline_model_parallel_size")}
     files = (place / dcp.METADATA, place / dcp.COMMON, place / METADATA, *sorted(place.glob("*.distcp")))
@@ -163,6 +169,7 @@ def _strange(weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]
     """
     for name, weight in weights.items():
         master = next((held for kind, held in kinds.get(name, {}).items() if kind in MASTERS), None)
+        # Two ends and not the whole tensor: a master that was lost is all zeros.
         ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
         if master is not None and not all(_rounded(master, weight, *end) for end in ends):
             message = f"{name}: the optimizer's copy is not the weight before rounding, and its moments are lost with it"
@@ -184,19 +191,15 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
         match = STATE.fullmatch(key)
         if match is None and key.startswith(("optimizer.", "chained_")):
             continue  # a bucket, which `unpacked` takes apart
-        for name, part in apart(_bare(match[2] if match else key), held):
+        bare = match[2] if match else key
+        while bare.startswith(("module.", "model.")):  # prefixes of modules that wrap the model
+            bare = bare.partition(".")[2]
+        for name, part in apart(bare, held):
             if match:
                 kinds.setdefault(name, {})[match[1]] = part
             else:
                 weights[name] = part
     return weights, kinds
-
-
-def _bare(name: str) -> str:
-    """A name without the prefixes of modules that wrap the model."""
-    while name.startswith(("module.", "model.")):
-        name = name.partition(".")[2]
-    return name
 
 
 def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
@@ -212,7 +215,7 @@ def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
 
 
 def _parts(held: Lazy) -> Iterator[Lazy]:
-    """The slices along the first dimension."""
+    """The slices along the first dimension, which is the layers or the experts."""
     count = held.shape[0]
     size = held.count // count
     for number in range(count):
@@ -222,6 +225,7 @@ def _parts(held: Lazy) -> Iterator[Lazy]:
 def _parameter(name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]], step: float | None) -> Parameter:
     found = dict(kinds.get(name, {}))
     master = next((found.pop(kind) for kind in MASTERS if kind in found), None)
+    # In fp32 training the optimizer updates the weight itself; what it stores is no second copy.
     if master is not None and master.dtype == weight.dtype:
         weight, master = master, None
     return Parameter(weight, master, found, step if found else None, trained=not kinds or name in kinds)
@@ -240,6 +244,7 @@ def _optimizers(common: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
 
 def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
     yield from run.generators(any(key.startswith("rng_state") for key in values))
+    # Without fp8, each module stores an empty extra state.
     full = [key for key, value in values.items() if EXTRA in key and value not in ([None], None)]
     if full:
         yield lost("_extra_state", f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried", Effect.NUMBERS)
@@ -330,9 +335,9 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
         kinds = {"": weight, **({**masters, **held.moments} if held.moments else {})}
         for kind, source in kinds.items():
             key, sizes, offsets = _place(name, hub, layers, numbered)
-            value = (
-                source if not sizes else Joined((Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype)
-            )
+            value = source
+            if sizes:  # one more dimension of size 1 for each stacked one
+                value = Joined((Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype)
             top = f"optimizer.state.{kind}." if kind else ""
             yield dcp.Saved(f"{top}{key}", value, (*sizes, *source.shape), (*offsets, *(0 for _ in source.shape)))
         yield from _extra(name, hub, layers, numbered)
@@ -357,8 +362,12 @@ def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple
     if match is None:
         return name, (), ()
     top, layer, rest = match[1], int(match[2]), match[3]
-    if not numbered:
-        rest = next((fused + rest.removeprefix(norm) for norm, fused in FUSED.items() if _is_fused(rest, norm, hub)), rest)
+    # Megatron saves norms of its own layers under the names of Transformer Engine's. A layer of
+    # Transformer Engine with experts has its second norm apart, and that under its own name.
+    local = any("local_experts." in other or other.endswith(".input_layernorm.weight") for other in hub.parameters)
+    if local and not numbered:
+        rest = next((fused + rest.removeprefix(norm) for norm, fused in FUSED.items() if rest.startswith(norm)), rest)
+    # A layer is a slice of a stacked tensor, or has its number in the name.
     sizes, offsets = ((), ()) if numbered else ((layers,), (layer,))
     key = f"{top}{layer}." if numbered else top
     if found := OF_EXPERT.fullmatch(rest):
@@ -367,23 +376,15 @@ def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple
     return f"{key}{rest}", sizes, offsets
 
 
-def _is_fused(rest: str, norm: str, hub: Hub) -> bool:
-    """Whether a norm's name is that of Megatron's own layers, which it saves as Transformer Engine's.
-
-    A layer of Transformer Engine with experts has its second norm apart, and that under its own name.
-    """
-    local = any("local_experts." in name or name.endswith(".input_layernorm.weight") for name in hub.parameters)
-    return rest.startswith(norm) and local
-
-
 def _experts(hub: Hub, layer: int) -> int:
-    found = (OWN.fullmatch(name) for name in hub.parameters)
-    return sum(1 for match in found if match and int(match[2]) == layer and _is_second(match[3]))
-
-
-def _is_second(rest: str) -> bool:
-    found = OF_EXPERT.fullmatch(rest)
-    return bool(found) and "linear_fc2" in rest
+    """The number of experts of a layer."""
+    count = 0
+    for name in hub.parameters:
+        match = OWN.fullmatch(name)
+        # Each expert has one second matrix.
+        if match and int(match[2]) == layer and OF_EXPERT.fullmatch(match[3]) and "linear_fc2" in match[3]:
+            count += 1
+    return count
 
 
 def _extra(name: str, hub: Hub, layers: int, numbered: bool) -> Iterator[dcp.Saved]:

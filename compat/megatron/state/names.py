@@ -39,12 +39,14 @@ def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...
 def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
     """Rows for a first matrix of a feed-forward layer: gate and up projection stacked, or the up projection alone."""
     both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
+    # Whether the layer is gated is a fact about the model, and only one of the two rows is used.
     return (Row(theirs, both, gated=True), Row(theirs, both[1:], gated=False))
 
 
 ALONE = tuple(Row(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
 NORMS, REST = ALONE[:2], ALONE[2:]
 WITHIN = tuple(Row(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]])) for module, theirs in FUSED.items())
+# One matrix; its rows go by query group: the group's query heads, its key head, its value head.
 QKV = Row(f"{TOP}self_attention.linear_qkv.{{kind}}", _ours(["attention.query", "attention.key", "attention.value"]), heads=True)
 FEED = (
     *_halves(f"{TOP}mlp.linear_fc1.{{kind}}", "block{layer}.mlp"),
@@ -60,6 +62,7 @@ EXPERTS = (
     *_halves(f"{LOCAL}linear_fc1.{{kind}}", EXPERT),
     Row(f"{LOCAL}linear_fc2.{{kind}}", (f"{EXPERT}.down.{{kind}}",)),
 )
+# Experts in one grouped matrix product: a parameter for each expert, weight0, weight1, ...
 GROUPED = (
     *_halves(f"{TOP}mlp.experts.linear_fc1.weight{{expert}}", EXPERT, "weight"),
     Row(f"{TOP}mlp.experts.linear_fc2.weight{{expert}}", (f"{EXPERT}.down.weight",)),
@@ -70,6 +73,7 @@ LAST = (
     *rows({"decoder.final_layernorm.{kind}": "head.norm.{kind}"}),
     *rows({"output_layer.weight": "head.logits.weight"}, padded=True),
 )
+# Transformer Engine's scales of 8-bit formats; they are no parameters.
 IGNORED = r".*\._extra_state"
 
 
@@ -93,6 +97,7 @@ class Engine(Naming):
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
         """No family, and a refusal for each argument that changes the meaning of weights."""
+        # A config of another stack has no such attribute.
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)
 

@@ -20,6 +20,8 @@ from compat.megatron.state.dist import iteration
 from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed
 from compat.megatron.state.run import DAMAGED
 
+# mp_rank_TENSOR, with _STAGE and _EXPERT if there are several (training/checkpointing.py:
+# get_checkpoint_name).
 FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 FILE, SHARDED = "model_optim_rng.pt", "distrib_optim.pt"
 ADVICE = "save it with --ckpt-format torch_dist"
@@ -77,7 +79,13 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
     for folder in sorted(place.glob("mp_rank_*")):
         match = FOLDER.fullmatch(folder.name)
         if match is None or match[3] is not None or (folder / SHARDED).is_file():
-            raise SourceError(f"{folder}: found {_foreign(match)}, which is not read in this format; {ADVICE}")
+            if match is None:
+                kind = "a folder that is not of a rank"
+            elif match[3]:
+                kind = "a file of an expert rank"
+            else:
+                kind = f"{SHARDED} of the distributed optimizer"
+            raise SourceError(f"{folder}: found {kind}, which is not read in this format; {ADVICE}")
         found[int(match[1]), int(match[2] or 0)] = folder / FILE
     tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
     missing = [key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found]
@@ -86,16 +94,10 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
-def _foreign(match: re.Match[str] | None) -> str:
-    """The kind of a folder that is not read, by the match of its name with `FOLDER`."""
-    if match is None:
-        return "a folder that is not of a rank"
-    return "a file of an expert rank" if match[3] else f"{SHARDED} of the distributed optimizer"
-
-
 def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
     found = archive.read(path, place, run.KNOWN)
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        # With virtual stages, a file has model0, model1, ... instead of model.
         parts = isinstance(found, dict) and "model0" in found
         said = f"found chunks of an interleaved pipeline, not read here; {ADVICE}" if parts else f"found no model; {DAMAGED}"
         raise SourceError(f"{path}: {said}")
@@ -104,7 +106,13 @@ def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
 
 def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]) -> Parallel:
     """The layout over ranks, from the saved arguments. Raises `SourceError` if the number of files differs."""
-    layers = sum(len(_layers(state["model"])) for (index, _), state in held.items() if index == 0)
+    # Each stage numbers its layers from 0, so the layers of the first tensor rank's stages are
+    # added up.
+    layers = 0
+    for (index, _), state in held.items():
+        if index == 0:
+            own = [name for name in state["model"] if name.startswith(LAYERS)]
+            layers += len({int(name.removeprefix(LAYERS).partition(".")[0]) for name in own})
     found = Parallel.of(args, layers, str(place))
     if found.tensor * found.pipeline != len(held):
         raise SourceError(
@@ -125,11 +133,13 @@ def _in_place(
     The saved arguments name the rank that wrote a file, if they are there. The first and the last stage are known by the names
     of their parameters.
     """
+    # By stage, then by tensor rank: in this order the numbers of Megatron's ranks rise.
     order = sorted(files, key=lambda key: (key[1], key[0]))
     said = [run.arguments(held[key]).get("rank") for key in order]
     seen: dict[bytes, Path] = {}
     for number, key in enumerate(order):
-        path, state, own, before = files[key], held[key], said[number], said[number - 1] if number else None
+        path, state, own = files[key], held[key], said[number]
+        before = said[number - 1] if number else None
         for end, stage in ENDS.items():
             having = {other[1] for other in order if any(name.startswith(end) for name in held[other]["model"])}
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
@@ -157,10 +167,6 @@ def _mark(state: Mapping[str, Any]) -> bytes:
     return b"".join(bytes(raw(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
 
 
-def _layers(model: Mapping[str, Any]) -> set[int]:
-    return {int(name.removeprefix(LAYERS).partition(".")[0]) for name in model if name.startswith(LAYERS)}
-
-
 @dataclass(frozen=True)
 class Rank:
     """The content of a rank: weights, named by layers of the whole model, and the optimizer's tensors of each."""
@@ -177,6 +183,7 @@ class Rank:
         weights = {
             _numbered(name, first): held for name, held in state["model"].items() if isinstance(held, Lazy) and EXTRA not in name
         }
+        # With tied words, the last stage calls its copy of them the output layer.
         if stage and OUTPUT in weights and (run.arguments(state).get("untie_embeddings_and_output_weights") is False):
             weights[WORDS] = weights.pop(OUTPUT)
         return cls(index, stage, weights, dict(_kept(path, state.get("optimizer") or {}, weights)))
@@ -191,6 +198,7 @@ def _numbered(name: str, first: int) -> str:
 
 def _kept(path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]) -> Iterator[tuple[str, dict[str, Lazy]]]:
     """Masters and moments by name. The file numbers parameters by group, and in the order of the model within a group."""
+    # In mixed precision, torch's own state lies one level down, beside the masters.
     inner = optimizer.get("optimizer", optimizer)
     masters = optimizer.get("fp32_from_fp16_params") or []
     dimensions = {name: len(held.shape) for name, held in weights.items()}
@@ -200,6 +208,7 @@ def _kept(path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy])
             said = f"{len(row['params'])} parameters in group {number} of the optimizer; expected {len(group.names)}"
             raise SourceError(f"{path}: {said}; {DAMAGED}")
         for at, (key, name) in enumerate(zip(row["params"], group.names, strict=True)):
+            # A tensor without dimensions is the step, not a moment.
             found = {kind: held for kind, held in inner["state"].get(key, {}).items() if isinstance(held, Lazy) and held.shape}
             found |= {"master": masters[number][at]} if masters else {}
             if any(held.shape != weights[name].shape for held in found.values()):
@@ -215,6 +224,7 @@ def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[s
     for (index, _), rank in sorted(ranks.items(), key=lambda item: item[0][1]):
         for name, held in rank.weights.items() if index == 0 else ():
             dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
+            # The split dimension is as many times larger as there are tensor ranks.
             ratio = [parallel.tensor if at == dim else 1 for at in range(len(held.shape))]
             found.setdefault(name, tuple(size * times for size, times in zip(held.shape, ratio, strict=True)))
     return found

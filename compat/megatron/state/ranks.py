@@ -92,7 +92,10 @@ def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]
         found += [f"{top}{rest}" for rest in sorted(inside, key=lambda rest: _place(rest, order))]
     if last:
         found += [name for name in shapes if name.startswith("decoder.final_layernorm.")]
-        found += [OUTPUT] if OUTPUT in shapes else [WORDS] if not first else []
+        if OUTPUT in shapes:
+            found.append(OUTPUT)
+        elif not first:
+            found.append(WORDS)
     return found
 
 
@@ -101,6 +104,7 @@ def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
         raise SourceError(f"{rest}: found a parameter that is not of a dense layer; its place in the order is not known")
+    # The longest name that fits: "mlp.linear_fc1" also begins "mlp.linear_fc1.layer_norm_weight".
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
 
@@ -125,15 +129,15 @@ def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
             f"{name}: found {shape[dim]} rows or columns; expected a multiple of {ranks} tensor ranks; the checkpoint is damaged"
         )
     for part in range(parts):
-        offset = (part * ranks + index) * size
-        yield Box(
-            tuple(offset * (at == dim) for at in range(len(shape))), tuple(size if at == dim else n for at, n in enumerate(shape))
-        )
+        offsets, sizes = [0] * len(shape), list(shape)
+        offsets[dim], sizes[dim] = (part * ranks + index) * size, size
+        yield Box(tuple(offsets), tuple(sizes))
 
 
 def local(name: str, shapes: Shapes, ranks: int) -> Shape:
     """The shape of a tensor rank's own tensor."""
     found = list(boxes(name, shapes, 0, ranks))
+    # Several boxes are stacked along the first dimension; all ranks have the same shape.
     return (sum(box.sizes[0] for box in found), *found[0].sizes[1:]) if len(found) > 1 else found[0].sizes
 
 

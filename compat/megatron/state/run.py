@@ -92,7 +92,9 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
     experts, embedding and output layer into groups of their own if their settings differ. `names` has the number of
     dimensions of each parameter. Raises `SourceError` if two groups are alike, or if a parameter fits none.
     """
-    keys = [_key(row) for row in rows]
+    # NeMo saves such a key as pre_wd_mult and so on, and Megatron reads both
+    # (optimizer/optimizer.py).
+    keys = [tuple(row.get(name, row.get(f"pre_{name}")) for name in KEYS) for row in rows]
     if len(set(keys)) < len(keys):
         raise SourceError(f"{where}: two groups of the optimizer have the same settings; {DAMAGED}")
     apart = any(key[2] for key in keys)
@@ -102,11 +104,12 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
         spared = dimensions == 1 or name.endswith(".bias")
         expert = apart and ".experts." in name
         end = ends and name in ("embedding.word_embeddings.weight", "output_layer.weight", "embedding.position_embeddings.weight")
-        at = [
-            number
-            for number, key in enumerate(keys)
-            if (bool(key[2]), bool(key[3])) == (expert, end) and (len({k[0] for k in keys}) == 1 or (key[0] == 0.0) == spared)
-        ]
+        at = []
+        for number, key in enumerate(keys):
+            # If all groups have one wd_mult, the run decays nothing, and vectors are not apart.
+            decay_fits = len({other[0] for other in keys}) == 1 or (key[0] == 0.0) == spared
+            if (bool(key[2]), bool(key[3])) == (expert, end) and decay_fits:
+                at.append(number)
         if len(at) != 1:
             raise SourceError(
                 f"{where}: {name} fits {len(at)} groups of the optimizer; expected one, as in Megatron's own optimizers"
@@ -114,10 +117,6 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
         found[at[0]].append(name)
     settings = (plain({key: value for key, value in row.items() if key not in ("params", "step")}, where)[0] for row in rows)
     return tuple(Group(tuple(own), values) for own, values in zip(found, settings, strict=True))
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(name, row.get(f"pre_{name}")) for name in KEYS)
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
@@ -134,7 +133,7 @@ def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | N
         args.get("loss_scale_window"),
         args.get("min_loss_scale"),
         args.get("hysteresis"),
-        max(left - 1, 0),
+        max(left - 1, 0),  # Megatron lowers the scale when its count reaches 0, so one less is tolerated
         good + 1,  # makes up for that one step
     )
 
@@ -151,6 +150,7 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
     said += [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
     said += [held["step"] for held in (state or {}).values() if isinstance(held, Mapping) and "step" in held]
     steps = {_number(value) for value in said}
+    # Several numbers mean that a part of the optimizer comes from another step.
     return steps.pop() if len(steps) == 1 else None
 
 
@@ -158,6 +158,7 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
     """The progress of the run. Megatron's iterations include skipped steps."""
     args, iteration = arguments(common), common.get("iteration")
     made = int(step) if step is not None else iteration
+    # An iteration whose gradients overflow makes no update.
     skipped = iteration - int(step) if isinstance(iteration, int) and step is not None else None
     samples = args.get("consumed_train_samples")
     return Where(made, skipped, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed"))
@@ -203,6 +204,7 @@ def carried(hub: Hub) -> Mapping[str, Any]:
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that Megatron-LM saves besides tensors (training/checkpointing.py: generate_state_dict)."""
     held = carried(hub)
+    # Random states are not written. With this argument, load_checkpoint does not look for them.
     args = {**(held.get("args") or {}), "no_save_rng": True}
     if hub.where.samples is not None:
         args["consumed_train_samples"] = hub.where.samples
@@ -229,9 +231,13 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
     """
     held, where = carried(hub), hub.where
     found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
+    # The carried state is of this very point of the run, unless steps were made since in another
+    # stack.
     there = held.get("opt_param_scheduler") and (held.get("args") or {}).get("consumed_train_samples") == where.samples
     if where.samples is not None and not there:
         updates, steps = where.steps or 0, iteration_of(hub)
+        # num_steps counts samples; of all samples seen, the share of the iterations that made an
+        # update.
         found["num_steps"] = where.samples * updates // steps if steps else where.samples
     return found
 
@@ -259,6 +265,7 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
             raise SourceError(f"{said}; keep the source's format")
         row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings[0], **({} if step is None else {"step": step})}
         found.append(row)
+        # Experts are reduced over other ranks, so they have groups of their own.
         if any(".experts." in name for name in hub.parameters):
             found.append({**row, "is_expert_parallel": True})
     return found
@@ -279,7 +286,7 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
     scale = hub.scale
     if scale is None or not scale.dynamic:
         return {}
-    hysteresis = scale.hysteresis or 2
+    hysteresis = scale.hysteresis or 2  # Megatron's default
     left = hysteresis if scale.tolerated is None else scale.tolerated + 1
     return {
         "grad_scaler": {
