@@ -18,9 +18,12 @@ def _read(values: Group, context: Context) -> Group:
     if values.get("attention_dropout") is None:
         return {}
     latent, normed, scale = values.get(LATENT), values.get("qk_layernorm"), values.get("softmax_scale")
+    # Latent attention normalises the latents as a whole, usual attention each head of queries and
+    # keys.
+    norm = "width" if latent else "head"
     return {
         f"{ATTENTION}head_size": None if latent else values.get("kv_channels"),
-        f"{ATTENTION}norm": ("width" if latent else "head") if normed else "none",
+        f"{ATTENTION}norm": norm if normed else "none",
         f"{ATTENTION}dropout": values["attention_dropout"],
         f"{ATTENTION}sinks": values.get("softmax_type") == "learnable",
         f"{ATTENTION}scale": scale if scale and scale > 0 else None,
@@ -30,22 +33,19 @@ def _read(values: Group, context: Context) -> Group:
 def _write(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     normed = values.get(f"{ATTENTION}norm") == ("width" if latent else "head")
+    width = None if latent else values.get(f"{ATTENTION}head_size")
+    hidden, heads = values.get("model.hidden"), values.get("model.heads")
+    # Megatron refuses heads that do not divide the hidden width unless kv_channels is set, even
+    # with latent attention, which never reads it.
+    if not width and hidden and heads and hidden % heads:
+        width = shared_width(values)
     return {
-        "kv_channels": (None if latent else values.get(f"{ATTENTION}head_size")) or _uneven(values),
+        "kv_channels": width,
         "attention_dropout": values.get(f"{ATTENTION}dropout"),
         "softmax_scale": values.get(f"{ATTENTION}scale"),
         **({"qk_layernorm": True} if normed else {}),
         **({"softmax_type": "learnable"} if values.get(f"{ATTENTION}sinks") else {}),
     }
-
-
-def _uneven(values: Group) -> int | None:
-    """Width of heads that do not divide the hidden width; None if they do.
-
-    Megatron refuses such heads unless kv_channels is set, even with latent attention, which never reads it.
-    """
-    hidden, heads = values.get("model.hidden"), values.get("model.heads")
-    return shared_width(values) if hidden and heads and hidden % heads else None
 
 
 CARRIED = {
@@ -86,6 +86,7 @@ def _read_window(values: Group, context: Context) -> Group:
     if left is None:
         return {}
     windowed = blocks(values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of)
+    # Megatron counts the tokens to the left, a plan also the token itself.
     return {f"{ATTENTION}window": left + 1, f"{ATTENTION}windowed": windowed}
 
 
@@ -130,6 +131,7 @@ def _read_latent(values: Group, context: Context) -> Group:
     if not values.get(LATENT) or values.get("kv_lora_rank") is None:
         return {}
     sizes = {f"{NARROW}{ours}": values.get(theirs) for theirs, ours in SIZES.items()}
+    # None means that queries are not compressed, for which a plan has 0.
     return {**sizes, f"{NARROW}query_rank": values.get("q_lora_rank") or 0}
 
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, counted, each_only_ours, rename, switched_off
 from compat.megatron.learning_rate import as_counted, becomes, steps
 
-GATHERED = ("manual_gc", "manual_gc_interval")
+EVERY = "manual_gc_interval"
 MINUTES = "distributed_timeout_minutes"
-
-
-def _between(values: Group) -> bool:
-    """Whether train_samples is not a whole number of steps."""
-    samples, batch = values.get("train_samples"), values.get("global_batch_size")
-    return bool(samples and batch and samples % batch)
 
 
 LENGTH = convert(
@@ -21,45 +15,40 @@ LENGTH = convert(
     lambda values, context: {"run.steps": steps(values, "train")},
     lambda values, context: as_counted({"train_iters": values.get("run.steps")}, values, context),
     sees=("global_batch_size", "batch.global_"),
-    blurs=_between,
+    blurs=lambda values: bool(
+        values.get("train_samples")
+        and values.get("global_batch_size")
+        and values["train_samples"] % values["global_batch_size"]
+    ),
     lossy="counts of samples become whole optimizer steps",
     becomes=becomes,
     source="training.py: update_train_iters",
 )
 
 
-def _collects(values: Group, context: Context) -> Group:
-    every = values.get("manual_gc_interval") or 0
-    return {"run.collect_interval": every} if values.get("manual_gc") and every > 0 else {}
-
-
-def _write_collects(values: Group, context: Context) -> Group:
-    every = values.get("run.collect_interval")
-    return {"manual_gc": True, "manual_gc_interval": every} if every else {}
-
-
 COLLECTS = convert(
-    GATHERED,
+    ("manual_gc", EVERY),
     "run.collect_interval",
-    _collects,
-    _write_collects,
+    # An interval of 0, the default, means that training collects nothing.
+    lambda values, context: (
+        {"run.collect_interval": values[EVERY]} if values.get("manual_gc") and (values.get(EVERY) or 0) > 0 else {}
+    ),
+    lambda values, context: (
+        {"manual_gc": True, EVERY: values["run.collect_interval"]} if values.get("run.collect_interval") else {}
+    ),
     effect=Effect.COST,
-    blurs=lambda values: bool(values.get("manual_gc")) and (values.get("manual_gc_interval") or 0) <= 0,
+    blurs=lambda values: bool(values.get("manual_gc")) and (values.get(EVERY) or 0) <= 0,
     lossy="a Plan has no form for --manual-gc without an interval, which collects garbage only around evaluation",
     source="training.py: train, manual_gc",
 )
-
-
-def _minutes(values: Group, context: Context) -> Group:
-    seconds = values.get("run.timeout")
-    return {MINUTES: max(1, round(seconds / 60))} if seconds else {}
 
 
 TIMEOUT = convert(
     MINUTES,
     "run.timeout",
     lambda values, context: {"run.timeout": 60.0 * max(1, values[MINUTES])} if values.get(MINUTES) is not None else {},
-    _minutes,
+    # Megatron counts whole minutes; the shortest timeout that it can express is one.
+    lambda values, context: {MINUTES: max(1, round(values["run.timeout"] / 60))} if values.get("run.timeout") else {},
     effect=EFFECTS["run.timeout"],
     blurs=lambda values: (values.get(MINUTES) or 1) < 1,
     lossy="Megatron takes the timeout in whole minutes",
@@ -89,40 +78,37 @@ def _named(theirs: str, ours: str) -> Rule:
     )
 
 
-def _write_saves(values: Group, context: Context) -> Group:
-    if not values.get("run.async_save"):
-        return {}
-    return {"async_save": True, **({"use_persistent_ckpt_worker": True} if context.since("0.16.0") else {})}
-
-
 SAVES = convert(
     ("async_save", "use_persistent_ckpt_worker"),
     "run.async_save",
     lambda values, context: {"run.async_save": bool(values["async_save"])} if "async_save" in values else {},
-    _write_saves,
+    # Since 0.16, validate_args switches async_save off without the persistent worker.
+    lambda values, context: (
+        {"async_save": True, **({"use_persistent_ckpt_worker": True} if context.since("0.16.0") else {})}
+        if values.get("run.async_save")
+        else {}
+    ),
     effect=EFFECTS["run.async_save"],
     carries={"use_persistent_ckpt_worker": ()},
     note="a setting of how checkpoints are written",
     source="arguments.py: validate_args, since 0.16 only with use_persistent_ckpt_worker",
 )
 GIVEN, STORED, SCHEDULE = "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
+CHOSEN = {"given": GIVEN, "checkpoint": STORED}
 
 
 def _read_resumed(values: Group, context: Context) -> Group:
     if GIVEN not in values:
         return {}
-    return {SCHEDULE: "given" if values[GIVEN] else "checkpoint" if values.get(STORED) else "same"}
+    # Without either flag, Megatron stops if the checkpoint has another schedule than the launch.
+    return {SCHEDULE: next((kind for kind, flag in CHOSEN.items() if values.get(flag)), "same")}
 
 
 RESUMED = convert(
     (GIVEN, STORED),
     SCHEDULE,
     _read_resumed,
-    lambda values, context: (
-        {{"given": GIVEN, "checkpoint": STORED}.get(values.get(SCHEDULE) or "", GIVEN): True}
-        if values.get(SCHEDULE) in ("given", "checkpoint")
-        else {}
-    ),
+    lambda values, context: {CHOSEN[values[SCHEDULE]]: True} if values.get(SCHEDULE) in CHOSEN else {},
     effect=EFFECTS[SCHEDULE],
     note="the learning-rate schedule that a resumed run takes",
     source="optimizer_param_scheduler.py: _check_and_set",

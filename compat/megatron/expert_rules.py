@@ -18,6 +18,7 @@ BALANCE = {
     "none": "none",
     "quantile_balancing": "none",
 }
+# Reversed, so that `none` is written for `none`, and not quantile_balancing.
 LOSSES = {"pooled": "aux_loss", **{ours: theirs for theirs, ours in reversed(BALANCE.items())}}
 KIND, COEFFICIENT, TOP_K = "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_router_topk"
 
@@ -46,6 +47,7 @@ def _write_sizes(values: Group, context: Context) -> Group:
         TOP_K: values.get(f"{MOE}top_k"),
         "moe_ffn_hidden_size": values.get(f"{MOE}ffn"),
         "moe_shared_expert_intermediate_size": values.get(f"{MOE}shared_ffn") or None,
+        # The gate belongs to shared experts; without them Megatron has nothing to gate.
         **({"moe_shared_expert_gate": True} if values.get(f"{MOE}shared_gate") and values.get(f"{MOE}shared_ffn") else {}),
         "moe_layer_freq": spelled(layers, values.get("model.layers"), first_of) if layers and not all(layers) else None,
     }
@@ -81,15 +83,21 @@ SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 def _read_router(values: Group, context: Context) -> Group:
     if not values.get("num_experts"):
         return {}
-    score, biased = values.get("moe_router_score_function") or "softmax", bool(values.get("moe_router_enable_expert_bias"))
-    sinkhorn, factor = "sinkhorn" in _kinds(values), values.get("moe_router_topk_scaling_factor")
-    grouped, capacity = values.get("moe_router_group_topk") or None, values.get("moe_expert_capacity_factor")
+    score = values.get("moe_router_score_function") or "softmax"
+    biased = bool(values.get("moe_router_enable_expert_bias"))
+    factor, capacity = values.get("moe_router_topk_scaling_factor"), values.get("moe_expert_capacity_factor")
+    grouped = values.get("moe_router_group_topk") or None
+    # A softmax over the chosen experts sums to one by itself; a softmax over all experts
+    # (moe_router_pre_softmax) does not. Megatron normalises other scores if several experts are
+    # chosen.
+    sums_to_one = not values.get("moe_router_pre_softmax") if score == "softmax" else values.get(TOP_K) != 1
     return {
         f"{MOE}score": score if score in SCORES else None,
-        f"{MOE}normalised": None if sinkhorn else _sums_to_one(score, values),
+        f"{MOE}normalised": None if "sinkhorn" in _kinds(values) else sums_to_one,
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
         f"{MOE}top_groups": grouped,
+        # A group is ranked by the sum of its best top_k // groups experts.
         f"{MOE}group_best": (values.get(TOP_K) or 0) // grouped or None if grouped else None,
         f"{MOE}balance_bias": biased,
         f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if biased else None,
@@ -98,20 +106,12 @@ def _read_router(values: Group, context: Context) -> Group:
     }
 
 
-def _sums_to_one(score: str, values: Group) -> bool:
-    """Whether the weights of the chosen experts sum to one.
-
-    Megatron normalises scores other than softmax if several experts are chosen. A softmax over the chosen experts sums to one
-    by itself; a softmax over all experts (`moe_router_pre_softmax`) does not.
-    """
-    return values.get(TOP_K) != 1 if score != "softmax" else not values.get("moe_router_pre_softmax")
-
-
 def _write_router(values: Group, context: Context) -> Group:
     if not values.get(COUNT):
         return {}
     score, biased = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
-    # With one expert per token, Megatron requires the softmax before the choice; the weight is then below one.
+    # With one expert per token, Megatron requires the softmax before the choice; the weight is then
+    # below one.
     alone = values.get(f"{MOE}top_k") == 1 and context.since("0.11.0") and values.get(f"{MOE}balance") != "sinkhorn"
     before = score in (None, "softmax") and (values.get(f"{MOE}normalised") is False or alone)
     top_groups = values.get(f"{MOE}top_groups") if values.get(f"{MOE}groups") else None
@@ -178,6 +178,7 @@ def _read_balance(values: Group, context: Context) -> Group:
     """The first loss with a coefficient; Megatron divides the coefficient by the number of experts per token."""
     if not values.get("num_experts") or KIND not in values:
         return {}
+    # Not strict: lists of different lengths are for TransformerConfig to refuse.
     pairs = list(zip(_kinds(values), _coefficients(values), strict=False))
     kind, coefficient = next((pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None))
     top_k = values.get(TOP_K)
@@ -188,15 +189,20 @@ def _read_balance(values: Group, context: Context) -> Group:
 def _write_balance(values: Group, context: Context) -> Group:
     if not values.get(COUNT):
         return {}
+    # 2 is Megatron's default of moe_router_topk.
     share, top_k = values.get(f"{MOE}aux_loss"), values.get(f"{MOE}top_k") or 2
     coefficient = None if share is None else undone(share * top_k, lambda number: number / top_k, share)
     kind = LOSSES.get(values.get(f"{MOE}balance") or "")
-    # Since 0.14.0 both may be lists; a list of one is read as its element, so plain values fit every release.
+    # Since 0.14.0 both may be lists; a list of one is read as its element, so plain values fit
+    # every release.
     return {KIND: kind, COEFFICIENT: coefficient}
 
 
 def _several(values: Group) -> bool:
-    """Whether several losses take effect, a coefficient is negative, or the router is balanced without a loss."""
+    """Whether a plan cannot express the balancing.
+
+    That is so for several losses, for a negative coefficient, and for a router that is balanced without a loss.
+    """
     return bool(values.get("num_experts")) and (
         sum(bool(number) for number in _coefficients(values)) > 1
         or any(number is not None and number < 0 for number in _coefficients(values))

@@ -18,12 +18,15 @@ TENTH = 10
 
 
 def _read(values: Group, context: Context) -> Group:
+    # Without a length of its own, the decay ends with training.
     total = steps(values, "lr_decay") or steps(values, "train")
     name, warmup = STYLES.get(values.get("lr_decay_style") or ""), _warmup(values, total)
     return {
         "optimizer.schedule.name": name,
         "optimizer.schedule.total_steps": total,
         "optimizer.schedule.warmup_steps": warmup,
+        # Without warmup, the rate that it starts from takes no effect; under a constant rate, the
+        # minimum takes none.
         "optimizer.schedule.warmup_from": values.get("lr_warmup_init") if warmup != 0 else None,
         "optimizer.schedule.minimum": values.get("min_lr") if name != "constant" else None,
         **(_last(values) if values.get("lr_decay_style") == "WSD" else {}),
@@ -32,6 +35,7 @@ def _read(values: Group, context: Context) -> Group:
 
 def _last(values: Group) -> Group:
     """The decay of a WSD schedule, in steps; without its length Megatron stops when it builds the scheduler."""
+    # Megatron reads only the length that is counted in the unit of the training.
     unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
     if values.get(f"lr_wsd_decay_{unit}") is None:
         raise ConfigError(f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay")
@@ -48,6 +52,7 @@ def steps(values: Group, name: str) -> int | None:
     if iterations or not samples:
         return iterations or None
     batch = values.get("global_batch_size")
+    # At least one step: a plan has no schedule of 0 steps.
     return max(1, round(samples / batch)) if batch else None
 
 
@@ -67,6 +72,7 @@ def becomes(path: str, values: Group) -> str:
 def _rounded(said: str, exact: float, whole: int) -> str:
     if exact == whole:
         return ""
+    # One decimal would show 1999.98 as 2000.0, the rounded number itself.
     near = f"{exact:.1f}" if round(exact, 1) != whole else repr(exact)
     return f"{said} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
 
@@ -90,6 +96,7 @@ def _write(values: Group, context: Context) -> Group:
         "min_lr": schedule("minimum"),
         **(_decay(values) if schedule("name") == "wsd" else {}),
     }
+    # Megatron refuses a launch that counts some lengths in samples and others in iterations.
     return as_counted(written, values, context)
 
 
@@ -98,16 +105,20 @@ def as_counted(written: Group, values: Group, context: Context) -> Group:
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
         return written
-    counted = {name: name.replace("_iters", "_samples") for name in written if name.endswith("_iters")}
-    return {
-        counted.get(name, name): value * batch if name in counted and value is not None else value
-        for name, value in written.items()
-    }
+    found = {}
+    for name, value in written.items():
+        if name.endswith("_iters"):
+            found[name.replace("_iters", "_samples")] = None if value is None else value * batch
+        else:
+            found[name] = value
+    return found
 
 
 def _decay(values: Group) -> Group:
-    told, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
-    length = max(1, total // TENTH) if told is None and total else told
+    """The length and the shape of a WSD schedule's decay."""
+    length, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
+    if length is None and total:
+        length = max(1, total // TENTH)
     return {"lr_wsd_decay_iters": length, "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear"}
 
 
@@ -119,6 +130,7 @@ def _blurs(values: Group) -> bool:
     batch, total = values.get("global_batch_size"), steps(values, "lr_decay") or steps(values, "train")
     samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)
+    # 0.1 x 30 is not exactly 3 in floats, and no loss.
     return bool(batch and any(count % batch for count in samples)) or abs(fraction - round(fraction)) > 1e-9
 
 

@@ -22,12 +22,6 @@ def fact(theirs: str, ours: str, source: str = "") -> Rule:
 # Sizes
 
 
-def _read_groups(values: Group, context: Context) -> Group:
-    """Key and value heads; without --group-query-attention there are as many as attention heads."""
-    grouped = values.get("group_query_attention") and not values.get("multi_latent_attention")
-    return {"model.kv_heads": values.get("num_query_groups" if grouped else "num_attention_heads")}
-
-
 def _write_groups(values: Group, context: Context) -> Group:
     groups = values.get("model.kv_heads")
     if not groups or values.get("model.attention.latent.kv_rank"):
@@ -38,7 +32,14 @@ def _write_groups(values: Group, context: Context) -> Group:
 GROUPS = convert(
     ("group_query_attention", "num_query_groups"),
     "model.kv_heads",
-    _read_groups,
+    # Without --group-query-attention there are as many key and value heads as attention heads.
+    lambda values, context: {
+        "model.kv_heads": values.get(
+            "num_query_groups"
+            if values.get("group_query_attention") and not values.get("multi_latent_attention")
+            else "num_attention_heads"
+        )
+    },
     _write_groups,
     sees=("num_attention_heads", "multi_latent_attention", "model.attention.latent.kv_rank"),
     lossy="num_query_groups takes effect only with --group-query-attention; latent attention has no query groups",
@@ -52,27 +53,23 @@ GROUPS = convert(
 
 
 def padded(vocab: int, multiple: int) -> int:
-    """`vocab` rounded up to a multiple of `multiple`: the rows of a padded embedding."""
+    """`vocab` rounded up to a multiple of `multiple`: the number of rows of a padded embedding."""
     # Floor division of the negative number rounds up.
     return -(-vocab // multiple) * multiple
-
-
-def _words(values: Group, context: Context) -> int | None:
-    """Size of the tokenizer's vocabulary.
-
-    A NullTokenizer added one word to --vocab-size before 0.18; the null tokenizer of images (NullMultimodalTokenizer) still does.
-    """
-    vocab, tokenizer = values.get("vocab_size"), str(values.get("tokenizer_type"))
-    one_more = tokenizer.startswith("Null") and not (tokenizer == "NullTokenizer" and context.since("0.18.0"))
-    return vocab + one_more if vocab else None
 
 
 def _read_padded(values: Group, context: Context) -> Group:
     if rows := values.get("padded_vocab_size"):
         return {"model.embedding.padded_vocab": rows}
-    words, divisor = _words(values, context), values.get("make_vocab_size_divisible_by") or 0
+    words, divisor = values.get("vocab_size"), values.get("make_vocab_size_divisible_by") or 0
     if not words or divisor < 1:
         return {}
+    # A NullTokenizer added one word to --vocab-size before 0.18; that of images,
+    # NullMultimodalTokenizer, still does.
+    tokenizer = str(values.get("tokenizer_type"))
+    if tokenizer.startswith("Null") and not (tokenizer == "NullTokenizer" and context.since("0.18.0")):
+        words += 1
+    # Each tensor rank holds equally many rows, and each share is a multiple of the divisor.
     return {"model.embedding.padded_vocab": padded(words, divisor * (values.get(TENSOR) or 1))}
 
 
@@ -85,8 +82,10 @@ def _write_padded(values: Group, context: Context) -> Group:
     rows = values.get("model.embedding.padded_vocab") or vocab
     if rows is None:
         return {}
-    divisors = [USUAL >> power for power in range(8)] + [rows // ranks]
-    divisor = next((size for size in divisors if vocab and size and padded(vocab, size * ranks) == rows), None)
+    if not vocab:
+        return {"padded_vocab_size": rows}
+    divisors = [*(USUAL >> power for power in range(8)), rows // ranks]  # 128, 64, ... 1
+    divisor = next((size for size in divisors if size and padded(vocab, size * ranks) == rows), None)
     return {"make_vocab_size_divisible_by": divisor} if divisor else {"padded_vocab_size": rows}
 
 
@@ -119,22 +118,27 @@ def _read_biases(values: Group, context: Context) -> Group:
     return {
         **dict.fromkeys(LINEAR, linear),
         QKV: not values.get("multi_latent_attention") and (linear or bool(values.get("add_qkv_bias"))),
+        # Since 0.15 the router has a bias exactly if the linear layers have.
         ROUTER: linear and context.since("0.15.0") if values.get("num_experts") else None,
     }
 
 
 def _write_biases(values: Group, context: Context) -> Group:
     said = [values[path] for path in LINEAR if values.get(path) is not None]
-    linear = False if _unbiased(values, context) else all(said) if said else None
+    linear = all(said) if said else None
+    if values.get("model.experts") is not None and not _experts_have_biases(values, context):
+        linear = False
+    # add_qkv_bias says nothing beside add_bias_linear, which sets it.
     alone = values.get(QKV) and linear is False and not values.get("model.attention.latent.kv_rank")
     return {"add_bias_linear": linear, **({"add_qkv_bias": True} if alone else {})}
 
 
-def _unbiased(values: Group, context: Context) -> bool:
-    """Whether the plan has experts, and Megatron's experts cannot have biases."""
+def _experts_have_biases(values: Group, context: Context) -> bool:
+    """Whether Megatron's experts can have biases."""
+    # TransformerConfig refuses them from 0.12.1 to before 0.15, and since then on several tensor
+    # ranks of experts.
     tensor = values.get("parallel.expert_tensor") or values.get("parallel.tensor") or 1
-    able = not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
-    return values.get("model.experts") is not None and not able
+    return not context.since("0.12.1") or (tensor == 1 and context.since("0.15.0"))
 
 
 BIASES = convert(
@@ -176,6 +180,7 @@ def _read_activation(values: Group, context: Context) -> Group:
     gated = bool(values["swiglu"] or values.get("quick_geglu")) and not values.get("squared_relu")
     if gated:
         return {ACTIVATION: "silu" if values["swiglu"] else "quick_gelu", GATED: True}
+    # The fused kernel adds the bias too, so without biases it is not used.
     plain = "gelu_tanh" if values.get("bias_gelu_fusion") and values.get("add_bias_linear") else "gelu"
     return {ACTIVATION: "squared_relu" if values.get("squared_relu") else plain, GATED: False}
 
@@ -184,16 +189,11 @@ def _read_function(values: Group) -> Group:
     """The activation of a config object, which holds the function itself."""
     if "activation_func" not in values:
         return {}
+    # The value may be a dotted name; None is the class's default, F.gelu.
     name = FUNCTIONS.get(str(values["activation_func"] or "gelu").rpartition(".")[2])
     gated = bool(values.get("gated_linear_unit"))
     fused = values.get("bias_activation_fusion") and (gated or values.get("add_bias_linear"))
     return {ACTIVATION: "gelu_tanh" if name == "gelu" and fused else name, GATED: gated}
-
-
-def _write_activation(values: Group, context: Context) -> Group:
-    name, gated = values.get(ACTIVATION), values.get(GATED)
-    function = next((theirs for theirs, ours in FUNCTIONS.items() if ours == name), None)
-    return {**WAYS.get((name, gated), {}), "activation_func": function, "gated_linear_unit": gated}
 
 
 FLAGS = ("swiglu", "squared_relu", "quick_geglu")
@@ -201,7 +201,13 @@ ACTIVATIONS = convert(
     (*FLAGS, "bias_gelu_fusion", "activation_func", "gated_linear_unit"),
     (ACTIVATION, GATED),
     _read_activation,
-    _write_activation,
+    # Both forms, because flags and config objects name it in different ways; the target drops what
+    # it lacks.
+    lambda values, context: {
+        **WAYS.get((values.get(ACTIVATION), values.get(GATED)), {}),
+        "activation_func": next((theirs for theirs, ours in FUNCTIONS.items() if ours == values.get(ACTIVATION)), None),
+        "gated_linear_unit": values.get(GATED),
+    },
     sees=("add_bias_linear", "bias_activation_fusion"),
     carries={"bias_gelu_fusion": ACTIVATION, "activation_func": ACTIVATION, "gated_linear_unit": GATED},
     lossy="Megatron has flags for GELU, squared ReLU, SwiGLU and gated quick GELU only",
@@ -211,15 +217,15 @@ ACTIVATIONS = convert(
 )
 
 
-def _positive(values: Group, name: str) -> Any:
-    value = values.get(name)
-    return value if value is not None and value > 0 else None
-
-
 CLAMP = convert(
     "activation_func_clamp_value",
     "model.mlp.clamp",
-    lambda values, context: {"model.mlp.clamp": _positive(values, "activation_func_clamp_value")},
+    # A plan has only positive bounds.
+    lambda values, context: {
+        "model.mlp.clamp": (
+            values["activation_func_clamp_value"] if (values.get("activation_func_clamp_value") or 0) > 0 else None
+        )
+    },
     lambda values, context: {"activation_func_clamp_value": values.get("model.mlp.clamp")},
     note=SCRIPT,
     source="mlp.py: forward, since 0.15",
@@ -243,6 +249,7 @@ def _write_offset(values: Group) -> Group:
     offset = values.get("model.mlp.offset")
     if not offset:
         return {}
+    # The fused SwiGLU kernel would leave the offset out.
     return {"glu_linear_offset": offset, **({"bias_swiglu_fusion": False} if values.get(ACTIVATION) == "silu" else {})}
 
 
@@ -272,6 +279,7 @@ def _read_norm(values: Group, context: Context) -> Group:
 def _write_norm(values: Group, context: Context) -> Group:
     return {
         "normalization": NORMS.get(values.get("model.norm.kind") or ""),
+        # Both names of each setting; a release has one of them.
         **dict.fromkeys(EPSILONS, values.get("model.norm.eps")),
         **(dict.fromkeys(CENTRED, True) if values.get("model.norm.zero_centred") else {}),
     }
@@ -319,20 +327,16 @@ TIED = convert(
 )
 
 
-def _read_dropout(values: Group, context: Context) -> Group:
-    return dict.fromkeys(DROPOUTS, values["hidden_dropout"]) if values.get("hidden_dropout") is not None else {}
-
-
-def _write_dropout(values: Group, context: Context) -> Group:
-    return {"hidden_dropout": next((values[path] for path in DROPOUTS if values.get(path) is not None), None)}
-
-
 DROPOUTS = ("model.dropout", "model.embedding.dropout")
 DROPOUT = convert(
     "hidden_dropout",
     DROPOUTS,
-    _read_dropout,
-    _write_dropout,
+    lambda values, context: (
+        dict.fromkeys(DROPOUTS, values["hidden_dropout"]) if values.get("hidden_dropout") is not None else {}
+    ),
+    lambda values, context: {
+        "hidden_dropout": next((values[path] for path in DROPOUTS if values.get(path) is not None), None)
+    },
     lossy="Megatron has one dropout rate for the embedding and for the output of each layer",
     note=SCRIPT,
     source="language_model_embedding.py and transformer_layer.py: hidden_dropout",

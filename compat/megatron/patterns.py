@@ -28,6 +28,8 @@ def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False)
     """
     if isinstance(value, list | tuple):
         found = tuple(bool(item) is not inverted for item in value)
+        # A list of another length is no pattern of these blocks; `fits` tells the rule that it is
+        # lost.
         return None if all(found) or (layers is not None and len(found) != layers) else found
     # The plan itself refuses more layers than the limit; here it only keeps the tuple small.
     if not isinstance(value, int) or value < 1 or layers is None or layers > limits.LAYERS:
@@ -38,6 +40,8 @@ def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False)
 
 def spelled(found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False) -> int | list[int]:
     """The shortest spelling of a pattern: a frequency that divides the number of blocks if one fits, else a list."""
+    # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
+    # frequency.
     for count in range(1, len(found) + 1) if layers == len(found) else ():
         if len(found) % count == 0 and all(every(index, count) is has for index, has in enumerate(found)):
             return count

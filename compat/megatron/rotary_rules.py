@@ -43,9 +43,11 @@ def _read_kind(values: Group, context: Context) -> Group:
     kind = values.get(TYPE)
     if kind is None:
         return {}
-    learned = kind == "learned_absolute"
-    found = "learned" if learned else "rotary" if turns(values) else "none"
-    return {POSITIONS: found, "model.embedding.offset": 0 if learned else None}
+    # Latent attention rotates whatever the kind is, but a learned table is added to the embedding
+    # all the same.
+    if kind == "learned_absolute":
+        return {POSITIONS: "learned", "model.embedding.offset": 0}
+    return {POSITIONS: "rotary" if turns(values) else "none", "model.embedding.offset": None}
 
 
 def _write_kind(values: Group, context: Context) -> Group:
@@ -84,6 +86,7 @@ KINDS = convert(
 def _read_base(values: Group, context: Context) -> Group:
     if not turns(values) or "rotary_base" not in values:
         return {}
+    # Latent attention has a size of its own for the rotated part of a head.
     share = None if values.get(LATENT) else values.get("rotary_percent")
     return {"model.rotary.base": values["rotary_base"], "model.rotary.share": share}
 
@@ -91,8 +94,11 @@ def _read_base(values: Group, context: Context) -> Group:
 def _write_base(values: Group, context: Context) -> Group:
     if not wanted(values):
         return {}
-    base, share = values.get("model.rotary.base"), None if values.get(KV_RANK) else values.get("model.rotary.share")
-    return {"rotary_base": None if base is None else max(1, round(base)), "rotary_percent": share}
+    base = values.get("model.rotary.base")
+    return {
+        "rotary_base": None if base is None else max(1, round(base)),
+        "rotary_percent": None if values.get(KV_RANK) else values.get("model.rotary.share"),
+    }
 
 
 def whole(number: Any) -> Any:
@@ -114,17 +120,11 @@ BASE = convert(
 )
 
 
-def _read_pairs(values: Group, context: Context) -> Group:
-    """Which elements of a head form a pair: latent attention always rotates neighbours together."""
-    if not turns(values):
-        return {}
-    return {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))}
-
-
 def _write_pairs(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     pairs = bool(values.get("model.rotary.interleaved")) and not latent and values.get(POSITIONS) == "rotary"
-    # Since 0.13 the fused kernel serves latent attention with YaRN alone; before 0.14 it cannot rotate neighbours.
+    # Since 0.13 the fused kernel serves latent attention with YaRN alone; before 0.14 it cannot
+    # rotate neighbours.
     stretched = values.get(KIND) == "yarn" and context.since("0.13.0")
     plain = (latent and not stretched) or (pairs and not context.since("0.14.0"))
     return {**({"rotary_interleaved": True} if pairs else {}), **({"apply_rope_fusion": False} if plain else {})}
@@ -133,7 +133,10 @@ def _write_pairs(values: Group, context: Context) -> Group:
 PAIRS = convert(
     ("rotary_interleaved", "apply_rope_fusion"),
     "model.rotary.interleaved",
-    _read_pairs,
+    # Latent attention always rotates neighbouring elements together.
+    lambda values, context: (
+        {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))} if turns(values) else {}
+    ),
     _write_pairs,
     effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,
     sees=(TYPE, LATENT, POSITIONS, KV_RANK, KIND),
@@ -207,6 +210,7 @@ def _read_yarn(values: Group, context: Context) -> Group:
 def _weights(values: Group) -> Group:
     """Both mscale values; nothing for 1 and 0, which are the defaults of YaRN's formula."""
     weights = values.get("mscale"), values.get("mscale_all_dim")
+    # Both together, since the formula divides one by the other.
     return {} if None in weights or weights == (1.0, 0.0) else dict(zip(MSCALES.values(), weights, strict=True))
 
 
@@ -220,6 +224,7 @@ def _write_scaling(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
     if kind == "yarn" and (latent or context.since("0.18.0")):
         return {"rotary_scaling_factor": factor, **_write_yarn(values, context, latent)}
+    # The default of rope_type is yarn, so positions that are not scaled have to be asked for.
     if latent:
         return {"rope_type": "rope"}
     if kind == "llama3":

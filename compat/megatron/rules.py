@@ -11,6 +11,7 @@ from compat.megatron.learning_rate import RULE as LEARNING_RATE
 from compat.megatron.shards import SHARDED, STRATEGIES, aware, torch_fsdp, zero_stage
 
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+# Megatron has no fp64; the rule of the precision says that it is lost.
 DTYPE_FLAGS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp32"}
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
 
@@ -42,7 +43,13 @@ def parallel_rules() -> tuple[Rule, ...]:
             "expert_model_parallel_size",
             "parallel.expert",
             lambda values, context: {"parallel.expert": values.get("expert_model_parallel_size")},
-            _write_expert,
+            # A plan without layers says nothing about the model: whether it has experts is then
+            # open, and the size is kept.
+            lambda values, context: (
+                {"expert_model_parallel_size": values.get("parallel.expert")}
+                if values.get("model.experts") or values.get("model.layers") is None
+                else {}
+            ),
             effect=Effect.ROUNDING,
             sees=("model.experts", "model.layers"),
             lossy="Megatron splits experts over ranks only if the number of experts is set",
@@ -63,7 +70,9 @@ def parallel_rules() -> tuple[Rule, ...]:
             "use_tp_pp_dp_mapping",
             "parallel.order",
             lambda values, context: {"parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]},
-            _write_order,
+            lambda values, context: (
+                {"use_tp_pp_dp_mapping": True} if values.get("parallel.order") == ORDERS[True] else {}
+            ),
             effect=Effect.COST,
             lossy="Megatron offers only two rank orders",
             source="initialize.py: order of initialize_model_parallel",
@@ -71,31 +80,27 @@ def parallel_rules() -> tuple[Rule, ...]:
     )
 
 
-def _write_expert(values: Group, context: Context) -> Group:
-    # A plan without layers says nothing about the model: whether it has experts is then open, and the size is kept.
-    legal = values.get("model.experts") or values.get("model.layers") is None
-    return {"expert_model_parallel_size": values.get("parallel.expert")} if legal else {}
-
-
 def _write_sequence(values: Group, context: Context) -> Group:
     tensor, expert = values.get("parallel.tensor") or 1, values.get("parallel.expert") or 1
-    forced = tensor > 1 and expert > 1 and not context.since("0.16.0")
-    return {"sequence_parallel": True if forced else values.get("parallel.sequence")}
+    # ModelParallelConfig refuses the run otherwise, and 0.15 ends there with a NameError.
+    if tensor > 1 and expert > 1 and not context.since("0.16.0"):
+        return {"sequence_parallel": True}
+    return {"sequence_parallel": values.get("parallel.sequence")}
 
 
-def _write_order(values: Group, context: Context) -> Group:
-    return {"use_tp_pp_dp_mapping": True} if values.get("parallel.order") == ORDERS[True] else {}
-
-
+SIZES = ("micro_batch_size", "global_batch_size", "data_parallel_size")
 BATCH = convert(
-    ("micro_batch_size", "global_batch_size", "data_parallel_size"),
+    SIZES,
     ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
     lambda values, context: _read_batch(values),
     lambda values, context: {
         "micro_batch_size": values.get("batch.micro"),
         "global_batch_size": values.get("batch.global_"),
     },
-    blurs=lambda values: _batch_rests(values),
+    blurs=lambda values: bool(
+        all(values.get(name) for name in SIZES)
+        and values["global_batch_size"] % (values["micro_batch_size"] * values["data_parallel_size"])
+    ),
     carries={
         "micro_batch_size": ("batch.micro", "batch.accumulation"),
         "global_batch_size": ("batch.global_", "batch.accumulation"),
@@ -107,9 +112,10 @@ BATCH = convert(
 
 
 def _read_batch(values: Group) -> Group:
-    micro, global_, data = (values.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
+    micro, global_, data = (values.get(name) for name in SIZES)
     if not (micro and global_ and data):
         return {"batch.micro": micro, "batch.global_": global_, "parallel.data": data}
+    # The microbatches that each rank runs in a step.
     steps = max(1, global_ // (micro * data))
     return {
         "batch.micro": micro,
@@ -117,11 +123,6 @@ def _read_batch(values: Group) -> Group:
         "batch.global_": micro * steps * data,
         "parallel.data": data,
     }
-
-
-def _batch_rests(values: Group) -> bool:
-    micro, global_, data = (values.get(name) for name in ("micro_batch_size", "global_batch_size", "data_parallel_size"))
-    return bool(micro and global_ and data and global_ % (micro * data))
 
 
 TORCH_NEEDS = ("parallel.pipeline", "parallel.expert", "model.tied", "precision.compute")
@@ -147,20 +148,12 @@ def _shardable(values: Group, context: Context) -> bool:
     return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
 
 
-def _stops_fsdp(values: Group, context: Context) -> bool:
-    """Whether Megatron-FSDP stops.
-
-    Its mesh has no pipeline ranks. In fp16, the loss scaler looks for gradients of parameters of which a rank holds no part.
-    """
-    piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
-    return piped or (context.since("0.13.0") and values.get("precision.compute") == "fp16")
-
-
 def _torch_only(values: Group, context: Context) -> bool:
     """Whether torch's FSDP supports what the plan wants and Megatron's own FSDP does not.
 
     Megatron's own FSDP came with 0.12, and it never shards under sgd.
     """
+    # The conditions of validate_args for use_torch_fsdp2 (arguments/sharding.py: TORCH_STEPS).
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
     sgd = values.get("optimizer.name") == "sgd"
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
@@ -173,11 +166,16 @@ def _write_zero(values: Group, context: Context) -> Group:
         return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
     if stage == 0 or not _shardable(values, context):
         return {}
-    if stage == 1 or not context.since("0.12.0") or _stops_fsdp(values, context):
+    # The mesh of Megatron-FSDP has no pipeline ranks. In fp16, the loss scaler looks for gradients
+    # of parameters of which a rank holds no part. Either stops the run (traps.py).
+    piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
+    scaled = context.since("0.13.0") and values.get("precision.compute") == "fp16"
+    if stage == 1 or not context.since("0.12.0") or piped or scaled:
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
     if not context.since("0.14.0"):
         return {**sharded, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
+    # Its checkpoints have a format of their own, without which validate_args refuses the run.
     return {**sharded, "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
 
 
@@ -211,6 +209,7 @@ def _read_overlap(values: Group, context: Context) -> Group:
 
 
 def _write_overlap(values: Group, context: Context) -> Group:
+    # torch's FSDP overlaps without being asked. 0.16 refuses muon with any overlap.
     if _torch_only(values, context) or (values.get("optimizer.name") == "muon" and not context.since("0.17.0")):
         return {}
     reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
@@ -249,11 +248,15 @@ PRECISION = convert(
 
 
 def _read_precision(values: Group, context: Context) -> Group:
-    compute = "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
+    compute = next((name for name in ("bf16", "fp16") if values.get(name)), "fp32")
     if "accumulate_allreduce_grads_in_fp32" not in values:
         return {"precision.compute": compute}
     mixed = aware(values)
-    wide = values.get("accumulate_allreduce_grads_in_fp32") or (compute == "bf16" and not mixed and not context.since("0.12.0"))
+    # Before 0.12, bf16 gradients are accumulated in fp32 whatever the flag says, unless the
+    # precision-aware optimizer keeps them in bf16.
+    wide = values.get("accumulate_allreduce_grads_in_fp32") or (
+        compute == "bf16" and not mixed and not context.since("0.12.0")
+    )
     master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if mixed else "fp32"
     return {"precision.compute": compute, "precision.reduce": "fp32" if wide else compute, "precision.master": master}
 
@@ -271,9 +274,11 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
     """Formats of optimizer state that need the precision-aware optimizer; `narrow`: gradients are kept in bf16."""
+    # main_params_dtype accepts fp32, the default, and fp16.
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
-    wanted = states or _offloads(values, context) or _narrow_moments(values)
+    narrow_moments = values.get("precision.moments") not in (None, WIDE)
+    wanted = states or _offloads(values, context) or narrow_moments
     return {"use_precision_aware_optimizer": True, **states} if wanted and _can_be_aware(values, context) else {}
 
 
@@ -282,28 +287,23 @@ WIDE = ("fp32", "fp32")
 """Formats of both moments without a precision-aware optimizer."""
 
 
-def _narrow_moments(values: Group) -> bool:
-    """Whether the plan wants moments in other formats than fp32."""
-    return values.get("precision.moments") not in (None, WIDE)
-
-
 def _read_moment_dtypes(values: Group, context: Context) -> Group:
     if MOMENT_DTYPES[0] not in values:
         return {}
+    # fp8 moments, for which a plan has no form, are read as fp16; `blurs` tells that they are lost.
     named = tuple(DTYPES.get(str(values[path]), "fp16") for path in MOMENT_DTYPES)
     return {"precision.moments": named if aware(values) else WIDE}
-
-
-def _write_moment_dtypes(values: Group, context: Context) -> Group:
-    moments = values.get("precision.moments") or WIDE
-    return dict(zip(MOMENT_DTYPES, moments, strict=True)) if moments != WIDE and _can_be_aware(values, context) else {}
 
 
 MOMENT_FORMATS = convert(
     MOMENT_DTYPES,
     "precision.moments",
     _read_moment_dtypes,
-    _write_moment_dtypes,
+    lambda values, context: (
+        dict(zip(MOMENT_DTYPES, values["precision.moments"], strict=True))
+        if values.get("precision.moments") not in (None, WIDE) and _can_be_aware(values, context)
+        else {}
+    ),
     effect=Effect.ROUNDING,
     sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
     blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
@@ -347,7 +347,7 @@ WINDOW = convert(
     "loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_dynamic(values, "loss_scale_window", "window", "late"),
-    lambda values, context: _where_half(values, "loss_scale_window", "window"),
+    lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
     lossy="Megatron doubles the loss scale with the step that completes the window",
@@ -357,7 +357,7 @@ FLOOR = convert(
     "min_loss_scale",
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_dynamic(values, "min_loss_scale", "minimum", "final"),
-    lambda values, context: _where_half(values, "min_loss_scale", "minimum"),
+    lambda values, context: _in_fp16(values, "min_loss_scale", "minimum"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
     lossy="Megatron continues after an overflow at the smallest loss scale, and skips every step that overflows",
@@ -373,20 +373,22 @@ def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
     if not values.get("fp16"):
         return {}
     value = values.get(path)
-    said = int(value) if ours == "window" and value is not None else value
+    if ours == "window" and value is not None:
+        value = int(value)  # the flag is a float, the number of steps is whole
     return {
-        f"precision.loss_scale.{ours}": said,
+        f"precision.loss_scale.{ours}": value,
         f"precision.loss_scale.{otherwise}": None if values.get("loss_scale") else False,
     }
 
 
-def _where_half(values: Group, path: str, ours: str) -> Group:
+def _in_fp16(values: Group, path: str, ours: str) -> Group:
     return {path: values.get(f"precision.loss_scale.{ours}")} if values.get("precision.compute") == "fp16" else {}
 
 
 def _loss_scale_effect(values: Group) -> Effect:
     if values.get("fp16"):
         return Effect.NUMBERS
+    # bf16 has the exponents of fp32, so a constant scale moves no gradient out of range.
     return Effect.ROUNDING if values.get("bf16") and values.get("loss_scale") else Effect.NONE
 
 
@@ -429,7 +431,8 @@ OPTIMIZER = convert(
 
 def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
-    # 0.17 refuses muon with overlap_grad_reduce and has dist_muon for that; 0.18 reads dist_muon as muon.
+    # 0.17 refuses muon with overlap_grad_reduce and has dist_muon for that; 0.18 reads dist_muon as
+    # muon.
     if name == "muon" and values.get("zero.overlap") and context.since("0.17.0") and not context.since("0.18.0"):
         return {"optimizer": "dist_muon"}
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
@@ -505,6 +508,7 @@ NESTEROV = ("muon_nesterov", "muon_use_nesterov")
 def _read_momentum(values: Group, context: Context) -> Group:
     name = values.get("optimizer") or ""
     path = MOMENTUM.get(name)
+    # Adam has no momentum setting and no Nesterov variant; of other optimizers neither is known.
     if path is None or values.get(path) is None:
         return {"optimizer.nesterov": False} if name == "adam" else {}
     muon = path == "muon_momentum"
@@ -518,7 +522,7 @@ def _write_momentum(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     if name not in MOMENTUM:
         return {}
-    switch = NESTEROV[0 if context.since("0.18.0") else 1]
+    switch = NESTEROV[0 if context.since("0.18.0") else 1]  # renamed in 0.18
     nesterov = {switch: True} if name == "muon" and values.get("optimizer.nesterov") else {}
     return {MOMENTUM[name]: values.get("optimizer.momentum"), **nesterov}
 
@@ -589,6 +593,7 @@ def _write_recompute(values: Group) -> Group:
     if granularity != "full":
         return {"recompute_granularity": "selective"} if granularity == "selective" else {}
     method, layers = values.get("recompute.method"), values.get("recompute.layers")
+    # Full recomputation needs both; uniform with one layer recomputes every layer by itself.
     return {
         "recompute_granularity": "full",
         "recompute_method": method or "uniform",
@@ -604,7 +609,14 @@ def other_rules() -> tuple[Rule, ...]:
             "distribute_saved_activations",
             "recompute.partition",
             lambda values, context: {"recompute.partition": bool(values.get("distribute_saved_activations"))},
-            _write_partition,
+            lambda values, context: (
+                {"distribute_saved_activations": True}
+                if values.get("recompute.partition")
+                and values.get("recompute.granularity") == "full"
+                and (values.get("parallel.tensor") or 1) > 1
+                and not values.get("parallel.sequence")
+                else {}
+            ),
             effect=Effect.COST,
             sees=("recompute.granularity", "parallel.tensor", "parallel.sequence"),
             lossy="Megatron partitions saved activations only with full recomputation, tensor parallelism and no sequence"
@@ -614,7 +626,14 @@ def other_rules() -> tuple[Rule, ...]:
         convert(
             ("optimizer_cpu_offload", "optimizer_offload_fraction"),
             ("zero.offload.optimizer", "zero.offload.optimizer_ratio"),
-            _read_offload,
+            lambda values, context: (
+                {
+                    "zero.offload.optimizer": "cpu",
+                    "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction"),
+                }
+                if values.get("optimizer_cpu_offload") and aware(values)
+                else {"zero.offload.optimizer": "none"}
+            ),
             _write_offload,
             effect=Effect.COST,
             sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
@@ -641,18 +660,6 @@ def other_rules() -> tuple[Rule, ...]:
             lambda values, context: {"calculate_per_token_loss": True} if values.get("loss") == "per_token" else {},
         ),
     )
-
-
-def _write_partition(values: Group, context: Context) -> Group:
-    wanted = values.get("recompute.partition") and values.get("recompute.granularity") == "full"
-    legal = (values.get("parallel.tensor") or 1) > 1 and not values.get("parallel.sequence")
-    return {"distribute_saved_activations": True} if wanted and legal else {}
-
-
-def _read_offload(values: Group, context: Context) -> Group:
-    if not values.get("optimizer_cpu_offload") or not aware(values):
-        return {"zero.offload.optimizer": "none"}
-    return {"zero.offload.optimizer": "cpu", "zero.offload.optimizer_ratio": values.get("optimizer_offload_fraction")}
 
 
 def _write_offload(values: Group, context: Context) -> Group:
@@ -721,6 +728,7 @@ def table() -> tuple[Rule, ...]:
         *other_rules(),
         *missing_rules(),
     )
+    # Last, because they take what no row above has named.
     mapped = (*mapped, *the_rest(mapped, LACKS))
     claimed = frozenset(path for rule in mapped for path in rule.theirs)
     return (*mapped, *leftovers.rules(claimed))

@@ -12,6 +12,7 @@ SHARDED = ("use_distributed_optimizer", "data_parallel_sharding_strategy", *FSDP
 
 def megatron_fsdp(values: Group) -> bool:
     """Whether Megatron's own FSDP is on."""
+    # use_custom_fsdp is its name in 0.12 and 0.13.
     return bool(values.get("use_megatron_fsdp") or values.get("use_custom_fsdp"))
 
 
@@ -25,10 +26,13 @@ def zero_stage(values: Group) -> int:
     if megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
     if torch_fsdp(values):
+        # Without resharding after forward, gathered weights stay until backward: only gradients and
+        # states are sharded.
         return 2 if values.get("torch_fsdp2_reshard_after_forward") is False else 3
     return 1 if values.get("use_distributed_optimizer") else 0
 
 
 def aware(values: Group) -> bool:
-    """Whether the precision-aware optimizer runs: it is switched on, and Adam is sharded."""
+    """Whether the precision-aware optimizer runs."""
+    # OptimizerConfig refuses it for other optimizers than Adam, and without sharding.
     return bool(values.get("use_precision_aware_optimizer")) and zero_stage(values) >= 1 and values.get("optimizer") == "adam"

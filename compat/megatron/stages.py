@@ -46,6 +46,7 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
     layers, ranks = values.get("num_layers"), values.get("pipeline_model_parallel_size") or 1
     if not layers or ranks == 1:
         return None
+    # The order of these branches is that of get_num_layers_to_build.
     chunks = values.get(VIRTUAL) or 1
     if values.get("account_for_embedding_in_pipeline_split") or values.get("account_for_loss_in_pipeline_split"):
         return _with_ends(values, layers, ranks * chunks)
@@ -71,11 +72,14 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
 
 
 def _uneven(layers: int, ranks: int, chunks: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    """The counts if the first rank, the last, or both have a given number of layers, and the others share the rest."""
     before = [] if first is None else [first]
     after = [] if last is None else [last]
     middle = ranks - len(before) - len(after)
     rest = (layers - sum(before) - sum(after)) // middle if middle else 0
     per_rank = before + [rest] * middle + after
+    # Each rank cuts its layers into equal virtual stages. Stages go round the ranks, so the row of
+    # ranks repeats.
     return tuple(count // chunks for count in per_rank) * chunks
 
 
@@ -112,6 +116,7 @@ def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context:
         return {}
     if context.since("0.11.0"):
         return {"num_virtual_stages_per_pipeline_rank": virtual}
+    # Before, only the number of layers of a virtual stage can be given.
     return {"num_layers_per_virtual_pipeline_stage": layers // (ranks * virtual)} if layers else {}
 
 
@@ -121,11 +126,13 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
     if len(counts) != ranks * chunks:
         return
     flags = _virtual_flags(virtual, ranks, layers, context)
+    # Flags give every stage at least one layer. Before 0.11 they do not go with virtual stages.
     if all(counts) and (not virtual or context.since("0.11.0")):
         for form in _flag_forms(counts, ranks, chunks, context):
             asked = {**form, "num_layers": layers, "pipeline_model_parallel_size": ranks, VIRTUAL: virtual}
             if counts_of(asked) == counts:
                 yield {**flags, **form}
+    # The flag was removed in 0.11; --pipeline-model-parallel-layout came with 0.13.
     if not context.since("0.11.0") and counts == _behind_embedding(layers, ranks, chunks):
         yield {STANDALONE: True, **_virtual_flags(virtual, ranks - 1, layers, context)}
     if context.since("0.13.0"):
@@ -133,6 +140,8 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
 
 
 def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Context) -> Iterator[Group]:
+    """Candidates of flags for uneven stages; most of them lead to other counts."""
+    # The flags take the layers of a whole rank: all of its virtual stages together.
     first, last = counts[0] * chunks, counts[ranks - 1] * chunks
     yield {"decoder_first_pipeline_num_layers": first}
     yield {"decoder_last_pipeline_num_layers": last}
@@ -141,12 +150,6 @@ def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Conte
     if context.since("0.11.0"):
         embedding, loss = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
         yield from ({embedding: True}, {loss: True}, {embedding: True, loss: True})
-
-
-def _write_messages(values: Group) -> Group:
-    overlap, ranks = values.get("schedule.overlap"), values.get("parallel.pipeline") or 1
-    # Megatron refuses virtual stages on two ranks unless communication is overlapped.
-    return {"overlap_p2p_comm": overlap or ranks == 2} if overlap is not None and values.get("schedule.virtual") else {}
 
 
 def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Group:
@@ -181,7 +184,12 @@ RULES = (
         "overlap_p2p_comm",
         "schedule.overlap",
         lambda values, context: {"schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None},
-        lambda values, context: _write_messages(values),
+        # Megatron refuses virtual stages on two ranks unless communication is overlapped.
+        lambda values, context: (
+            {"overlap_p2p_comm": values["schedule.overlap"] or (values.get("parallel.pipeline") or 1) == 2}
+            if values.get("schedule.overlap") is not None and values.get("schedule.virtual")
+            else {}
+        ),
         effect=Effect.COST,
         sees=(VIRTUAL, "schedule.virtual", "parallel.pipeline"),
         lossy="Megatron overlaps pipeline communication only with virtual stages, and with two pipeline ranks it always does",

@@ -19,6 +19,7 @@ def _read_dispatcher(values: Group, context: Context) -> Group:
     kind = values.get("moe_token_dispatcher_type")
     if kind is None or not values.get("num_experts"):
         return {}
+    # moe_enable_deepep, the older switch, wins over the backend (TransformerConfig).
     hybrid = values.get("moe_flex_dispatcher_backend") == "hybridep" and not values.get("moe_enable_deepep")
     return {DISPATCHER: DISPATCHERS.get(kind) or ("hybridep" if hybrid else "deepep")}
 
@@ -30,6 +31,7 @@ def _write_dispatcher(values: Group, context: Context) -> Group:
         kind = "all_to_all"
     if not values.get(EXPERTS) or kind is None:
         return {}
+    # alltoall_seq, a variant of 0.10 to 0.12, is never written.
     if kind in ("all_gather", "all_to_all"):
         return {"moe_token_dispatcher_type": kind.replace("_", "")}
     if context.since("0.16.0"):
@@ -54,21 +56,19 @@ DISPATCH = convert(
 ROUTERS = ("fp32", "fp64")
 
 
-def _read_router(values: Group, context: Context) -> Group:
-    wide = values.get("moe_router_dtype")
-    return {"precision.router": wide} if values.get("num_experts") and wide in ROUTERS else {}
-
-
-def _write_router(values: Group, context: Context) -> Group:
-    wide = values.get("precision.router") in ROUTERS and values.get(EXPERTS)
-    return {"moe_router_dtype": values["precision.router"]} if wide else {}
-
-
 ROUTER = convert(
     "moe_router_dtype",
     "precision.router",
-    _read_router,
-    _write_router,
+    lambda values, context: (
+        {"precision.router": values["moe_router_dtype"]}
+        if values.get("num_experts") and values.get("moe_router_dtype") in ROUTERS
+        else {}
+    ),
+    lambda values, context: (
+        {"moe_router_dtype": values["precision.router"]}
+        if values.get(EXPERTS) and values.get("precision.router") in ROUTERS
+        else {}
+    ),
     effect=EFFECTS["precision.router"],
     sees=("num_experts", EXPERTS),
     lossy="Megatron's router computes in the format of the model or, since 0.12, in fp32 or fp64",
@@ -87,21 +87,20 @@ def _exchanges(values: Group) -> list[Any]:
     return list(kinds) if isinstance(kinds, list | tuple) else [kinds]
 
 
-def _read_method(values: Group, context: Context) -> Group:
-    kind, split = _exchanges(values)[0], (values.get("context_parallel_size") or 1) > 1
-    return {METHOD: EXCHANGES.get(str(kind))} if kind is not None and split else {}
-
-
-def _write_method(values: Group, context: Context) -> Group:
-    method, split = values.get(METHOD), (values.get("parallel.context") or 1) > 1
-    return {"cp_comm_type": [method.replace("all_gather", "allgather")]} if method and split else {}
-
-
 EXCHANGE = convert(
     "cp_comm_type",
     METHOD,
-    _read_method,
-    _write_method,
+    # On one context rank nothing is exchanged, and the type says nothing.
+    lambda values, context: (
+        {METHOD: EXCHANGES.get(str(_exchanges(values)[0]))}
+        if _exchanges(values)[0] is not None and (values.get("context_parallel_size") or 1) > 1
+        else {}
+    ),
+    lambda values, context: (
+        {"cp_comm_type": [values[METHOD].replace("all_gather", "allgather")]}
+        if values.get(METHOD) and (values.get("parallel.context") or 1) > 1
+        else {}
+    ),
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
     blurs=lambda values: len(set(_exchanges(values))) > 1,
@@ -127,15 +126,17 @@ def _read_buffers(values: Group, context: Context) -> Group:
     registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
     if zero_stage(values) < 2:
         return registered
-    own = {ours: any(values.get(theirs) for theirs, other in BUFFERS.items() if other == ours) for ours in BUFFERS.values()}
+    own = dict.fromkeys(BUFFERS.values(), False)
+    for theirs, ours in BUFFERS.items():
+        own[ours] |= bool(values.get(theirs))  # two names of one switch: either sets it
     return {**own, "zero.registered": registered.get("zero.registered")}
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
     """`nccl_ub` whenever it is wanted; the rest only with Megatron-FSDP, which shards gradients since 0.12."""
-    whole = (values.get("zero.stage") or 0) < 2 or not context.since("0.12.0")
-    wanted = {theirs: True for theirs, ours in BUFFERS.items() if values.get(ours)}
-    return {theirs: True for theirs in wanted if theirs == "nccl_ub" or not whole}
+    sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
+    wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
+    return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}
 
 
 BUFFERED = convert(
@@ -161,6 +162,7 @@ def _read_recipe(values: Group, context: Context) -> Group:
         return {}
     recipe = values.get("fp8_recipe")
     return {
+        # Before 0.12 there is no argument, and the recipe is delayed scaling.
         "precision.fp8_recipe": recipe if recipe in RECIPES else "delayed",
         "precision.fp8_weights": bool((values.get("fp8_param_gather") and zero_stage(values) >= 1) or values.get("fp8_param")),
     }
@@ -172,6 +174,7 @@ def _write_recipe(values: Group, context: Context) -> Group:
     gathers = values.get("precision.fp8_weights") and (values.get("zero.stage") or 0) >= 1
     return {
         "fp8_recipe": values.get("precision.fp8_recipe"),
+        # The argument and the field of the class; a target takes the one that it has.
         **({"fp8_param_gather": True, "fp8_param": True} if gathers else {}),
     }
 
@@ -200,16 +203,12 @@ RECIPE = convert(
 RATES = ("optimizer.embedding_lr", "optimizer.output_lr")
 
 
-def _read_rates(values: Group, context: Context) -> Group:
-    own, rate = values.get("decoupled_lr"), values.get("lr")
-    return dict.fromkeys(RATES, own / rate) if own is not None and own >= 0 and rate else {}
-
-
 def _write_rates(values: Group, context: Context) -> Group:
     factor, rate = values.get(RATES[0]), values.get("optimizer.lr")
     if factor is None or factor != values.get(RATES[1]) or not rate:
         return {}
     least = values.get("optimizer.schedule.minimum")
+    # The product, so that reading it back gives the plan's factor to the last bit.
     own = undone(factor * rate, lambda number: number / rate, factor)
     return {"decoupled_lr": own, "decoupled_min_lr": factor * least if least else None}
 
@@ -217,14 +216,23 @@ def _write_rates(values: Group, context: Context) -> Group:
 def _own_minimum(values: Group) -> bool:
     """Whether decoupled_min_lr differs from min_lr x decoupled_lr / lr, the only value that a plan can express."""
     own, rate = values.get("decoupled_lr"), values.get("lr")
-    least, usual = values.get("decoupled_min_lr"), values.get("min_lr") or 0.0
-    return bool(own is not None and rate and abs((usual if least is None else least) - usual * own / rate) > 1e-12 * own)
+    if own is None or not rate:
+        return False
+    usual = values.get("min_lr") or 0.0
+    least = values.get("decoupled_min_lr")
+    found = usual if least is None else least
+    return bool(abs(found - usual * own / rate) > 1e-12 * own)  # more than the rounding of two floats
 
 
 DECOUPLED = convert(
     ("decoupled_lr", "decoupled_min_lr"),
     RATES,
-    _read_rates,
+    # A plan has factors on the learning rate.
+    lambda values, context: (
+        dict.fromkeys(RATES, values["decoupled_lr"] / values["lr"])
+        if values.get("decoupled_lr") is not None and values["decoupled_lr"] >= 0 and values.get("lr")
+        else {}
+    ),
     _write_rates,
     sees=("lr", "min_lr", "optimizer.lr", "optimizer.schedule.minimum"),
     blurs=_own_minimum,
@@ -246,6 +254,7 @@ MODULES = {
     "moe_act": "experts",
     "gdn_norm_out": "norm",
 }
+# Reversed, so that of two modules with one part the first is written: layernorm, moe.
 PARTS = {ours: theirs for theirs, ours in reversed(MODULES.items())}
 USUAL = ("attention",)
 
@@ -285,15 +294,15 @@ RECOMPUTED = convert(
 PINS = ("pin_cpu_grads", "pin_cpu_params")
 
 
-def _read_pins(values: Group, context: Context) -> Group:
-    said = [values[name] for name in PINS if values.get(name) is not None]
-    return {"zero.offload.pinned": all(said)} if said and values.get("optimizer_cpu_offload") and aware(values) else {}
-
-
 PINNED = convert(
     PINS,
     "zero.offload.pinned",
-    _read_pins,
+    # Both are true by default, and both matter only if the optimizer runs on the host.
+    lambda values, context: (
+        {"zero.offload.pinned": all(values[name] for name in PINS if values.get(name) is not None)}
+        if any(values.get(name) is not None for name in PINS) and values.get("optimizer_cpu_offload") and aware(values)
+        else {}
+    ),
     lambda values, context: dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {},
     effect=Effect.COST,
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
@@ -302,22 +311,22 @@ PINNED = convert(
     source="optimizer/cpu_offloading/hybrid_optimizer.py",
 )
 FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+TORCH = {ours: theirs for theirs, ours in FORMATS.items()}
 AUTOCAST = convert(
     ("enable_autocast", "autocast_dtype"),
     "precision.autocast",
     lambda values, context: (
         {"precision.autocast": FORMATS.get(str(values.get("autocast_dtype")))} if values.get("enable_autocast") else {}
     ),
-    lambda values, context: _write_autocast(values),
+    lambda values, context: (
+        {"enable_autocast": True, "autocast_dtype": TORCH[values["precision.autocast"]]}
+        if values.get("precision.autocast") in TORCH
+        else {}
+    ),
     lossy="Megatron has autocast only in its config class, not as a flag",
     note="torch.autocast inside Megatron's layers",
     source="model_parallel_config.py: enable_autocast, autocast_dtype",
 )
-
-
-def _write_autocast(values: Group) -> Group:
-    named = next((theirs for theirs, ours in FORMATS.items() if ours == values.get("precision.autocast")), None)
-    return {"enable_autocast": True, "autocast_dtype": named} if named else {}
 
 
 RESIDUAL = convert(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, convert
+from bridge.rules import EFFECTS, Effect, convert
 from compat.megatron.learning_rate import steps
 
 RAMP = "optimizer.decay_ramp."
@@ -10,23 +10,24 @@ PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))
 START, END, STYLE = "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"
 
 
-def _read(values: Group, context: Context) -> Group:
-    if values.get(STYLE) not in ("linear", "cosine"):
-        return {}
-    return dict(zip(PLAN, (values[STYLE], values.get(START), values.get(END), steps(values, "train")), strict=True))
-
-
-def _write(values: Group, context: Context) -> Group:
-    shape, start, end, _ = (values.get(path) for path in PLAN)
-    return {STYLE: shape, START: start, END: end} if shape and None not in (start, end) else {}
-
+# Under the style `constant`, validate_args sets both ends to weight_decay, and there is no ramp.
+SHAPES = ("linear", "cosine")
 
 RULES = (
     convert(
         (START, END, STYLE),
         PLAN,
-        _read,
-        _write,
+        lambda values, context: (
+            dict(zip(PLAN, (values[STYLE], values.get(START), values.get(END), steps(values, "train")), strict=True))
+            if values.get(STYLE) in SHAPES
+            else {}
+        ),
+        # Megatron has no argument for the length of the ramp.
+        lambda values, context: (
+            {STYLE: values[PLAN[0]], START: values[PLAN[1]], END: values[PLAN[2]]}
+            if values.get(PLAN[0]) and None not in (values.get(PLAN[1]), values.get(PLAN[2]))
+            else {}
+        ),
         effect=EFFECTS[PLAN[0]],
         sees=("train_iters", "train_samples", "global_batch_size"),
         carries={START: PLAN[1], END: PLAN[2], STYLE: (PLAN[0], PLAN[3])},
