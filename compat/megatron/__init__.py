@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
 UNKNOWN_VALUE = "; this value is left out"
-"""End of a remark on an argument whose value only a run would tell."""
+"""End of a remark on an argument whose value is known only in a run."""
 SECTIONED = ("yaml_cfg", "container")
 """Entry points of files in sections."""
 
@@ -45,35 +45,24 @@ LOADS: Mapping[str, Any] = {
 
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """Arguments that are set together with FSDP and only for it."""
-
-
-def _arguments(config: Config) -> dict[str, Any]:
-    """The arguments that a checkpoint of this launch holds.
-
-    Megatron-LM compares its model with them, and continues the data by them (training/checkpointing.py:
-    check_checkpoint_args, load_checkpoint).
-    """
-    return {name: config.effective.get(name) for name in KEPT if config.effective.get(name) is not None}
-
-
+REPLACED = "cannot load the checkpoint that is written; the distributed optimizer replaces it, with the same numbers"
 KEPT = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "group_query_attention"),
     *("kv_channels", "max_position_embeddings", "position_embedding_type", "add_position_embedding", "swiglu", "normalization"),
     *("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "tokenizer_type", "num_experts"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "seed"),
 )
-"""Arguments that describe the model and the layout over ranks."""
+"""Arguments of the model and the layout that a written checkpoint holds.
+
+Megatron-LM compares its model with them, and continues the data by them (training/checkpointing.py: check_checkpoint_args,
+load_checkpoint).
+"""
 TOKENIZER = Finding(
     "tokenizer_type",
     "not known; if --vocab-file is given, Megatron-LM compares the tokenizer type and stops: set --tokenizer-model instead",
     Effect.NONE,
     how=How.MISSING,
 )
-
-
-def _replaced(name: str) -> Finding:
-    message = "cannot load the checkpoint that is written; the distributed optimizer replaces it, with the same numbers"
-    return Finding(name, message, Effect.COST, how=How.DROPPED, before=True)
 
 
 class MegatronConfig(Config):
@@ -177,12 +166,14 @@ class MegatronDialect(PackagedDialect):
 
         values = config.effective
         dtype = next((code for name, code in HALVES.items() if values.get(name)), "F32")
+        # A derived switch is no loss: only a given one is named as replaced.
         fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]
         level = int(bool(fsdp or values.get("use_distributed_optimizer")))
         instead = {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True} if fsdp else {}
-        told = {"megatron": {"args": _arguments(config)}}
+        told = {"megatron": {"args": {name: values[name] for name in KEPT if values.get(name) is not None}}}
         tokens = [TOKENIZER] if values.get("tokenizer_type") is None and not hub.client.get("megatron") else []
-        findings = (*map(_replaced, fsdp), *tokens)
+        replaced = [Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp]
+        findings = (*replaced, *tokens)
         return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
 
     def parameters(self, config: Config) -> str:
@@ -202,6 +193,8 @@ class MegatronDialect(PackagedDialect):
 
         if config.entry == "flags":
             ConfigError.raise_if((*clashes(config.given, config.version), *_meaningless(config.given)))
+        # Megatron builds these objects from the arguments, and each may refuse what the parser
+        # accepted.
         _ = config.model_parallel
         if config.entry == "flags":
             _ = config.ddp, config.optimizer
@@ -214,6 +207,7 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron.traps import TRAPS
 
         steps = (*arguments.TABLE, *objects.BEFORE, *(step for table in objects.TABLES.values() for step in table))
+        # The tables share rows: upstream's child classes run the statements of their parents.
         return (*dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)), *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
@@ -222,7 +216,12 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron.traps import TRAPS
 
         seen = Seen(config.effective, config.given, config.context)
-        return (*_assumed_ranks(config), *_overruled(config), *TRAPS.remarks(seen, config.origins))
+        assumed = []
+        # A live object belongs to one rank and has no world size.
+        if config.world_size is None and config.entry in ("flags", *SECTIONED):
+            message = f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
+            assumed.append(Finding("world_size", message, Effect.NUMBERS))
+        return (*assumed, *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Findings on missing arguments that the parser or the training loop needs; only for flags."""
@@ -277,7 +276,11 @@ class MegatronDialect(PackagedDialect):
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
-        given = config.given if config.entry == "flags" else self._as_flags(config)
+        given = config.given
+        if config.entry != "flags":  # an object or a file in sections becomes flags by way of its plan
+            from bridge.translation import lift, lower
+
+            given = lower(lift(config), self, config.version, config.world_size).given
         environment = {name: value for name, (value, _) in config.environment.items()}
         launch = torchrun(config.ranks, formats.PROGRAM)
         if format == "yaml":  # for NVIDIA's own runner of recipes
@@ -302,12 +305,6 @@ class MegatronDialect(PackagedDialect):
 
         return rewritten(config.given, original.text, original.document, was, config.version)
 
-    def _as_flags(self, config: Config) -> Values:
-        """A config object as flags, by way of its plan."""
-        from bridge.translation import lift, lower
-
-        return lower(lift(config), self, config.version, config.world_size).given
-
     def to_object(self, config: Config) -> Any:
         """The real `ModelParallelConfig` of the installed release; `VersionError` if that is another one, or none."""
         assert isinstance(config, MegatronConfig)
@@ -330,6 +327,8 @@ class MegatronDialect(PackagedDialect):
         if isinstance(data, Mapping):
             from compat.megatron.sections import kind
 
+            # AutoModel counts one or two for each section that its recipes have too, such as
+            # `model` and `optimizer`.
             if kind(data):
                 return 20
             return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
@@ -337,7 +336,7 @@ class MegatronDialect(PackagedDialect):
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """`problem`; if its argument is given with a value that only a run would tell, the message says that instead."""
+    """`problem`; but if its argument is given with a value that is known only in a run, a message that says so."""
     path = problem.partition(":")[0]
     unknown = next((remark for remark in remarks if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)), None)
     if unknown is None or unknown.origin is None:
@@ -346,7 +345,7 @@ def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
 
 
 def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """Problems with values that the parser takes and no run can: infinite numbers, and sizes below 1 that Megatron divides by."""
+    """Problems with values that only the parser accepts: infinite numbers, and sizes below 1 that Megatron divides by."""
     from compat.megatron.schema import SIZES
 
     for name, value in given.items():
@@ -356,13 +355,8 @@ def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: found {value}; expected a positive number"
 
 
-def _assumed_ranks(config: MegatronConfig) -> Iterator[Finding]:
-    if config.world_size is None and config.entry in ("flags", *SECTIONED):
-        message = f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
-        yield Finding("world_size", message, Effect.NUMBERS)
-
-
 def _overruled(config: MegatronConfig) -> Iterator[Finding]:
+    """Findings on given values that Megatron's checks change."""
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:

@@ -19,7 +19,8 @@ DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 class Variable:
     """One variable in releases [since, until), needed if `when` is true of the arguments.
 
-    `allowed` accepts its values, of which `value` is one. `checked`: validate_args checks it; if not, later code does.
+    `allowed` tells whether a value is accepted; `value` is one that is. `checked` is true if validate_args checks the variable,
+    and false if later code does.
     """
 
     name: str
@@ -32,12 +33,6 @@ class Variable:
     checked: bool = True
 
 
-def _connected(a: Namespace) -> bool:
-    """Tensor or context parallelism without FSDP: before Blackwell, kernels must then run in launch order."""
-    parallel = (a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1
-    return parallel and not _sharded(a) and not a.overlap_moe_expert_parallel_comm
-
-
 def _sharded(a: Namespace) -> bool:
     return bool(a.use_torch_fsdp2 or a.use_custom_fsdp or a.use_megatron_fsdp)
 
@@ -46,9 +41,10 @@ def _engine(a: Namespace) -> bool:
     return a.transformer_impl in (None, "transformer_engine")
 
 
-def _any_algorithm(value: str | None) -> bool:
-    names = [name.strip() for name in (value or "").split(",") if name.strip()]
-    return value is None or bool(names and set(names) <= set(DETERMINISTIC[1:]))
+def _deterministic(value: str | None) -> bool:
+    """Whether every algorithm of a list is deterministic. Without the variable, Megatron sets it itself."""
+    names = {name.strip() for name in (value or "").split(",")} - {""}
+    return value is None or bool(names and names <= set(DETERMINISTIC[1:]))
 
 
 ONE = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -65,7 +61,13 @@ VARIABLES: tuple[Variable, ...] = (
         ONE,
         "1",
         "tensor and context parallelism need kernels to start in launch order (except on Blackwell and later)",
-        _connected,
+        # FSDP and the overlap of expert communication want several connections instead. Upstream
+        # then only warns.
+        lambda a: (
+            ((a.tensor_model_parallel_size or 1) > 1 or (a.context_parallel_size or 1) > 1)
+            and not _sharded(a)
+            and not a.overlap_moe_expert_parallel_comm
+        ),
         lambda value: value == "1",
         since="0.12.0",
     ),
@@ -90,7 +92,7 @@ VARIABLES: tuple[Variable, ...] = (
         "Ring",
         f"deterministic mode accepts only {', '.join(DETERMINISTIC[1:])}",
         lambda a: a.deterministic_mode,
-        _any_algorithm,
+        _deterministic,
         since="0.19.0",
     ),
     Variable(

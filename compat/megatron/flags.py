@@ -16,6 +16,7 @@ from bridge.errors import ConfigError, nearest
 from compat.megatron import releases
 from compat.megatron.releases import Flag
 
+# argparse's own pattern of negative numbers (_negative_number_matcher); it has no exponents.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _EXPONENT = re.compile(r"-[\d.]+e[-+]?\d+$", re.IGNORECASE)
 _PATTERN = re.compile(r"[,\d\[\]()+*]*$")
@@ -42,9 +43,9 @@ class Parsed:
     Values are plain: numbers, text, booleans, lists, names of enum members.
 
     `repeated`: mentions that a later one overrides. `unknown`: words that the parser does not take; `extras`: their indices.
-    `misread`: destinations whose text says no, but which the parser sets to true, as it does for any text. `opaque`: values
-    that only a run would tell, by destination or as spelled, with the index. `foreign`: values that are not among the choices,
-    by destination, with a message and the place.
+    `misread`: destinations that the parser sets to true, as it does for any text, although the text means no. `opaque`: values
+    that are known only in a run, by destination or as spelled, with the index. `foreign`: values that are not among the
+    choices, by destination, with a message and the place.
     """
 
     given: Mapping[str, Any]
@@ -69,8 +70,8 @@ def parse(
 ) -> Parsed:
     """Read a list of command-line words as Megatron `version` does.
 
-    `lines` has the line of each word. `opaque` gives, by index, the reason why a word is not known before a run: such a word
-    is kept as it is spelled if the flag takes free text, it is a problem if the flag's argument is in `needed`, and else it is
+    `lines` has the line of each word. `opaque` gives, by index, the reason why a word is not known before a run. Such a word
+    stays as it is spelled if the flag takes free text. It is a problem if the flag's argument is in `needed`. Otherwise it is
     left out and listed. A word whose index is in `loose` may hold flags; only a flag that has no value yet takes it as one.
 
     Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in. Raises one `ConfigError`
@@ -82,7 +83,7 @@ def parse(
     reader.read()
     if not lenient:
         reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
-    reader.problems.sort()
+    reader.problems.sort()  # by the place of the word, as a user reads them
     alone = [(reader.words[index], index) for index in reader.extras if index in opaque]
     known = [index for index in reader.extras if index not in opaque]
     unknown = [reader.words[index] for index in known]
@@ -91,7 +92,7 @@ def parse(
     try:
         ConfigError.raise_if(message for _, message in reader.problems)
     except ConfigError as error:
-        error.part = found
+        error.part = found  # a caller can go on with the rest
         raise
     return found
 
@@ -145,12 +146,14 @@ class _Reader:
         problem = _wrong_number(flag, attached, len(texts))
         used = 1 if attached is not None else 1 + len(texts)
         unknown = next((self.opaque[at] for at in range(index, index + used) if at in self.opaque), None)
+        free_text = flag.action == "store" and flag.type in ("text", "name") and not flag.choices
         try:
-            if unknown is not None and not _is_free_text(flag):
+            if unknown is not None and not free_text:
                 return self.leave_out(index, flag, unknown, used)
             if problem:
                 raise ValueError(problem)
             self.store(Spot(self.option(index), index, used), flag, _value(flag, self.option(index), texts))
+            # type=bool makes True of any text but the empty one, so `--flag false` switches on.
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
         except ForeignValue as error:
             self.leave_foreign(Spot(self.option(index), index, used), flag, str(error))
@@ -167,6 +170,7 @@ class _Reader:
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)
         else:
+            # An earlier mention must not win just because the last one is left out.
             self.forget(flag.dest)
             self.foreign.append((flag.dest, message, spot))
 
@@ -190,7 +194,9 @@ class _Reader:
         return f"line {line}: {what}" if line else f"{what} (word {index + 1})"
 
     def values_after(self, index: int) -> list[str]:
+        """The words behind the flag at `index` that may be its values."""
         end = index + 1
+        # A loose word may hold flags, so only the first place behind a flag takes it for a value.
         while end < len(self.words) and self.marks[end] is _VALUE and not (end > index + 1 and end in self.loose):
             end += 1
         return self.words[index + 1 : end]
@@ -216,10 +222,13 @@ class _Reader:
 
 
 def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:
-    ended = False
-    for word in words:
-        yield _VALUE if ended else _DASHES if word == "--" else _mark(word, table)
-        ended = ended or word == "--"
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield _DASHES
+            yield from (_VALUE for _ in rest)  # argparse takes everything behind -- for a value
+        else:
+            yield _mark(word, table)
 
 
 def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
@@ -230,20 +239,18 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
     if not word.startswith("-"):
         return _VALUE
     option, equals, attached = word.partition("=")
+    # argparse looks for the whole word first: an option may itself contain `=`.
     if word in table or option in table:
         return _Mark("option", table.get(word, table.get(option)), attached if equals and word not in table else None)
+    # -h is the only option of one dash, and argparse reads -hx as -h with more letters behind it.
     if word.startswith("-h"):
         return _Mark("option", table["-h"])
     value = word == "-" or " " in word or _NEGATIVE.match(word)
     return _VALUE if value else _Mark("option")
 
 
-def _is_free_text(flag: Flag) -> bool:
-    return flag.action == "store" and flag.type in ("text", "name") and not flag.choices
-
-
 def _limits(flag: Flag) -> tuple[int, int | None]:
-    """The least and the largest number of values of a flag; None: any number."""
+    """The least and the largest number of values of a flag; None means any number."""
     if flag.action != "store":
         return 0, 0
     match flag.nargs:
@@ -298,10 +305,6 @@ def _convert(flag: Flag, text: str) -> Any:
     return value
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.strip("()").split(",")]
-
-
 def _layers(text: str) -> Any:
     """A number, or the list that a pattern such as ([0]*3+[1])*2 stands for."""
     if "[" not in text:
@@ -309,10 +312,6 @@ def _layers(text: str) -> Any:
     if not _PATTERN.match(text):
         raise ValueError("expected digits, commas, brackets, + and * only")
     return _pattern(text)
-
-
-def _layers_spaced(text: str) -> Any:
-    return _pattern(text.strip()) if "[" in text else int(text)
 
 
 def _pattern(text: str) -> Any:
@@ -336,7 +335,9 @@ def _evaluate(node: ast.expr) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_evaluate(operand)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _plus(_evaluate(left), _evaluate(right))
+            one, other = _evaluate(left), _evaluate(right)
+            _check_size(_size(one) + _size(other))  # before the sum is built
+            return _in_range(one + other)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _times(_evaluate(left), _evaluate(right))
     raise ValueError("expected lists, sums and repetitions of whole numbers only")
@@ -349,15 +350,9 @@ def _listed(value: Any) -> Any:
 def _times(left: Any, right: Any) -> Any:
     """`left * right`; a list that would be too long is refused before it is built."""
     number, items = (left, right) if isinstance(left, int) else (right, left)
-    if isinstance(number, int):
-        _check_size(_size(items) * number if isinstance(items, list | tuple) else 0)
+    if isinstance(number, int) and isinstance(items, list | tuple):
+        _check_size(_size(items) * number)
     return _in_range(left * right)
-
-
-def _plus(left: Any, right: Any) -> Any:
-    """`left + right`, with the same bounds as `_times`."""
-    _check_size(_size(left) + _size(right))
-    return _in_range(left + right)
 
 
 def _check_size(layers: int) -> None:
@@ -381,9 +376,12 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "a number"),
     "bool": (bool, "text"),
     "name": (str, "a name"),
-    "integers": (_integers, "whole numbers like 128,0"),
+    "integers": (lambda text: [int(part) for part in text.strip("()").split(",")], "whole numbers like 128,0"),
     "layers": (_layers, "a whole number or a list like ([0]*3+[1])*2, without blanks"),
-    "layers_spaced": (_layers_spaced, "a whole number or a list like ([0]*3+[1])*2"),
+    "layers_spaced": (
+        lambda text: _pattern(text.strip()) if "[" in text else int(text),
+        "a whole number or a list like ([0]*3+[1])*2",
+    ),
 }
 
 
@@ -407,6 +405,7 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
 
 def _after(reader: _Reader, index: int) -> str:
     """The message for a value that no flag takes; it names the flag before it."""
+    # The flag, or the loose word, that stands last before the value.
     before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None)
     if before is not None and before in reader.loose:
         return f"no flag takes it, because the word before it may hold flags: {reader.opaque.get(before)}"
@@ -419,7 +418,11 @@ def _unknown(option: str, version: str) -> str:
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
-    return f"{brief(option)}: unknown to Megatron {version}{_suggestion(option, version)}"
+    known = releases.flags(version)
+    # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).
+    longer = next((flag for flag in known if flag.startswith(option) and len(option) > len("--")), None)
+    meant = f"; did you mean {longer}? Flags may not be abbreviated" if longer else nearest(option, known)
+    return f"{brief(option)}: unknown to Megatron {version}{meant}"
 
 
 def _span(span: tuple[str, str]) -> str:
@@ -428,7 +431,3 @@ def _span(span: tuple[str, str]) -> str:
         return f"since {since}"
     return f"until {until}" if since == releases.KNOWN[0] else f"from {since} to {until}"
 
-
-def _suggestion(option: str, version: str) -> str:
-    longer = [known for known in releases.flags(version) if known.startswith(option) and len(option) > len("--")]
-    return f"; did you mean {longer[0]}? Flags may not be abbreviated" if longer else nearest(option, releases.flags(version))

@@ -15,8 +15,8 @@ Values = Mapping[str, Any]
 class Removed:
     """A flag that the newest parser no longer has, as Megatron-LM at `source` (a tag, or a month of its main branch) read it.
 
-    `says` turns its value (None if it took none) into today's arguments. `takes`: it took a value. A flag that sets nothing
-    today is left out for the reason in `note`.
+    `says` turns its value (None if it took none) into today's arguments. `takes` is true if it took a value. A flag that sets
+    nothing today is left out for the reason in `note`.
     """
 
     option: str
@@ -28,6 +28,7 @@ class Removed:
 
 
 def _full(method: str | None) -> Values:
+    # validate_args of 2022-05 fills in the same method and number of layers for the older flags.
     return {"recompute_granularity": "full", "recompute_method": method or "uniform", "recompute_num_layers": 1}
 
 
@@ -43,13 +44,9 @@ def _text(name: str) -> Callable[[str | None], Values]:
     return lambda text: {name: text}
 
 
-def _nothing(_: str | None) -> Values:
-    return {}
-
-
 def _gone(source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE) -> Iterator[Removed]:
     """Rows for flags that have no setting today."""
-    return (Removed(option, _nothing, source, takes, effect, note) for option in options)
+    return (Removed(option, _sets(), source, takes, effect, note) for option in options)
 
 
 DEFAULT = "it asks for today's default"
@@ -124,8 +121,14 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
         row = REMOVED.get(option) if place in extras or place in ended else None
         if row is None:
             continue
-        behind = words[place + 1] if place + 1 < len(words) and (place + 1 in extras or place in ended) else None
-        value = attached if tied else behind if row.takes else None
+        value = None
+        if tied:
+            value = attached
+        # A word that another flag has taken is not in `extras`, and is no value of this one.
+        elif row.takes and place + 1 < len(words) and (place + 1 in extras or place in ended):
+            value = words[place + 1]
+        # A flag without the value that it needs, or with one that it never took, is not the removed
+        # one.
         if row.takes is (value is not None):
             yield Meant(row, place, 1 + int(row.takes and not tied), value)
 
@@ -136,7 +139,8 @@ def joined(found: Sequence[Meant]) -> dict[str, Any]:
     A number of layers that was given wins over the 1 that a method implies; without any method it has no effect.
     """
     values: dict[str, Any] = {}
-    # A method sets three values, a number of layers one: sorted this way, the given number comes last and wins.
+    # A method sets three values, a number of layers one: sorted this way, the given number comes
+    # last and wins.
     for flag in sorted(found, key=lambda flag: len(flag.values), reverse=True):
         values |= flag.values
     if "recompute_num_layers" in values and "recompute_granularity" not in values:

@@ -43,6 +43,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
     """Read the given values of any source of Megatron: live object, mapping, flags, script, recipe or file in sections."""
     if cls := live.class_of(source):
         return live.read(source, cls, version)
+    # A mapping in Python takes the way of a file, so that both are read and refused alike.
     if isinstance(source, Mapping):
         check_nested(source, "mapping")
         source = Document(dict(source), {}, "mapping", name="mapping")
@@ -73,10 +74,13 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     except ConfigError as error:
         parsed, problems = error.part, (*problems, *error.problems)
     older = _older(parsed, words) if lenient else Older()
+    # Flags that the parser takes and Megatron then refuses are given only if they were not read as
+    # today's settings.
     given = {
         dest: value for dest, value in parsed.given.items() if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
     }
     given |= unwrapped(given)
+    # A flag of today wins over what a removed one means.
     values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
@@ -87,6 +91,8 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
     """A message for each word that only a run would tell and that may hold flags."""
     for path, index in parsed.opaque:
+        # A word that stands alone is listed as spelled, with its variable or command; others are
+        # listed by argument.
         if path.startswith(("$", "`")):
             line = f"line {words.lines[index]}: " if words.lines[index] else ""
             yield f"{line}{path} may hold flags: {words.opaque.get(index, 'it is not known')}"
@@ -95,11 +101,18 @@ def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
 def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings about the words."""
     yield from words.findings
-    yield from (_repeated(dest, _origin(spot, words)) for dest, spot in parsed.repeated)
-    yield from (_misread(dest, _origin(parsed.flags[dest], words)) for dest in parsed.misread if dest in parsed.flags)
+    for dest, spot in parsed.repeated:
+        message = "given more than once; Megatron keeps the last value and drops this one"
+        yield Finding(dest, message, Effect.NONE, True, origin=_origin(spot, words))
+    # A misread mention may have been left out since, for a later one that is not known.
+    for dest in filter(parsed.flags.__contains__, parsed.misread):
+        message = "the text means no, but Megatron's parser sets this to true for any text"
+        yield Finding(dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words))
     yield from (_meant(flag, words, given) for flag in older.found)
     yield from _unknown(parsed, words, older)
-    yield from (_foreign(dest, message, spot, words) for dest, message, spot in parsed.foreign)
+    # Values that are not among the choices, of arguments that no plan field needs.
+    for dest, message, spot in parsed.foreign:
+        yield Finding(dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words))
     yield from (_opaque(path, index, words) for path, index in parsed.opaque)
     yield from filter(None, (_spelled(dest, spot, words) for dest, spot in parsed.flags.items()))
 
@@ -120,6 +133,8 @@ class Older:
 def _older(parsed: flags.Parsed, words: Words) -> Older:
     """Flags of older releases among the words, read as today's settings."""
     ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
+    # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
+    # its value.
     extras = {*parsed.extras, *words.opaque}
     found = tuple(forks.meant(words.words, extras, ended))
     ConfigError.raise_if(filter(None, (_ill_typed(flag, words) for flag in found)))
@@ -153,11 +168,6 @@ def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding
     return Finding(option, f"{gone}; read as {read}", flag.row.effect, True, origin=origin)
 
 
-def _foreign(dest: str, message: str, spot: flags.Spot, words: Words) -> Finding:
-    """The finding on a value that is not among the choices, of an argument that no plan field needs."""
-    return Finding(dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words))
-
-
 def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
     """The finding on a text that only a run completes; it is kept as the script spells it."""
     places = range(spot.index, spot.index + spot.words)
@@ -171,8 +181,9 @@ def _needed() -> frozenset[str]:
     """Arguments that a plan needs."""
     from compat.megatron.rules import table
 
-    # A plan also has fields of which no number of the run depends (logs, saves), and details of the model's blocks, which
-    # a config may leave open. An unknown value of these is left out; an unknown value of any other is refused.
+    # A plan also has fields of which no number of the run depends (logs, saves), and details of the
+    # model's blocks, which a config may leave open. An unknown value of these is left out; an
+    # unknown value of any other is refused.
     by_the_way = frozenset(
         path
         for path, effect in EFFECTS.items()
@@ -194,6 +205,9 @@ def _fixed() -> frozenset[str]:
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
+    """The finding on a word that only a run would tell: a value, or a word that may hold flags."""
+    # `index` is that of the flag; the reason is listed under the first of its values that is not
+    # known.
     reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
     loose = path.startswith(("$", "`"))
     message = f"{reason}; flags that it may hold are left out" if loose else f"{reason}; this value is left out"
@@ -206,17 +220,6 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
     return Origin(words.lines[spot.index], spot.option)
 
 
-def _misread(dest: str, origin: Origin) -> Finding:
-    return Finding(
-        dest, "the text means no, but Megatron's parser sets this to true for any text", Effect.NUMBERS, True, origin=origin
-    )
-
-
-def _repeated(dest: str, origin: Origin) -> Finding:
-    message = "given more than once; Megatron keeps the last value and drops this one"
-    return Finding(dest, message, Effect.NONE, True, origin=origin)
-
-
 UNKNOWN = "Megatron's parser of this release does not know it; left out"
 
 
@@ -225,8 +228,11 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
     read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
     groups: list[list[int]] = []
     for index in sorted(set(parsed.extras) - read):
-        follows = groups and groups[-1][-1] == index - 1 and not words.words[index].startswith("--")
-        groups[-1].append(index) if follows else groups.append([index])
+        # A word right behind an unknown flag is taken for its value, unless it is a flag itself.
+        if groups and groups[-1][-1] == index - 1 and not words.words[index].startswith("--"):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
     yield from (_left_over([words.words[index] for index in group], words.lines[group[0]]) for group in groups)
 
 
@@ -243,7 +249,13 @@ def _left_over(group: Sequence[str], line: int | None) -> Finding:
 def words_of(document: Document, version: str, lenient: bool) -> Words:
     """Command-line words of a file: plain flags, a JSON list of words, or a recipe."""
     if isinstance(document.data, Script):
-        return _launched(document.data)
+        launch = launch_of(document.data)
+        # Flags that a shell runs as commands, because the line before them does not continue.
+        strays = [
+            Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in document.data.strays()
+        ]
+        found = (*strays, *assumed(document.data))
+        return Words(launch.texts, list(launch.lines), found, launch.opaque, launch.ranks, launch.loose)
     if isinstance(document.data, list):
         return _listed(document)
     args = document.data.get(RECIPE)
@@ -266,12 +278,6 @@ def is_launch(launch: Launch) -> bool:
 def launch_of(script: Script) -> Launch:
     """The command of a script that launches Megatron."""
     return script.launch(is_launch, "flags of Megatron")
-
-
-def _launched(script: Script) -> Words:
-    launch = launch_of(script)
-    strays = (Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in script.strays())
-    return Words(launch.texts, list(launch.lines), (*strays, *assumed(script)), launch.opaque, launch.ranks, launch.loose)
 
 
 def _listed(document: Document) -> Words:
@@ -316,7 +322,10 @@ def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -
     if isinstance(value, list | tuple):
         yield from (item if isinstance(item, str) else repr(item) for item in value)
     elif not isinstance(value, str):
+        # The text of the file, because a number such as 1e-5 is written in another way after it was
+        # read.
         yield spelling or repr(value)
+    # A value in parentheses, such as a layer pattern, stays one word, blanks and all.
     elif re.fullmatch(r"\(.*\)", value):
         yield value
     else:
@@ -324,7 +333,8 @@ def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -
 
 
 def _shell_words(value: str, many: bool) -> list[str]:
-    """The words of a value. A recipe's runner passes it to a shell: backslashes escape, lists are in brackets or have blanks."""
+    """The words of a value, which a recipe's runner passes to a shell."""
+    # Backslashes escape, and a list is in brackets or has blanks.
     bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
     if bracketed:
         return bracketed[1].replace(",", " ").split()
@@ -343,6 +353,8 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
     for key, spelling in document.strings.items():
         message = f"{spelling} is a number here and a string to YAML 1.1 loaders; write it with a point, such as 1.0e-6"
         yield Finding(str(key[-1]), message, Effect.NONE, True, origin=Origin(document.line(*key)))
+    # Arguments of further runs have keys that begin with MODEL_ARGS; in a file without it, all keys
+    # are arguments.
     for key in document.data if at else ():
         if key != RECIPE and key not in BESIDE and key.startswith(RECIPE):
             message = f"arguments of a further run; only {RECIPE} was read"
@@ -397,6 +409,7 @@ def yaml_line(option: str, *values: str, version: str) -> str:
         plain = all(re.fullmatch(r"[\w./:-]+", value) for value in values)
         return f"{option}: " + (_quoted(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quoted, values))}]")
     many = releases.flags(version)[option].nargs is not None
+    # The runner's shell must hand the word on unchanged.
     kept = _shell_words(values[0], many) == [values[0]]
     return f"{option}: {_scalar(values[0])}" if kept else f"{_quoted(f'{option}={values[0]}')}: true"
 

@@ -51,6 +51,7 @@ TYPES: Mapping[str, str] = {
 LAYERS = "_freq_type"
 """Suffix of functions that read a number, or a list with one number for each layer."""
 SPACED = "[0, 1]"
+"""A word that only functions which allow blanks accept."""
 FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 HELP = "help"
 
@@ -76,18 +77,19 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
 
 
 def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
-    groups = [group._group_actions for group in parser._mutually_exclusive_groups]  # argparse collects those of all sections here
+    # argparse collects the exclusive groups of all sections in the parser itself.
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups]
     exclusive = [[name for action in actions for name in action.option_strings] for actions in groups]
     for action in parser._actions:
         kind, turns = ACTIONS.get(type(action).__name__), _turns(action)
+        # What is not known here goes to a person, instead of becoming a wrong fact.
         if kind is None or (kind == "store" and turns is None):
             unread.append(f"{action.option_strings}: {type(action).__name__} of {getattr(action.type, '__qualname__', None)}")
             continue
         row = {"options": action.option_strings, "dest": action.dest, "action": kind}
         more = {"type": turns, "nargs": action.nargs, "choices": _choices(action)} if kind == "store" else {}
-        default = next(
-            other.default for other in parser._actions if other.dest == action.dest
-        )  # argparse takes the first default
+        # Of several flags that set one argument, argparse takes the default of the first.
+        default = next(other.default for other in parser._actions if other.dest == action.dest)
         others = [name for group in exclusive if action.option_strings[0] in group for name in group]
         more |= {"default": None if kind == HELP else plain(default)}
         more |= {"excludes": [name for name in others if name not in action.option_strings] or None}
@@ -123,21 +125,24 @@ def _enumeration(action: argparse.Action) -> type[Enum] | None:
 
 
 def _choices(action: argparse.Action) -> list[Any] | None:
-    if enumeration := _enumeration(action):
-        return sorted({*enumeration.__members__, *(word for word in _constants(action.type) if _reads(action.type, word))})
-    return None if action.choices is None else [plain(choice) for choice in action.choices]
-
-
-def _constants(turns: Any) -> list[str]:
-    """Words in a conversion function; it may accept them besides the members of the enumeration."""
-    found = turns.__code__.co_consts if isinstance(turns, FunctionType) else ()
-    parts = [part for one in found for part in (one if isinstance(one, tuple | frozenset) else (one,))]
-    return [part for part in parts if isinstance(part, str) and part.isidentifier()]
+    enumeration = _enumeration(action)
+    if enumeration is None:
+        return None if action.choices is None else [plain(choice) for choice in action.choices]
+    accepted = {*enumeration.__members__}
+    # A conversion function may accept words besides the members of the enumeration; they are
+    # constants of its code.
+    turns: Any = action.type
+    for constant in turns.__code__.co_consts if isinstance(turns, FunctionType) else ():
+        for part in constant if isinstance(constant, tuple | frozenset) else (constant,):
+            if isinstance(part, str) and part.isidentifier() and _reads(turns, part):
+                accepted.add(part)
+    return sorted(accepted)
 
 
 def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for group in parser._action_groups:
         title = str(group.title)
+        # An acronym such as RNG keeps its capitals.
         said = title if title[:2].isupper() else title[:1].lower() + title[1:]
         yield from ((action.dest, said) for action in group._group_actions if action.dest != HELP)
 

@@ -222,6 +222,7 @@ _SINGLE: Mapping[str, Why] = {dest: why for why, dests in SINGLE.items() for des
 
 
 def _why(dest: str, group: str) -> Why:
+    # The most specific reason wins: of the argument, of its prefix, of its group.
     if dest in _SINGLE:
         return _SINGLE[dest]
     return next((why for prefix, why in PREFIXES if dest.startswith(prefix)), GROUPS.get(group, GROUPS["config class"]))
@@ -233,7 +234,7 @@ def effect(dest: str) -> Effect:
 
 
 def rules(claimed: frozenset[str]) -> Iterator[Rule]:
-    """One row for each reason, with every argument of every release that is not in `claimed`."""
+    """One row for each reason, with every argument of any release that is not in `claimed`."""
     rows: dict[Why, list[str]] = {}
     for dest, group in options.groups().items():
         if dest not in claimed:

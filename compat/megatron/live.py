@@ -25,7 +25,8 @@ ACTIVATION = "activation_func"
 
 
 def class_of(source: Any) -> str | None:
-    """The class of `CLASSES` that `source` is an instance of, by name, so that megatron need not be there."""
+    """The class of `CLASSES` that `source` is an instance of; None if it is of neither."""
+    # By name, so that megatron is not imported to look at an object of something else.
     names = {cls.__name__ for cls in type(source).__mro__}
     return next((name for name in CLASSES if name in names), None)
 
@@ -36,6 +37,7 @@ def read(source: Any, cls: str, version: str) -> Reading:
     opaque = {name: value for name, value in held.items() if not is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
     plain = {name: _plain(value) for name, value in held.items() if name in known and (name not in opaque or name == ACTIVATION)}
+    # The object holds the default function, of which the class's facts have only the name.
     if plain.get(ACTIVATION) == named(known.get(ACTIVATION)):
         del plain[ACTIVATION]
     given = {options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()}
@@ -46,7 +48,8 @@ def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """The fields that must have been given: neither defaults nor derived from other fields."""
     silent = objects.from_fields({}, version, cls, check=False)
     said = {name: value for name, value in plain.items() if value != silent[name]}
-    # A field is dropped if the others lead to it; the last line restores whatever the remaining ones no longer give.
+    # A field is dropped if the others lead to it; the last line restores whatever the remaining
+    # ones no longer give.
     for name in list(said):
         rest = {other: value for other, value in said.items() if other != name}
         if objects.from_fields(rest, version, cls, check=False)[name] == said[name]:
@@ -74,12 +77,14 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
+    # The class has no such switch: query groups take effect as soon as their number is given.
     return {**arguments, "group_query_attention": "num_query_groups" in given}
 
 
 def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
     """Given values by field of the class; some fields have another name as argument or in later releases."""
     own = objects.from_fields({}, version, cls, check=False)
+    # Several fields of several releases go by one argument; the class has one of them.
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
     return {original.get(path, path): value for path, value in given.items()}
 
@@ -123,11 +128,10 @@ def model_parallel_config(config: MegatronConfig) -> Any:
     import torch
 
     cls: Any = megatron.core.ModelParallelConfig
+    # Fields that the class derives itself cannot be passed.
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     values = {**config.model_parallel, **{name: value for name, value in config.opaque.items() if value is not None}}
-    return cls(**{name: _dtype(value, torch) for name, value in values.items() if name in known})
-
-
-def _dtype(value: Any, torch: Any) -> Any:
-    named = isinstance(value, str) and value.startswith("torch.")
-    return getattr(torch, value.removeprefix("torch.")) if named else value
+    for name, value in values.items():
+        if isinstance(value, str) and value.startswith("torch."):  # a dtype, which configs hold by name
+            values[name] = getattr(torch, value.removeprefix("torch."))
+    return cls(**{name: value for name, value in values.items() if name in known})

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from bridge.moves import Move, Words, renamed, switched
 from compat.megatron.releases import MAIN
@@ -21,28 +19,33 @@ def _steps(given: Words) -> Words:
     growth = given["rampup_batch_size"]
     if len(growth) != 3 or not all(isinstance(number, int) for number in growth):
         return {}
+    # Megatron adds `increment` after each equal part of the samples, until the batch is full.
     start, increment, samples = growth
     count = (full - start) // increment if full and increment > 0 else 0
     if not length or count < 1 or (full - start) % increment or samples % count:
         return {}
-    each = samples // count * length
-    steps = (f"{_short(step * each)}:{start + step * increment}" for step in range(count + 1))
+    each = samples // count * length  # tokens of a part: a schedule counts tokens, a ramp samples
+    steps = (f"{_in_units(step * each)}:{start + step * increment}" for step in range(count + 1))
     return {"step_batch_size_schedule": " ".join(steps)}
 
 
-def _whole(words: Sequence[Any]) -> list[Any]:
-    """`words` with decimal text as numbers."""
-    return [int(word) if isinstance(word, str) and word.isdecimal() else word for word in words]
-
-
-def _short(tokens: int) -> str:
-    return next((f"{tokens // unit}{suffix}" for unit, suffix in UNITS if tokens and tokens % unit == 0), str(tokens))
+def _in_units(tokens: int) -> str:
+    """A number of tokens with the largest suffix that divides it."""
+    if tokens:
+        for unit, suffix in UNITS:
+            if tokens % unit == 0:
+                return f"{tokens // unit}{suffix}"
+    return str(tokens)
 
 
 def _growth(given: Words) -> Words:
     """A schedule of equal steps as `rampup_batch_size`; nothing if distances or increments differ."""
-    steps, length = _thresholds(given["step_batch_size_schedule"]), given.get("seq_length")
+    schedule, length = given["step_batch_size_schedule"], given.get("seq_length")
+    found = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
+    # (tokens, batch size) of each step, in order; none if the text has another form.
+    steps = sorted((_number(step[1]), _number(step[2])) for step in found if step) if all(found) else []
     each = {(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(steps)}
+    # A ramp starts at the first sample, and all its steps are alike.
     if not length or len(each) != 1 or steps[0][0]:
         return {}
     ((tokens, increment),) = each
@@ -52,19 +55,8 @@ def _growth(given: Words) -> Words:
     return {"rampup_batch_size": [steps[0][1], increment, samples], "global_batch_size": steps[-1][1]}
 
 
-def _thresholds(schedule: str) -> list[tuple[int, int]]:
-    """(tokens, batch size) of each step, in order; empty if the text has another form."""
-    steps = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
-    return sorted((_number(step[1]), _number(step[2])) for step in steps if step) if all(steps) else []
-
-
 def _number(text: str) -> int:
     return int(float(text.rstrip("TBMK")) * {suffix: unit for unit, suffix in UNITS}.get(text[-1], 1))
-
-
-def _listed(given: Words) -> Words:
-    modules = given["cuda_graph_scope"]
-    return {"cuda_graph_modules": modules if isinstance(modules, list) else [modules]}
 
 
 def _variant(given: Words, old: str, new: str) -> Words:
@@ -90,7 +82,11 @@ MOVES: tuple[Move, ...] = (
         "0.16.0",
         ("rampup_batch_size",),
         ("rampup_batch_size",),
-        lambda given: {"rampup_batch_size": _whole(given["rampup_batch_size"])},
+        lambda given: {
+            "rampup_batch_size": [
+                int(word) if isinstance(word, str) and word.isdecimal() else word for word in given["rampup_batch_size"]
+            ]
+        },
         lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
         source="arguments.py: text before 0.16, numbers since",
     ),
@@ -98,7 +94,11 @@ MOVES: tuple[Move, ...] = (
         "0.18.0",
         ("cuda_graph_scope",),
         ("cuda_graph_modules",),
-        _listed,
+        lambda given: {
+            "cuda_graph_modules": (
+                given["cuda_graph_scope"] if isinstance(given["cuda_graph_scope"], list) else [given["cuda_graph_scope"]]
+            )
+        },
         lambda given: {"cuda_graph_scope": given["cuda_graph_modules"]},
         "deprecated",
         "arguments.py, validate_args",

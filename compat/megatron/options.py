@@ -43,7 +43,12 @@ def groups() -> Mapping[str, str]:
     """Every argument and config field of every release, with its group in the parser's help."""
     found: dict[str, str] = _facts("groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
-    return MappingProxyType({**dict.fromkeys(_class_fields(), CLASS_ONLY), **derived, **found})
+    classes = (PARALLEL, "TransformerConfig")
+    names = {name for version in releases.KNOWN for cls in classes for name in releases.fields(version, cls)}
+    # Sorted, because the order of a set differs from run to run, and pages are made from this one.
+    fields = sorted(RENAMED.get(name, name) for name in names)
+    # Later mappings win: a field that any release has a flag for is in the group of the flag.
+    return MappingProxyType({**dict.fromkeys(fields, CLASS_ONLY), **derived, **found})
 
 
 @cache
@@ -57,17 +62,12 @@ def _facts(file: str) -> Any:
     return json.loads(resources.files(releases.__name__).joinpath(file).read_text("utf-8"))
 
 
-def _class_fields() -> list[str]:
-    classes = (PARALLEL, "TransformerConfig")
-    names = {name for version in releases.KNOWN for cls in classes for name in releases.fields(version, cls)}
-    return sorted(RENAMED.get(name, name) for name in names)
-
-
 @cache
 def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
     """The flags of a release by destination, in the order of its parser."""
     found: dict[str, list[Flag]] = {}
     for option, flag in releases.flags(version).items():
+        # The table has a flag once for each of its spellings.
         if option == flag.options[0]:
             found.setdefault(flag.dest, []).append(flag)
     return MappingProxyType({dest: tuple(own) for dest, own in found.items()})
@@ -126,18 +126,17 @@ def type_of(dest: str) -> str:
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     """The option and its values that set `dest` to `value` in a release; None if no flag can."""
-    return _plain(version, dest, value) if isinstance(value, str | int | float) else _option_for(version, dest, value)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _plain(version: str, dest: str, value: str | float) -> tuple[str, ...] | None:
-    """`_option_for` with a cache, for plain values; `typed` keeps True and 1 apart."""
-    return _option_for(version, dest, value)
+    # Lists cannot be keys of a cache.
+    return _cached(version, dest, value) if isinstance(value, str | int | float) else _option_for(version, dest, value)
 
 
 def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     lines = (_line(flag, value) for flag in by_dest(version).get(dest, ()))
     return next((line for line in lines if line is not None), None)
+
+
+_cached = lru_cache(maxsize=4096, typed=True)(_option_for)
+"""`_option_for` with a cache, for plain values; `typed` keeps True and 1 apart."""
 
 
 def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
@@ -146,6 +145,7 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
     options = {line[0].partition("=")[0] for line in chosen.values() if line}
     for option in sorted(options):
         for other in releases.flags(version)[option].excludes:
+            # Each of the two flags names the other; the problem is reported once.
             if other in options and option < other:
                 yield f"{option}: not allowed together with {other}; keep one of them"
 
@@ -158,20 +158,21 @@ def excluding(version: str) -> frozenset[str]:
 
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
     if flag.action != "store":
-        return _switch(flag, value)
+        if not isinstance(value, bool):
+            return None
+        if flag.action == "switch":  # its second option is --no-...
+            return (flag.options[0 if value else 1],)
+        return (flag.options[0],) if value is (flag.action == "true") else None
     many = flag.nargs is not None
     values = value if many and isinstance(value, list | tuple) else [value]
-    if None in values or not _fits(flag.nargs, len(values)):
+    if None in values or (isinstance(flag.nargs, int) and len(values) != flag.nargs):
+        return None
+    if not values and flag.nargs != "*":
         return None
     if flag.choices and any(item not in flag.choices for item in values):
         return None
     words = [_word(flag, item) for item in values]
     return _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
-
-
-def _fits(nargs: int | str | None, count: int) -> bool:
-    """Whether a flag with `nargs` accepts `count` values."""
-    return count == nargs if isinstance(nargs, int) else count > 0 or nargs == "*"
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
@@ -190,15 +191,9 @@ NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """Words that argparse takes for a negative number, not for an option."""
 
 
-def _switch(flag: Flag, value: Any) -> tuple[str, ...] | None:
-    if flag.action == "switch" and isinstance(value, bool):
-        return (flag.options[0 if value else 1],)
-    return (flag.options[0],) if isinstance(value, bool) and value is (flag.action == "true") else None
-
-
 def _word(flag: Flag, value: Any) -> str:
     if isinstance(value, bool):
-        return "true" if value else ""
+        return "true" if value else ""  # type=bool: only the empty text is false
     if isinstance(value, list | tuple):
         listed = ",".join(map(str, value))
         return f"[{listed}]" if flag.type.startswith("layers") else listed

@@ -16,11 +16,6 @@ def _stored(given: Mapping[str, Any]) -> bool:
     return bool(given.get("use_checkpoint_args"))
 
 
-def _drawn(given: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint or a hybrid layer pattern gives the number of layers."""
-    return _stored(given) or any(given.get(name) for name in ("hybrid_layer_pattern", "hybrid_override_pattern"))
-
-
 def _idle(given: Mapping[str, Any]) -> bool:
     """Whether the run only evaluates."""
     return bool(given.get("skip_train"))
@@ -29,7 +24,15 @@ def _idle(given: Mapping[str, Any]) -> bool:
 VALIDATE = "training/arguments.py: validate_args"
 NEEDS = (
     Need(("micro_batch_size",), REFUSED, VALIDATE),
-    Need(("num_layers", "encoder_num_layers"), REFUSED, VALIDATE, unless=_drawn),
+    # Each letter of a hybrid pattern is a layer, so the pattern gives their number.
+    Need(
+        ("num_layers", "encoder_num_layers"),
+        REFUSED,
+        VALIDATE,
+        unless=lambda given: (
+            _stored(given) or bool(given.get("hybrid_layer_pattern") or given.get("hybrid_override_pattern"))
+        ),
+    ),
     *(
         Need((name,), REFUSED, f"{VALIDATE}, required_args", unless=_stored)
         for name in ("hidden_size", "num_attention_heads", "max_position_embeddings")

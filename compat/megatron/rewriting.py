@@ -30,8 +30,11 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
     put, added = _changes(parsed, given, words.words, version)
     if not put and not added:
         return text
+    # New flags go behind the last flag. If they cannot stand there, as inside a branch of the
+    # script, an earlier place is tried.
     for anchor in sorted({spot.index + spot.words - 1 for spot in parsed.flags.values()}, reverse=True):
-        new = _edited(text, _pieces(text, like), put, added, anchor)
+        words_there = launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
+        new = _edited(text, words_there, put, added, anchor)
         if new is not None and _given(new, like, version) == dict(given):
             return new
     raise TranslationError(f"{like.name}: its words cannot be changed one by one; write flags or a new script")
@@ -45,7 +48,11 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
     for path in before.given:
         line = before.origins[path].line if path in before.origins else None
         if line and given.get(path) != before.given[path]:
-            put[line] = _value(path, given.get(path), like, version)
+            value = given.get(path)
+            if sections.kind(like.data):
+                put[line] = plain(value)
+            else:  # a flag that is removed takes its line with it
+                put[line] = _entry(path, value, like, version).partition(": ")[2] if value is not None else None
     lines = [origin.line for origin in before.origins.values() if origin.line]
     for path in given:
         if path not in before.given and lines:
@@ -71,17 +78,11 @@ def _entry(path: str, value: Any, like: Document, version: str) -> str:
     return yaml_line(*(options.option_for(version, path, value) or ()), version=version)
 
 
-def _value(path: str, value: Any, like: Document, version: str) -> str | None:
-    """The new value of a line; None for a flag that is removed."""
-    if sections.kind(like.data):
-        return plain(value)
-    return _entry(path, value, like, version).partition(": ")[2] if value is not None else None
-
-
 def plain(value: Any) -> str:
     """A value as every YAML loader reads it back."""
     if value is None:
         return "null"
+    # YAML 1.1 loaders take 1e-05 for text, and 1.0e-05 for a number.
     if isinstance(value, float) and "." not in repr(value).partition("e")[0]:
         return repr(value).replace("e", ".0e")
     return repr(value) if isinstance(value, bool | int | float) else json.dumps(value)
@@ -92,10 +93,6 @@ def _parsed(words: Words, version: str) -> flags.Parsed:
     return replace(parsed, given={**parsed.given, **unwrapped(parsed.given)})
 
 
-def _pieces(text: str, like: Document) -> Sequence[Pieces]:
-    return launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
-
-
 def _changes(
     parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
 ) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
@@ -103,17 +100,14 @@ def _changes(
     put: dict[Range, Sequence[str]] = {}
     for dest, spot in parsed.flags.items():
         place = spot.index, spot.index + spot.words
+        flag = releases.flags(version).get(spot.option)
         if dest not in given:
             put[place] = ()
-        elif given[dest] != parsed.given[dest] or not _known(spot.option, dest, version):
+        # The same value is written anew if the release spells the flag in another way.
+        elif given[dest] != parsed.given[dest] or flag is None or flag.dest != dest:
             put[place] = _line(dest, given[dest], words[slice(*place)], version)
     added = [_line(dest, value, (), version) for dest, value in given.items() if dest not in parsed.flags]
     return put, added
-
-
-def _known(option: str, dest: str, version: str) -> bool:
-    flag = releases.flags(version).get(option)
-    return flag is not None and flag.dest == dest
 
 
 def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
@@ -137,6 +131,7 @@ def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
     try:
         data = replace(like.data, text=text) if isinstance(like.data, Script) else load_words(text).data
         parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)
+        # An empty word among the unknown ones is what a removed flag left behind.
         return dict(parsed.given) if all(parsed.unknown) else None
     except BridgeError:
         return None

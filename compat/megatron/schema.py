@@ -36,17 +36,22 @@ TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 @cache
 def schema() -> type[Section]:
     """The pydantic class; built once from the tables of all releases."""
-    fields: dict[str, Any] = {dest.lstrip("_"): (_type(dest), _info(dest)) for dest in options.groups()}
+    said = options.descriptions()
+    # pydantic does not allow a name with a leading underscore, only an alias.
+    fields: dict[str, Any] = {
+        dest.lstrip("_"): (
+            _type(dest),
+            field(None, alias=dest if dest.startswith("_") else None, description=said.get(dest, "")),
+        )
+        for dest in options.groups()
+    }
     model: type[Section] = create_model("Megatron", __base__=Section, **fields)
     return model
 
 
-def _info(dest: str) -> Any:
-    """Description and alias of a field: pydantic does not allow a name with a leading underscore, only an alias."""
-    return field(None, alias=dest if dest.startswith("_") else None, description=options.descriptions().get(dest, ""))
-
-
 def _type(dest: str) -> Any:
+    # Every argument may be open. A type that only some releases' flags have is left to their
+    # parsers.
     if dest in SIZES:
         return Count | None
     kind = options.type_of(dest)

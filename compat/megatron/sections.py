@@ -13,7 +13,8 @@ from bridge.files import Document
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.megatron import options, releases
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, run, select
+from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, run, select
+from compat.megatron.arguments.training import feed_forward_width, params_dtype
 
 YAML_CFG, CONTAINER = "yaml_cfg", "container"
 """Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
@@ -21,6 +22,7 @@ MODEL, PARALLEL = "language_model", "model_parallel"
 CONTAINED = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "validation", "checkpoint", "logger", "rng", "dist")
 """Sections of a container whose fields are arguments, some under other names (training/config/container.py)."""
 CLASSES = ("ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")
+# Keys with which Hydra builds objects from a file. They are never followed here.
 HYDRA = ("_target_", "_call_", "_partial_", "_args_", "_recursive_", "_convert_")
 RENAMED = {**options.RENAMED, "sequence_length": "seq_length"}
 LOADED = ("bias_swiglu_fusion", "init_method", "output_layer_init_method", "gated_linear_unit", "embedding_init_method")
@@ -35,6 +37,8 @@ def kind(data: Any) -> str | None:
     if isinstance(data.get(MODEL), Mapping) and isinstance(data.get(PARALLEL), Mapping):
         return YAML_CFG
     target = str(data.get("_target_", ""))
+    # Other files have a `model` section too; two of three sections beside the class's name are
+    # proof enough.
     sections = sum(isinstance(data.get(name), Mapping) for name in ("model", "train", "optimizer"))
     return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
 
@@ -70,6 +74,8 @@ class _Reader:
         if values is not None and not isinstance(values, Mapping):
             self.problems.append(f"{self.place(name)}{name}: found {shown(values)}; expected a mapping")
             return
+        # A container has every field of classes that Megatron-LM has no arguments for; in a
+        # --yaml-cfg file, such a key is a mistake.
         strange = [key for key, value in (values or {}).items() if value is not None and not self.entry_of(name, key, value)]
         if strange and self.entry == CONTAINER:
             message = f"Megatron-LM has no arguments {', '.join(strange)}; they are left out"
@@ -81,6 +87,7 @@ class _Reader:
         """Take one key; False if Megatron has no argument for it."""
         if key == "activation_func":
             return self.activation(value)
+        # Hydra's keys and those that only the loader reads are taken and hold no argument.
         dest = RENAMED.get(key, key)
         if key in HYDRA or key in LOADED or dest not in options.groups():
             return key in HYDRA or key in LOADED
@@ -91,6 +98,7 @@ class _Reader:
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
         """Take a value if it has the type of its argument, else note the problem."""
         wanted = options.type_of(dest)
+        # A flag of several values has no single type; the field of the class may have one.
         if wanted == "any":
             wanted = _type_in_class(self.version, key)
         fits = TYPES.get(wanted, lambda _: True)(value)
@@ -144,7 +152,7 @@ WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 
 
 def _type_in_class(version: str, key: str) -> str:
-    """Type name of a field without a flag, as its class declares it; `any` unless it is a bool or a number."""
+    """The type of a field without a flag, as its class declares it, by name; `any` unless it is a bool or a number."""
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
     declared = next((field.type for field in fields if field is not None), "any")
     plain = declared.removeprefix("Optional[").removesuffix("]")
@@ -153,6 +161,8 @@ def _type_in_class(version: str, key: str) -> str:
 
 def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
     """The arguments that validate_yaml, or the container's classes, make of `given`. Raises `ConfigError` with every refusal."""
+    # A container starts from the defaults of its classes; --yaml-cfg requires every field in the
+    # file.
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
     values = Namespace(releases.defaults(version).copy(), defaults, given, {"world_size": world_size})
     run(select(STEPS, version), values)
@@ -164,10 +174,6 @@ def _class_defaults(version: str) -> Iterator[tuple[str, Any]]:
         for field in releases.fields(version, name).values():
             if field.default is None or isinstance(field.default, bool | int | float):
                 yield RENAMED.get(field.name, field.name), field.default
-
-
-def _split(a: Namespace) -> bool:
-    return bool(a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size))
 
 
 def _sizes(a: Namespace) -> None:
@@ -184,21 +190,16 @@ def _virtual(a: Namespace) -> None:
     a.overlap_p2p_comm = bool(a.overlap_p2p_comm and a.virtual_pipeline_model_parallel_size)
 
 
-def _precision(a: Namespace) -> None:
-    a.params_dtype = "torch.bfloat16" if a.bf16 else "torch.float16" if a.fp16 else "torch.float32"
-    a.accumulate_allreduce_grads_in_fp32 = bool(a.accumulate_allreduce_grads_in_fp32 or a.bf16)
-
-
 def _shape(a: Namespace) -> None:
     if a.ffn_hidden_size is None and a.hidden_size:
-        a.ffn_hidden_size = int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else 4 * a.hidden_size
+        a.ffn_hidden_size = feed_forward_width(a)
     if a.kv_channels is None and a.hidden_size and a.num_attention_heads:
         a.kv_channels = a.hidden_size // a.num_attention_heads
     a.sequence_parallel = bool(a.sequence_parallel and a.tensor_model_parallel_size > 1)
 
 
 def _positive(name: str, optional: bool = False) -> Step:
-    """A check of a size by which later steps divide; if it fails, they are not taken."""
+    """A check of a size by which later steps divide; after a refusal they are not taken."""
 
     def fails(a: Namespace) -> bool:
         value = getattr(a, name)
@@ -212,7 +213,13 @@ SPLITS = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_s
 UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context parallel size does not divide; use a multiple"
 STEPS: tuple[Step, ...] = (
     *map(_positive, (*SPLITS, "expert_model_parallel_size")),
-    check(PLACE, _split, UNSPLIT, last=True),
+    # No experts in this product: validate_yaml does not look at the expert grid.
+    check(
+        PLACE,
+        lambda a: a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size),
+        UNSPLIT,
+        last=True,
+    ),
     check(PLACE, lambda a: a.micro_batch_size is None, "micro_batch_size: missing; Megatron needs it", last=True),
     _positive("micro_batch_size"),
     _positive("global_batch_size", optional=True),
@@ -237,7 +244,15 @@ STEPS: tuple[Step, ...] = (
         "overlap_param_gather: needs use_distributed_optimizer and overlap_grad_reduce; set both",
     ),
     excludes("fp16", "bf16", PLACE),
-    derive(PLACE, _precision),
+    derive(PLACE, computed("params_dtype", params_dtype)),
+    # validate_yaml knows no gradients in bf16: with bf16 it always accumulates them in fp32.
+    derive(
+        PLACE,
+        computed(
+            "accumulate_allreduce_grads_in_fp32",
+            lambda a: bool(a.accumulate_allreduce_grads_in_fp32 or a.bf16),
+        ),
+    ),
     check(
         PLACE,
         lambda a: a.train_iters and (a.train_samples or a.lr_decay_samples or a.lr_warmup_samples),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,11 +22,13 @@ from compat.megatron.schema import SIZES
 Groups = SearchStrategy[Group]
 
 FLAGS = "flags"
+# Flags more often than config objects: most users have a launch script.
 ENTRIES = (FLAGS,) * 6 + (PARALLEL, TRANSFORMER, TRANSFORMER)
 AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 TENSOR, PIPELINE, CONTEXT = AXES
 TRUE = st.just(True)
 SMALL = st.integers(1, 8)
+# Microbatches of a step; 0 leaves the global batch size open.
 STEPS = st.sampled_from((0, 1, 0, 2, 3, 4, 0, 8, 12))
 RATE = st.floats(1e-6, 1e-2)
 POWER = st.integers(1, 20).map(lambda power: 2.0**power)
@@ -44,6 +46,8 @@ def _has(version: str, dest: str) -> bool:
     return dest in options.by_dest(version)
 
 
+# The parts of a generated config are groups: settings that each release accepts together. `must`
+# are always there, `may` are drawn.
 def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None) -> Groups:
     return st.fixed_dictionaries(dict(must), optional=dict(may or {}))
 
@@ -64,6 +68,8 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
+    # Each axis takes a divisor of the ranks that are left. In a drawn order, so that none always
+    # comes first.
     for axis in draw(st.permutations(AXES)):
         sizes[axis] = draw(st.sampled_from([size for size in divisors(left) if size <= 8]))
         left //= sizes[axis]
@@ -73,6 +79,7 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
 def _fields(group: Group, case: Case) -> Group:
     """The settings of a group that a config class has; with a pipeline, the class needs pipeline_dtype."""
     own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
+    # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
         own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
     piped = own.get(PIPELINE, 1) > 1
@@ -80,6 +87,7 @@ def _fields(group: Group, case: Case) -> Group:
 
 
 def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
+    # A global batch is a multiple of micro x data-parallel size, or Megatron refuses it.
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
     micro, steps = draw(SMALL), draw(STEPS)
     data = (case.world_size or ranks) // ranks
@@ -90,6 +98,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """Widths that the tensor parallel size divides, lengths that the context parallel size divides; or all of them open."""
     if draw(st.booleans()):
         return {}
+    # Each context rank holds two chunks of the sequence, hence the factor 2.
     heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
     shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
     grouped = {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
@@ -101,15 +110,12 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
     """A number of layers, and one of the release's ways to spread them over stages."""
-    counts = {name: draw(st.integers(1, 4)) for name in ("virtual", "each", "first", "last")}
-    return FORMS[draw(st.sampled_from(_forms(case.version, ranks > 1)))](ranks, **counts)
-
-
-@cache
-def _forms(version: str, piped: bool) -> tuple[str, ...]:
-    since = [form for form, dest in SINCE.items() if _has(version, dest)]
+    counts = [draw(st.integers(1, 4)) for _ in ("virtual", "each", "first", "last")]
+    since = [form for form, dest in SINCE.items() if _has(case.version, dest)]
+    # Virtual stages twice: they are what most launches of several stages have.
     forms = ["open", "encoder", "even", "virtual", "virtual", "per_stage", *since]
-    return tuple(form for form in forms if piped or form in ("open", "encoder", "even", "ends", "hybrid"))
+    unpiped = ("open", "encoder", "even", "ends", "hybrid")
+    return FORMS[draw(st.sampled_from([form for form in forms if ranks > 1 or form in unpiped]))](ranks, *counts)
 
 
 SINCE = {
@@ -121,38 +127,21 @@ SINCE = {
 """Ways to spread layers that only some releases have, with the flag that shows it."""
 
 
-def _open(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    return {}
-
-
-def _encoder(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    return {"encoder_num_layers": ranks * virtual * each}
-
-
-def _even(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    return {"num_layers": ranks * virtual * each}
-
-
-def _virtual(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    return {"num_layers": ranks * virtual * each, "num_virtual_stages_per_pipeline_rank": virtual}
-
-
-def _per_stage(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    return {"num_layers": ranks * virtual * each, "num_layers_per_virtual_pipeline_stage": each}
-
-
 def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """Embedding, loss or both count as a layer."""
     embedding, loss = first > 1, last > 1
     ends = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
+    # With the layers that the ends count as, each stage has `each + 1`.
     layers = ranks * (each + 1) - int(embedding) - int(loss)
-    return {"num_layers": max(1, layers), **{path: True for path, on in ends.items() if on and layers > 0}}
+    if layers <= 0:
+        return {"num_layers": 1}
+    return {"num_layers": layers, **{path: True for path, on in ends.items() if on}}
 
 
 def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """First and last ranks with their own number of layers; each count is a multiple of the virtual stages."""
     own = {"decoder_first_pipeline_num_layers": virtual * first, "decoder_last_pipeline_num_layers": virtual * last}
-    own = dict(list(own.items())[: ranks - 1])
+    own = dict(list(own.items())[: ranks - 1])  # at least one rank is left for the rest
     interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
     return {"num_layers": sum(own.values()) + virtual * each * (ranks - len(own)), **own, **interleaved}
 
@@ -162,22 +151,27 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
     return {"num_layers": sum(counts), "pipeline_model_parallel_layout": stages.layout_of(counts)}
 
 
-def _hybrid(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """One letter for each layer, and a bar between stages."""
-    stages_ = ranks * virtual if ranks > 1 else 1
-    return {"hybrid_layer_pattern": "|".join(["M*-M"[:first] * each] * stages_)}
-
-
-FORMS = {
-    "open": _open,
-    "encoder": _encoder,
-    "even": _even,
-    "virtual": _virtual,
-    "per_stage": _per_stage,
+# Ways to spread layers, each a function of the pipeline ranks, the virtual stages of a rank, the
+# layers of a stage, and those of the first and the last one.
+FORMS: Mapping[str, Callable[[int, int, int, int, int], Group]] = {
+    "open": lambda ranks, virtual, each, first, last: {},
+    "encoder": lambda ranks, virtual, each, first, last: {"encoder_num_layers": ranks * virtual * each},
+    "even": lambda ranks, virtual, each, first, last: {"num_layers": ranks * virtual * each},
+    "virtual": lambda ranks, virtual, each, first, last: {
+        "num_layers": ranks * virtual * each,
+        "num_virtual_stages_per_pipeline_rank": virtual,
+    },
+    "per_stage": lambda ranks, virtual, each, first, last: {
+        "num_layers": ranks * virtual * each,
+        "num_layers_per_virtual_pipeline_stage": each,
+    },
     "ends": _ends,
     "uneven": _uneven,
     "layout": _layout,
-    "hybrid": _hybrid,
+    # One letter for each layer, and a bar between stages.
+    "hybrid": lambda ranks, virtual, each, first, last: {
+        "hybrid_layer_pattern": "|".join(["M*-M"[:first] * each] * (ranks * virtual if ranks > 1 else 1))
+    },
 }
 
 
@@ -239,13 +233,9 @@ def _recompute(version: str) -> Groups:
     )
 
 
-@cache
-def _sequence(version: str) -> Groups:
-    return st.sampled_from(({}, {"sequence_parallel": True}))
-
-
 def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     """Experts with expert parallelism; some releases require sequence parallelism with them."""
+    # 0 twice: most models have no experts. The expert grid has as many stages as the model's.
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
     experts = {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
@@ -266,23 +256,21 @@ def _optimizer(version: str) -> Groups:
 @cache
 def _schedule(version: str) -> Groups:
     """A learning rate and its schedule, counted in iterations or in samples; WSD with the length of its decay."""
-    style = {"lr_decay_style": st.sampled_from(SHAPES)}
-    common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), **style}
+    # min_lr lies below every rate that is drawn, since Megatron refuses one above it.
+    common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), "lr_decay_style": st.sampled_from(SHAPES)}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
-    counted = st.one_of([_counted(unit, common, warmup, count) for unit in ("iters", "samples")])
-    return counted | st.one_of([_wsd(version, unit, {"lr": RATE, "min_lr": common["min_lr"]}) for unit in ("iters", "samples")])
-
-
-def _wsd(version: str, unit: str, common: Mapping[str, Any]) -> Groups:
-    length = {f"train_{unit}": st.integers(100, 10**6), f"lr_wsd_decay_{unit}": st.integers(0, 100)}
     styles = next(flag.choices for flag in options.by_dest(version)["lr_wsd_decay_style"])
-    return _group({"lr_decay_style": st.just("WSD"), **length}, {**common, "lr_wsd_decay_style": st.sampled_from(styles)})
-
-
-def _counted(unit: str, common: Mapping[str, Any], warmup: Mapping[str, Any], count: SearchStrategy[int]) -> Groups:
-    train, decay = {f"train_{unit}": count}, {**common, f"lr_decay_{unit}": count}
-    by_fraction = _group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay)
-    return by_fraction | _group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)})
+    found: list[Groups] = []
+    for unit in ("iters", "samples"):  # a launch counts everything in one of them
+        train, decay = {f"train_{unit}": count}, {**common, f"lr_decay_{unit}": count}
+        # The warmup is a fraction of the decay or a length, never both.
+        found.append(_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
+        found.append(_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)}))
+    for unit in ("iters", "samples"):
+        length = {f"train_{unit}": st.integers(100, 10**6), f"lr_wsd_decay_{unit}": st.integers(0, 100)}
+        rest = {"lr": RATE, "min_lr": common["min_lr"], "lr_wsd_decay_style": st.sampled_from(styles)}
+        found.append(_group({"lr_decay_style": st.just("WSD"), **length}, rest))
+    return st.one_of(found)
 
 
 @cache
@@ -293,14 +281,9 @@ def _offload(version: str) -> Groups:
     return st.just({}) | st.just({}) | (cpu | dtypes).map(lambda group: {**aware, **group})
 
 
-@cache
-def _fp8(version: str) -> Groups:
-    return st.just({}) | st.just({}) | _group({"fp8": st.sampled_from(("e4m3", "hybrid"))})
-
-
-@cache
-def _order(version: str) -> Groups:
-    return st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))
+def _same(groups: Groups) -> Callable[[str], Groups]:
+    """A choice that is the same for every release."""
+    return lambda version: groups
 
 
 # The model
@@ -382,7 +365,12 @@ def _elsewhere(version: str) -> Groups:
 
 
 CHOICES = (
-    *(_precision, _sequence, _sharding, _recompute, _optimizer, _schedule, _offload, _fp8, _order),
+    _precision,
+    _same(st.sampled_from(({}, {"sequence_parallel": True}))),
+    *(_sharding, _recompute, _optimizer, _schedule, _offload),
+    # What most launches leave alone is drawn less often.
+    _same(st.just({}) | st.just({}) | _group({"fp8": st.sampled_from(("e4m3", "hybrid"))})),
+    _same(st.sampled_from(({}, {}, {"use_tp_pp_dp_mapping": True}))),
     *(_positions, _block, _router, _elsewhere),
 )
 
@@ -445,12 +433,10 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     if case.entry != FLAGS:
         return _of_field(case.version, _named(case.version, case.entry)[path])
     drawn = st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
-    return drawn.map(_unwrapped) if path in UNWRAPPED else drawn
-
-
-def _unwrapped(value: Any) -> Any:
-    """A list of one as that one, which is what is read."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+    if path not in UNWRAPPED:
+        return drawn
+    # A list of one is read as its element, so the element is drawn.
+    return drawn.map(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
 
 
 EXCHANGES = st.sampled_from(("p2p", "a2a", "allgather", "a2a+p2p"))
@@ -492,6 +478,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "yarn_original_max_position_embeddings"), COUNT),
     "mtp_num_layers": st.integers(0, 3),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
+    # Divides the eval_global_batch_size that BESIDE sets, on any number of ranks that is drawn.
     "eval_micro_batch_size": SMALL,
     "gtp_remat_opt_in_modules": st.just(["moe_latent_proj"]),
 }
@@ -514,6 +501,7 @@ def _of_flag(flag: Flag) -> SearchStrategy[Any]:
     one = st.sampled_from(flag.choices) if flag.choices else TEXTS.get(flag.type, words())
     if flag.nargs is None:
         return one
+    # `*` and `+`: one to three values.
     count = flag.nargs if isinstance(flag.nargs, int) else None
     return st.lists(one, min_size=count or 1, max_size=count or 3)
 
@@ -534,6 +522,7 @@ def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
     text = next(fields[name].type for fields in classes if name in fields)
     if literal := re.search(r"Literal(\[.*?\])", text):
         return st.sampled_from(ast.literal_eval(literal[1]))
+    # The text of a callable names types too: Callable[[int], float].
     base = None if "Callable" in text else re.search(r"\b(bool|int|float|str|torch\.dtype)\b", text)
     if base is None:
         return None
@@ -627,6 +616,8 @@ BESIDE: Mapping[str, Group] = {
     "mtp_num_layers": {},
     "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
     "overlap_param_gather_with_optimizer_step": STEPWISE,
+    # A multiple of every global batch size that is drawn: 840 and 27720 are the least common
+    # multiples of 1 to 8 and of 1 to 12.
     "perform_rl_step": {"grpo_prompts_per_step": 840 * 27720 * 192},
     "replication": LOCAL,
     "retro_add_retriever": {"train_samples": 1000},

@@ -18,30 +18,28 @@ def _no_fsdp(args: Seen) -> bool:
     return not (args["use_megatron_fsdp"] or args["use_custom_fsdp"])
 
 
-def _not_dynamic(args: Seen) -> bool:
-    return not args["fp16"] or bool(args["loss_scale"])
+CHANGING = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
+"""Arguments that change the batch size during a run; other code of Megatron checks its sizes then."""
 
 
-def _uneven(args: Seen) -> bool:
-    """Whether a fixed global batch size does not divide; a batch size that changes is checked by other code of Megatron."""
+def _rest(args: Seen) -> int:
+    """The samples of a fixed global batch that are left over, if it is cut into microbatches of all ranks."""
     whole, micro, ranks = (args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
-    fixed = not any(args[name] for name in ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule"))
-    return bool(fixed and whole and micro and ranks and whole % (micro * ranks))
+    if any(args[name] for name in CHANGING) or not (whole and micro and ranks):
+        return 0
+    return int(whole % (micro * ranks))
 
 
 def _horizon(args: Seen) -> tuple[float, float] | None:
     """Length of warmup and of decay, both in steps or both in samples; None if the decay has no length."""
+    # As get_optimizer_param_scheduler does: iterations first, and training's length if the decay
+    # has none.
     unit = "iters" if args["train_iters"] else "samples"
     decay = args[f"lr_decay_{unit}"] or args[f"train_{unit}"]
     if not decay:
         return None
     share = args["lr_warmup_fraction"]
     return (args[f"lr_warmup_{unit}"] or 0) if share is None else share * decay, decay
-
-
-def _warms_up_for_ever(args: Seen) -> bool:
-    found = _horizon(args)
-    return found is not None and found[0] >= found[1]
 
 
 SECOND: Mapping[str, object] = {
@@ -105,7 +103,12 @@ TRAPS = Checks(
         "distributed/fsdp; NVIDIA/Megatron-LM#1641",
     ),
     *(
-        _given(path, _not_dynamic, "has no effect without fp16 and dynamic loss scaling", "optimizer/__init__.py: grad scaler")
+        _given(
+            path,
+            lambda args: not args["fp16"] or bool(args["loss_scale"]),
+            "has no effect without fp16 and dynamic loss scaling",
+            "optimizer/__init__.py: grad scaler",
+        )
         for path in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     ),
     _given(
@@ -148,7 +151,8 @@ TRAPS = Checks(
     ),
     Check(
         "lr_warmup_iters",
-        _warms_up_for_ever,
+        # None: nothing to compare. What the launch then lacks is named by `missing`.
+        lambda args: (found := _horizon(args)) is not None and found[0] >= found[1],
         "the learning rate's warmup is at least as long as its decay: training stops at the start; shorten the warmup, or"
         " set a longer --lr-decay-iters or --lr-decay-samples",
         Effect.STOPS,
@@ -171,7 +175,7 @@ TRAPS = Checks(
     ),
     Check(
         "global_batch_size",
-        _uneven,
+        lambda args: _rest(args) > 0,
         "found {global_batch_size}, which is not a multiple of micro_batch_size ({micro_batch_size}) x data_parallel_size"
         " ({data_parallel_size}): training stops at the start; change one of them, or add --decrease-batch-size-if-needed",
         Effect.STOPS,

@@ -15,7 +15,9 @@ from bridge.errors import ConfigError
 from bridge.releases import Releases
 
 
+@cache
 def _table(file: str) -> Any:
+    # Parsed once: flags.json holds the flags of all releases.
     return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
 
 
@@ -76,6 +78,7 @@ def defaults(version: str) -> MappingProxyType[str, Any]:
 
     Use its `copy` method, which takes a tenth of the time of `dict(...)`.
     """
+    # --help has no value in the parsed arguments.
     return MappingProxyType({flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"})
 
 
@@ -92,25 +95,16 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
 @cache
 def spans(option: str) -> tuple[tuple[str, str], ...]:
     """First and last release of each run of releases that have a flag; empty if none has it."""
-    having = [version for version in KNOWN if option in flags(version)]
-    return tuple(_runs([KNOWN.index(version) for version in having]))
-
-
-def _runs(places: list[int]) -> Iterator[tuple[str, str]]:
-    starts = [place for place in places if place - 1 not in places]
-    ends = [place for place in places if place + 1 not in places]
-    yield from ((KNOWN[start], KNOWN[end]) for start, end in zip(starts, ends, strict=True))
+    having = {place for place, version in enumerate(KNOWN) if option in flags(version)}
+    # A flag may go and come again, so there can be several runs. Each has one start and one end.
+    starts = sorted(place for place in having if place - 1 not in having)
+    ends = sorted(place for place in having if place + 1 not in having)
+    return tuple((KNOWN[start], KNOWN[end]) for start, end in zip(starts, ends, strict=True))
 
 
 def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:
-    RELEASES.place(version)
-    return (row for row in _load(file) if RELEASES.within(version, row.get("since", ""), row.get("until", "")))
-
-
-@cache
-def _load(file: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _table(file)
-    return rows
+    RELEASES.place(version)  # raises for a release that is not known
+    return (row for row in _table(file) if RELEASES.within(version, row.get("since", ""), row.get("until", "")))
 
 
 def _flag(row: Mapping[str, Any]) -> Flag:
@@ -127,5 +121,6 @@ def _flag(row: Mapping[str, Any]) -> Flag:
 
 
 def _field(row: Mapping[str, Any]) -> Field:
+    # JSON has no infinity, so the file has the text of the expression.
     default = inf if row["default"] == "float('inf')" else row["default"]
     return Field(row["name"], row["type"], default, row.get("init", True))
