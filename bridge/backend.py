@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bridge.engine.rows import Rows
+    from bridge.state.groups import Row
     from bridge.state.hub import Hub
 
     Batch = tuple[Tensor, Tensor]
@@ -40,7 +41,8 @@ class Workload:
     `micro` counts where the config leaves the microbatch open. With a `folder` it is the model of Hugging Face that the
     config.json there describes, and `architecture` says no more than the words and tokens of its samples; `model` is then what a
     plan says of it, for stacks that bring a model of their own, and `first` its weights under the native names. With `rows` these
-    are the samples, and nothing is dropped at random.
+    are the samples, and nothing is dropped at random. `groups` are those of the script's optimizer, as in the file that `move`
+    writes (`bridge.state.groups`), where the config does not say them; a stack whose groups are its own passes them by.
     """
 
     architecture: Architecture
@@ -50,6 +52,7 @@ class Workload:
     folder: Path | None = None
     first: Mapping[str, Tensor] | None = None
     rows: Rows | None = None
+    groups: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

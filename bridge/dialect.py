@@ -97,7 +97,8 @@ class Saves:
     """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
     number format of its weights; whether its schedule counts samples. `schedule` is the state of a scheduler that the run's
     script makes as a plan means it, `instead` what the config has to say otherwise (None: nothing), and `findings` what
-    that does; `client` is what its own script would have saved beside, where the checkpoint has none.
+    that does; `client` is what its own script would have saved beside, where the checkpoint has none, and `config` what it has
+    as its config.
     """
 
     format: str
@@ -109,6 +110,7 @@ class Saves:
     client: Mapping[str, Any] = field(default_factory=dict)
     instead: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,12 @@ class Dialect(ABC):
     """Names that they have where the native engine trains the model that its config describes."""
     scheduled: ClassVar[tuple[str, ...]] = ()
     """Settings of an optimizer that its scheduler sets in each step by the config, whatever a checkpoint has."""
+    grouping: ClassVar[bool] = False
+    """Whether a script of its users builds the optimizer's groups, any groups of parameters; else the stack makes its own."""
+    scoped: ClassVar[bool] = True
+    """Whether its optimizer, where it goes on from a checkpoint, spares what the config takes out of weight decay."""
+    spared: ClassVar[tuple[str, ...]] = ()
+    """Words of `--code` that say of a script what no file does: biases and norms are in a group without weight decay."""
     by_place: ClassVar[bool] = False
     """Whether its own checkpoints find parameters by their place in the optimizer's groups, of which another stack has others."""
 
@@ -242,13 +250,18 @@ class Dialect(ABC):
         """The names that parameters have in a run of `config`; None: those of the model that its script brings."""
         return None
 
-    def resuming(self, written: Written, folder: str) -> Written:
-        """`written` with the words by which its run goes on from the checkpoint in `folder`."""
+    def grouped(self, file: str) -> Mapping[str, Any]:
+        """Settings by which a config says that its script builds the optimizer's groups from `file`."""
+        return {}
+
+    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
+        """`written` with the words by which its run goes on from the checkpoint in `folder`, with the groups of a file."""
         return written
 
-    def natively(self, written: Written, world: int, folder: str) -> Written:
-        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`."""
-        launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder)
+    def natively(self, written: Written, world: int, folder: str, groups: str = "") -> Written:
+        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`, with the groups of a file."""
+        told = ("--groups", groups) if groups else ()
+        launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told)
         return replace(written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"})
 
     @property

@@ -638,6 +638,10 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--resume", metavar="DIR", help="Continue from the latest checkpoint there, of any layout."),
     ] = None,
+    groups: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--groups", metavar="FILE", help="Groups of parameters with settings of their own, as `move` writes them."),
+    ] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
     trace: Annotated[
         Optional[Path],  # noqa: UP045
@@ -665,7 +669,7 @@ def train(
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
-    return train(job, Options(steps, known, data, fit, save, resume, deterministic, watch, engine, silence, timeout))
+    return train(job, Options(steps, known, data, fit, save, resume, groups, deterministic, watch, engine, silence, timeout))
 
 
 @app.command(help=VERIFY, short_help="Run a config and its translation side by side, and say if they are the same run.")

@@ -70,6 +70,7 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
     def work() -> int:
         from bridge import report
         from bridge.state import formats
+        from bridge.state.tagged import encoded
 
         format, place = formats.found(folder, name)
         if check:
@@ -80,7 +81,8 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
             hub = formats.doubted(format, place, hub)
         code = report.exit_of(hub.findings)
         if as_json:
-            print_json({**_about(hub, place), **({"tensors": list(_rows(hub))} if tensors else {}), "exit_code": code})
+            rows = {"tensors": list(_rows(hub))} if tensors else {}
+            print_json({**encoded(_about(hub, place)), **rows, "exit_code": code})
         else:
             _tell(hub, place, tensors, check)
         return code
@@ -334,6 +336,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
 
     def work() -> int:
         from bridge.state import formats
+        from bridge.state.tagged import encoded
 
         one, other = formats.read(first), formats.read(second)
         with progress.told("the tensors"):
@@ -343,7 +346,8 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         code = _exit(verdicts, runs)
         if as_json:
             rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
-            print_json({"verdicts": dict(verdicts), "run": runs, "differ": rows, "exit_code": code})
+            pairs = {key: list(map(encoded, pair)) for key, pair in runs.items()}
+            print_json({"verdicts": dict(verdicts), "run": pairs, "differ": rows, "exit_code": code})
         else:
             _tell_lines(lines, verdicts, runs)
         return code
@@ -368,7 +372,7 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
     if one.scale and other.scale:
         pairs |= {f"scale.{key}": (value, vars(other.scale)[key]) for key, value in vars(one.scale).items()}
     # A stack keeps its own arguments there too, which say how a run was launched: only single values are compared.
-    single = {key: value for key, value in one.client.items() if not isinstance(value, Mapping | list)}
+    single = {key: value for key, value in one.client.items() if not isinstance(value, Mapping | list | tuple | set | frozenset)}
     pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in single.items()}
     pairs |= dict(_by_parameter(one, other))
     return {key: pair for key, pair in pairs.items() if None not in pair}

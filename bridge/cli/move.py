@@ -36,14 +36,15 @@ from bridge.translation import Result
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
-    from bridge.plan import Optimizer
     from bridge.state.formats import Format
     from bridge.state.formats import Written as Files
-    from bridge.state.hub import Group, Hub
+    from bridge.state.groups import Row
+    from bridge.state.hub import Hub
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
 """What lies in the folder beside the config."""
+FILE = "parameter_groups.json"
 RANK = "bridge.cli.move"
 RUNNING = "transformers"
 """Names of the model of a folder while it runs."""
@@ -84,7 +85,7 @@ class Source:
 @dataclass(frozen=True)
 class Target:
     """What it becomes: the checkpoint under the names that its run has, the config, its files, how it keeps checkpoints, and the
-    translation, if there is one.
+    translation, if there is one; the optimizer's groups, where these are told beside the config.
     """
 
     hub: Hub
@@ -94,6 +95,7 @@ class Target:
     saves: Saves
     result: Result | None
     edits: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[Row, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -122,7 +124,7 @@ def _moved(job: Job, options: Options) -> int:
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
-    odd = (*_otherwise(source), *_apart(source, target))
+    odd = tuple(_otherwise(source))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
     parties = _parties(job, options, source, target) if options.prove else None
     said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
@@ -165,7 +167,20 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
         note(f"note: on {saved} ranks, as the checkpoint says; --world-size says how many they are now")
         job = replace(job, world_size=saved)
         config = convert.read(job)
+    if _spared(config, hub):
+        note(f"note: --code {config.dialect.spared[0]}: so the optimizer's groups in the checkpoint are")
+        job = replace(job, code=(*job.code, *config.dialect.spared))
+        config = convert.read(job)
     return Source(config, hub, format, place), job
+
+
+def _spared(config: Config, hub: Hub) -> bool:
+    """Whether the checkpoint tells that its script spares biases and norms from weight decay, and the config does not."""
+    from bridge.state.groups import SPARED, spares
+    from bridge.translation import lift
+
+    scope = lift(config).optimizer.decay_scope
+    return bool(config.dialect.spared) and scope is not None and scope != SPARED and spares(hub)
 
 
 def _target(job: Job, options: Options, source: Source) -> Target:
@@ -176,27 +191,52 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     result = _becoming(job, options)
     brought = RUNNING if options.model else "huggingface"
     hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
+    groups = _told_groups(hub, result.config, dialect.scoped) if dialect.grouping else ()
+    hub = _placed(hub, source, dialect.by_place, bool(groups))
     saves = dialect.saves(result.config, hub)
-    hub = _steered(replace(hub, client={**saves.client, **hub.client}), result.config, saves.schedule)
-    wanted = {**saves.instead, **dialect.loads[saves.format]}
+    hub = replace(hub, client={**saves.client, **hub.client}, config=hub.config if saves.config is None else saves.config)
+    hub = _steered(hub, result.config, saves.schedule)
+    wanted = {**saves.instead, **dialect.loads[saves.format], **(dialect.grouped(FILE) if groups else {})}
     edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
     written = convert.written_for(result, options.output / name)
     if options.model is not None and not dialect.model:
         written, result = _programmed(written, result, options.model)
-    written = dialect.resuming(written, CHECKPOINT)
+    written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
     texts = {path.name: text for path, text in convert.files(result, options.output / name, True).items()}
-    return Target(hub, result.config, written, texts, saves, result, edits)
+    return Target(hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups)
 
 
 def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
     """The checkpoint under the names that the target's runs have; its own where these are no other stack's."""
     from bridge.state import names
 
-    hub = names.under(source.hub, None, usual, lambda: target if target.dialect.model else source.config)
-    return _placeless(hub) if hub.parameters is not source.hub.parameters and target.dialect.by_place else hub
+    return names.under(source.hub, None, usual, lambda: target if target.dialect.model else source.config)
+
+
+def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
+    """The optimizer's groups, where a run of `config` has others by itself; `scoped`: it spares what the config says."""
+    from bridge.state import groups
+    from bridge.translation import lift
+
+    optimizer = lift(config).optimizer
+    needed = groups.needed(hub, optimizer.decay_scope if scoped else None, config.dialect.by_place)
+    return groups.rows(hub, optimizer) if needed else ()
+
+
+def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
+    from bridge.state.groups import text_of
+
+    return {FILE: text_of(groups)} if groups else {}
+
+
+def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
+    """The checkpoint for a run that may find parameters by their place in groups: those that are told, or its own."""
+    if not by_place or hub.parameters is source.hub.parameters:
+        return hub
+    return replace(hub, groups=tuple(group for group in hub.groups if group.names)) if told else _placeless(hub)
 
 
 def _placeless(hub: Hub) -> Hub:
@@ -210,6 +250,7 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
     changes it, that of the config.
     """
     from bridge.engine.learning_rate import learning_rate
+    from bridge.state.groups import ratios
     from bridge.translation import lift
 
     optimizer = lift(config).optimizer
@@ -217,9 +258,10 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
         return hub
     if not schedule:
         return replace(hub, settings={}, schedule=schedule)
-    rate = {"lr": learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)}
-    groups = tuple(replace(group, settings={**group.settings, **rate}) for group in hub.groups)
-    return replace(hub, groups=groups, settings={} if groups else rate, schedule=schedule)
+    rate = learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)
+    parts = zip(hub.groups, ratios(hub, optimizer), strict=True)
+    groups = tuple(replace(group, settings={**group.settings, "lr": rate * ratio}) for group, ratio in parts)
+    return replace(hub, groups=groups, settings={} if groups else {"lr": rate}, schedule=schedule)
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
@@ -279,16 +321,19 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
 def _kept(job: Job, source: Source, options: Options) -> Target:
     """The native engine reads the config as it is; a launch script is written as its stack's own file, which needs no others."""
     config, dialect = source.config, source.config.dialect
+    hub = _fitted(source, config, RUNNING if options.model else dialect.native_parameters)
+    groups = _told_groups(hub, config)
+    edits = dict(dialect.grouped(FILE)) if groups else {}
+    config = without(config, edits) if edits else config
     rendered = dialect.render(config)
     script = isinstance(convert.document_of(job).data, Script)
     name = Path(rendered.file if script or job.file == STDIN else job.file).name
     written = rendered.named(name)
     if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
-    written = dialect.natively(written, config.world_size or 1, CHECKPOINT)
+    written = dialect.natively(written, config.world_size or 1, CHECKPOINT, FILE if groups else "")
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
-    hub = _fitted(source, config, RUNNING if options.model else dialect.native_parameters)
-    return Target(hub, config, written, texts, Saves(NATIVE), None)
+    return Target(hub, config, written, {**texts, **_file_of(groups)}, Saves(NATIVE), None, edits, groups)
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:
@@ -303,41 +348,9 @@ def _otherwise(source: Source) -> Iterator[Finding]:
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
         other = [value for value in held if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))]
-        if wanted is not None and other:
+        if wanted is not None and other and wanted not in held:
             message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
             yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0])
-
-
-def _apart(source: Source, target: Target) -> Iterator[Finding]:
-    """A finding if the checkpoint's optimizer treats parameters differently, and the target's config does not say the same."""
-    from bridge.translation import lift
-
-    ways = {repr([group.settings.get(name) for name in TREATED]): group for group in source.hub.groups}
-    if len(ways) < 2 or _spares(source.hub, lift(target.config).optimizer):
-        return
-    said = "; ".join(f"{len(group.names)} with {_of(group)}, such as {group.names[0]}" for group in source.hub.groups)
-    kept = len({repr(dict(group.settings)) for group in target.hub.groups}) > 1
-    what = "start the run with the same groups, in this order" if kept else "the checkpoint that is written has them in one group"
-    message = f"the optimizer has {len(source.hub.groups)} groups of parameters ({said}), and the config says one; {what}"
-    yield Finding("groups", message, Effect.NUMBERS, given=True)
-
-
-TREATED = ("weight_decay", "betas", "eps", "momentum")
-"""Settings of a group that change numbers wherever the run goes on; rates follow the schedule."""
-
-
-def _of(group: Group) -> str:
-    decay = group.settings.get("weight_decay")
-    return "settings of their own" if decay is None else f"weight_decay {decay}"
-
-
-def _spares(hub: Hub, optimizer: Optimizer) -> bool:
-    """Whether the groups are what the config says by itself: no decay for what has one dimension, and all else alike."""
-    decays = {group.settings.get("weight_decay"): group for group in hub.groups}
-    alike = len({repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}) == 1
-    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
-    spared = {name for group in hub.groups if group.settings.get("weight_decay") == 0 for name in group.names}
-    return optimizer.decay_scope == "matrices" and alike and len(decays) == 2 and spared == flat
 
 
 def _told_steps(hub: Hub, target: Target) -> Hub:
@@ -410,10 +423,24 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
         screen.print(f"Config: {target.written.file}, as it was", markup=False)
         for finding in report.all_of(target.config):
             screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
-    if target.edits:
-        screen.print(f"For the checkpoint: {_set(target.edits)}", markup=False, soft_wrap=True)
+    own = target.config.dialect.grouped(FILE)
+    if edits := {path: value for path, value in target.edits.items() if path not in own}:
+        screen.print(f"For the checkpoint: {_set(edits)}", markup=False, soft_wrap=True)
+    if target.groups:
+        screen.print(f"Groups of parameters: {_told_of(target.groups)}", markup=False, soft_wrap=True)
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
     return out.getvalue()
+
+
+def _told_of(groups: tuple[Row, ...]) -> str:
+    """The optimizer's groups, in words: how many parameters each has, and what is not the same for all."""
+    kinds = [name for name in groups[0] if name != "params" and any(row.get(name) != groups[0][name] for row in groups)]
+    rows = (
+        f"{len(row['params'])} {', '.join(f'with {name} {shown(row.get(name))}' for name in kinds)}".strip()
+        + f", such as {clean(row['params'][0])}"
+        for row in groups
+    )
+    return f"{'; '.join(rows)}; {FILE} has their names, and the run is started with these groups, in this order"
 
 
 def _set(edits: Mapping[str, Any]) -> str:
@@ -474,8 +501,8 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof needs, beside both configs: engines, ranks, layers (None: all), what had to be changed, and the target's
-    settings for its checkpoint.
+    """What a proof needs, beside both configs: engines, ranks, layers (None: all), what had to be changed, the target's settings
+    for its checkpoint, and groups of parameters by side.
     """
 
     source: Backend
@@ -485,6 +512,7 @@ class Proof:
     model: Mapping[str, Any]
     lacking: tuple[str, ...]
     edits: Mapping[str, Any]
+    groups: Mapping[str, tuple[Row, ...]]
 
 
 def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
@@ -502,12 +530,22 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     layers = _layers(source.hub, options.most)
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
     hub = names.under(source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None)
-    _alike(cutting.cut(hub, layers) if layers else hub, model)
+    running = cutting.cut(hub, layers) if layers else hub
+    _alike(running, model)
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"the first {layers} layers alone"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
-    return Proof(one, other, world, layers, model, lacking, target.edits)
+    told = {"source": _told_groups(running, source.config), "target": tuple(_within(target.groups, running))}
+    return Proof(one, other, world, layers, model, lacking, target.edits, told)
+
+
+def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
+    """The groups of a model of which only a part is run."""
+    for row in groups:
+        names = [name for name in row["params"] if name in hub.parameters]
+        if names:
+            yield {**row, "params": names}
 
 
 def _engine(config: Config, format: str) -> Backend:
@@ -567,6 +605,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> dict[st
             "world": proof.world,
             "formats": {"source": source.format.name, "target": starts.pop("format")},
             "edits": dict(proof.edits),
+            "groups": proof.groups,
             "starts": {name: str(path) for name, path in starts.items()},
             "model": str(top / "model"),
         }
@@ -674,7 +713,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             smaller, differs = small(config, backend, spec["world"], model.layers)
             smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
             changed |= differs
-            found[side] = Party(side, smaller, backend, Path(spec["starts"][side]))
+            found[side] = Party(side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side]))
         wider = _wider(found["source"], spec)
         shape = json.loads((folder / "config.json").read_text())
         most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)

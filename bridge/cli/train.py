@@ -87,6 +87,7 @@ class Options:
     fit: bool = False
     save: Path | None = None
     resume: Path | None = None
+    groups: Path | None = None
     deterministic: bool = False
     watch: Watch = Watch()
     engine: str = NATIVE
@@ -102,6 +103,7 @@ class Options:
     def native(self) -> Iterator[str]:
         """The options given that only the native engine has."""
         given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
+        given["--groups"] = self.groups
         folder = {f"--model {self.model}": bool(self.model) and is_folder(self.model or "")}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
         yield from (name for name, value in {**given, **folder, "--deterministic": self.deterministic, **limits}.items() if value)
@@ -154,7 +156,8 @@ def _native(config: Config, plan: Plan, architecture: Architecture, options: Opt
 
 def _named(config: Config, options: Options, here: Environment, job: Job) -> None:
     """Train what the config names: its model, on its data."""
-    others = {"--fit": options.fit, "--data": options.data, f"--engine {options.engine}": options.engine != NATIVE}
+    given = {"--fit": options.fit, "--data": options.data, "--groups": options.groups}
+    others = {**given, f"--engine {options.engine}": options.engine != NATIVE}
     ConfigError.raise_if(
         f"{option}: FILE names its model and its data, and is trained as it is; drop the option, or use --model tiny"
         for option, value in others.items()
@@ -332,6 +335,7 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
         full=watch.full,
         policy=watch.policy(),
         folder=Path(options.model) if options.model and is_folder(options.model) else None,
+        groups=options.groups,
         alike={"--steps": options.number, "--resume": bool(options.resume), "--save": bool(options.save)},
     )
     if options.resume:

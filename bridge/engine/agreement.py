@@ -36,7 +36,8 @@ def facts_of(given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Seq
     if table.is_file():
         found["schedule.csv"] = f"a table of SHA-256 {sha256(table.read_bytes()).hexdigest()}"
     for number, group in enumerate(groups):
-        said = {name: value for name, value in group.settings.items() if name != "params"}
+        own = {name: value for name, value in group.settings.items() if name != "params"}
+        said = own if group.rate == 1.0 else {**own, "rate": group.rate}
         found[f"optimizer group {number}"] = f"{len(group.names)} parameters, {said}"
     for name, weight in model.named_parameters():
         found[f"parameter {name}"] = _form(weight) + ("" if weight.requires_grad else ", frozen")

@@ -46,6 +46,8 @@ class NativeBackend(Backend):
         from bridge.engine.layers import logits_in
         from bridge.engine.models.dense import native
         from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
+        from bridge.engine.optimizer import grouped, trained
+        from bridge.state.groups import FILE, fitting
 
         plan = lift(run) if isinstance(run, Config) else run
         if workload.model is not None:
@@ -53,7 +55,13 @@ class NativeBackend(Backend):
             # names them.
             plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        engine = initialize(native(workload), plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed)
+        model, rows = native(workload), workload.groups
+        if rows:
+            fitting(rows, trained(model), FILE)
+        groups = grouped(rows, plan.optimizer)
+        engine = initialize(
+            model, plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed, groups=groups
+        )
         return NativeTrainer(engine, plan.batch.micro or workload.micro, workload.rows)
 
 

@@ -25,7 +25,7 @@ from bridge.engine import buffers
 from bridge.engine.optimizer import setting
 from bridge.errors import BridgeError
 from bridge.layout.shard import Parameter, Piece, boxes
-from bridge.state import digests, parts
+from bridge.state import digests, parts, tagged
 from bridge.state.folder import LATEST as LATEST
 from bridge.state.folder import Saving, find, locked
 from bridge.state.native import Checkpoint, file_of
@@ -112,14 +112,14 @@ def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tupl
         raise BridgeError(f"{path / STATE}: {said}") from None
     if odd and engine.comm.rank == 0:
         engine.say(odd)
-    return path, dict(checkpoint.state.client)
+    return path, dict(tagged.decoded(checkpoint.state.client))
 
 
 def _otherwise(engine: Engine, state: State) -> str:
     """A warning if this run's optimizer has other hyperparameters for some parameters than the run
     of another stack that the checkpoint comes from; else empty.
     """
-    rows: Any = state.carried.get("groups") or []
+    rows: Any = tagged.decoded(state.carried.get("groups")) or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
     own = {name: group.settings for group in engine.optimizer.groups for name in group.names}
     usual = {key: setting(engine.plan.optimizer, key) for key in ("weight_decay", "betas", "eps")}
@@ -136,9 +136,9 @@ def _otherwise(engine: Engine, state: State) -> str:
 
 def _json(client: Mapping[str, Any]) -> Any:
     try:
-        return json.loads(json.dumps(dict(client)))
+        return json.loads(json.dumps(tagged.encoded(dict(client))))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BridgeError(f"client_state: {error}; keep to numbers, texts, lists and dictionaries") from None
+        raise BridgeError(f"client_state: {error}; keep to numbers, texts, lists, tuples, sets and dictionaries") from None
 
 
 def _publish(

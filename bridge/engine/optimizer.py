@@ -41,11 +41,13 @@ def setting(settings: Settings, name: str) -> Any:
 @dataclass(frozen=True)
 class Group:
     """Parameters, by global name, with hyperparameters that take precedence over the plan's.
-    `settings` is read at every step, so that a scheduler may change it.
+    `settings` is read at every step, so that a scheduler may change it. Where
+    it has no learning rate, that is `rate` times the planned one.
     """
 
     names: frozenset[str]
     settings: Mapping[str, Any]
+    rate: float = 1.0
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
@@ -62,6 +64,26 @@ def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
             if getattr(part, "rms", isinstance(part, nn.RMSNorm)):
                 names.discard(f"{name}.weight")
     return (Group(frozenset(names), {"weight_decay": 0.0}),) if names else ()
+
+
+def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Group, ...]:
+    """The groups of a file (`bridge.state.groups`). Their rates are parts of the plan's, which
+    follows its schedule.
+    """
+    usual = setting(settings, "lr")
+    return tuple(
+        Group(
+            frozenset(row["params"]),
+            {name: tuple(row[name]) if name == "betas" else row[name] for name in HYPER if name in row and name != "lr"},
+            row.get("lr", usual) / usual if usual else 1.0,
+        )
+        for row in rows
+    )
+
+
+def trained(module: nn.Module) -> Iterator[str]:
+    """Names of the parameters that are not frozen."""
+    return (name for name, weight in module.named_parameters() if weight.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +126,7 @@ class ShardOptimizer:
         """The learning rate of the next step: that of the first group if it has one, else
         `planned`.
         """
-        return float(self.groups[0].settings.get("lr", planned)) if self.groups else planned
+        return float(self.groups[0].settings.get("lr", planned * self.groups[0].rate)) if self.groups else planned
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
@@ -114,10 +136,12 @@ class ShardOptimizer:
         if self.torch is None:
             return
         for group in self.torch.param_groups:
-            planned = {"lr": lr} if decay is None else {"lr": lr, "weight_decay": decay}
+            number = group["number"]
+            rate = lr if number is None else lr * self.groups[number].rate
+            planned = {"lr": rate} if decay is None else {"lr": rate, "weight_decay": decay}
             # The group's own settings come last, as they take precedence. Those that this optimizer
             # does not have are left out.
-            settings = {} if group["number"] is None else self.groups[group["number"]].settings
+            settings = {} if number is None else self.groups[number].settings
             own = {name: settings[name] for name in HYPER if name in settings and name in group}
             group.update({**planned, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):

@@ -19,8 +19,11 @@ from bridge.engine.data import BYTES, Text
 from bridge.engine.layers import logits_in
 from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
 from bridge.engine.models.pretrained import opened
+from bridge.engine.optimizer import grouped, trained
 from bridge.engine.runner import Engine
 from bridge.plan import Plan
+from bridge.state.groups import fitting
+from bridge.state.groups import read as read_groups
 from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
@@ -75,14 +78,19 @@ class Training:
         policy: Policy | None = None,
         folder: Path | None = None,
         alike: Mapping[str, Any] = MappingProxyType({}),
+        groups: Path | None = None,
     ) -> Training:
         """Build the model (that of `folder`, if given), the data and the engine. `trace`, `full`,
-        `policy` and `alike` are those of `initialize`. Raises `BridgeError` if something does not
+        `policy` and `alike` are those of `initialize`, `groups` is a file of
+        groups of parameters. Raises `BridgeError` if something does not
         fit.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         model = GPT(architecture, seed) if folder is None else opened(folder, seed)
+        rows = read_groups(groups) if groups else ()
+        if groups:
+            fitting(rows, trained(model), str(groups))
         watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
         told = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
         engine = initialize(
@@ -92,6 +100,7 @@ class Training:
             seed=seed,
             deterministic=deterministic,
             alike=told,
+            groups=grouped(rows, plan.optimizer),
             **watch,
         )
         return cls(engine, text, plan.batch.micro or MICRO)

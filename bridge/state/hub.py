@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bridge.state.pickled import Record
 
 Plain = Any
-"""A value that JSON can hold."""
+"""A value that JSON can hold; and where it is told, tuples, sets and keys that are no strings (`bridge.state.tagged`)."""
 DEEPEST, MOST_VALUES = 20, 200_000
 
 
@@ -140,6 +140,10 @@ class Hub:
         yield from ((name, "buffer", held) for name, held in self.buffers.items())
         yield from ((name, "random", held) for name, held in self.random.items())
 
+    def elements(self, group: Group) -> int:
+        """Elements of the parameters in a group."""
+        return sum(self.parameters[name].weight.count for name in group.names)
+
     @property
     def trained(self) -> dict[str, Parameter]:
         """Parameters that the optimizer updates."""
@@ -215,11 +219,18 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
     """
     numbers = {key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value for key, value in row.items()}
     found, left = plain({key: value for key, value in numbers.items() if key != "params"}, where)
-    return found, left
+    return listed(found), left
+
+
+def listed(value: Plain) -> Plain:
+    """The same with lists in place of tuples, as settings of optimizers are compared."""
+    if isinstance(value, Mapping):
+        return {key: listed(inner) for key, inner in value.items()}
+    return [listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
-    """`value` as JSON can hold it, and a finding for each part that it cannot."""
+    """`value` as plain values alone, and a finding for each part that is none."""
     left: list[Finding] = []
     budget = [MOST_VALUES]
     return _plain(value, where, 0, budget, left), left
@@ -232,15 +243,16 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        odd = [key for key in value if not isinstance(key, str)]
-        if odd:
-            said = f"its keys, such as {odd[0]!r}, are no strings; they come back as strings"
-            left.append(lost(where, said, Effect.NUMBERS))
-        return {str(key): _plain(inner, f"{where}.{key}", depth + 1, budget, left) for key, inner in value.items()}
+        keys = ((_plain(key, f"{where}, a key", depth + 1, budget, left), key, inner) for key, inner in value.items())
+        return {own: _plain(inner, f"{where}.{key}", depth + 1, budget, left) for own, key, inner in keys}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner, f"{where}.{number}", depth + 1, budget, left) for number, inner in enumerate(value)]
+        found = [_plain(inner, f"{where}.{number}", depth + 1, budget, left) for number, inner in enumerate(value)]
+        return found if isinstance(value, list) else KINDS[type(value)](found)
     left.append(lost(where, f"a {_kind(value)}, which only its own program reads, is not carried", Effect.NUMBERS))
     return None
+
+
+KINDS: Mapping[type, Callable[[list[Any]], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
 
 
 def _kind(value: Any) -> str:

@@ -13,11 +13,11 @@ from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
-from bridge.state import digests, parts, schema
+from bridge.state import digests, parts, schema, tagged
 from bridge.state.files import File
 from bridge.state.folder import LATEST
 from bridge.state.formats import Format, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, Model, Origin, Parameter, Scale, Where, lost, weights_of
+from bridge.state.hub import Group, Hub, Model, Origin, Parameter, Scale, Where, listed, lost, weights_of
 from bridge.state.lazy import Boxed, Held, Lazy, Placed
 from bridge.state.safe import file_of as safetensors
 from bridge.state.safe import header
@@ -111,7 +111,7 @@ class Native(Format):
             schedule=_carried(state, "schedule", None),
             scale=_scale(state),
             random=_random(state, tensors),
-            client=state.client,
+            client=tagged.decoded(state.client),
             config=_carried(state, "config", None),
             model=_model(_carried(state, "model", None)),
             findings=tuple(_copies(state)),
@@ -151,7 +151,7 @@ def _adopted(hub: Hub) -> Hub:
     if names is None and len(settings) == 1:
         names = [list(hub.trained)]
     rows = zip(names or (), settings, strict=True) if names else ()
-    groups = tuple(Group(tuple(row), values) for row, values in rows)
+    groups = tuple(Group(tuple(row), listed(values)) for row, values in rows)
     return replace(hub, groups=hub.groups or groups, schedule=said[0].get("lr_scheduler"), client=hub.client[CLIENT])
 
 
@@ -176,7 +176,7 @@ def _parameter(name: str, tensors: Mapping[str, Lazy], kinds: Sequence[str], sta
 
 
 def _carried(state: State, name: str, default: Any) -> Any:
-    return state.carried.get(name, default)
+    return tagged.decoded(state.carried.get(name, default))
 
 
 def _figures(state: State) -> dict[str, Any]:
@@ -249,10 +249,10 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
             "good": (scale and scale.good) or 0,
             "tolerated": (scale and scale.tolerated) or 0,
         },
-        "client": dict(hub.client),
+        "client": tagged.encoded(hub.client),
         "copies": (1, 1),
         "tensors": {name: list(shape) for name, shape in shapes.items()},
-        "carried": {key: value for key, value in _kept(hub).items() if value},
+        "carried": {key: tagged.encoded(value) for key, value in _kept(hub).items() if value},
     }
 
 

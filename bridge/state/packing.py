@@ -100,6 +100,12 @@ class Pickle:
             self.put(value)
         self.out += b"e"
 
+    def collection(self, values: set[Any] | frozenset[Any]) -> None:
+        """A set, in an order that is the same in every process."""
+        self.name(f"builtins {type(values).__name__}")
+        self.items((sorted(values, key=repr),))
+        self.out += b"R"
+
     def ordered(self, values: Mapping[Any, Any]) -> None:
         """An OrderedDict."""
         self.name("collections OrderedDict")
@@ -176,6 +182,7 @@ WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
     (Size, Pickle.shape),
     (tuple, Pickle.items),
     (list, Pickle.listed),
+    (set | frozenset, Pickle.collection),
     (OrderedDict, Pickle.ordered),
     (Mapping, Pickle.mapped),
     (Record, Pickle.record),

@@ -14,6 +14,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.state import names
+from bridge.state.groups import Row
 from bridge.state.hub import Hub, Model, Origin, Parameter
 from bridge.state.lazy import Held
 from bridge.verify.judge import DIGITS, in_numbers
@@ -27,12 +28,15 @@ WEIGHTLESS = ("safetensors", "bin")
 
 @dataclass(frozen=True)
 class Party:
-    """A side: its config, made small, the engine that runs it, and the checkpoint that it goes on from."""
+    """A side: its config, made small, the engine that runs it, the checkpoint that it goes on from, and the groups of its
+    optimizer, where the config does not say them.
+    """
 
     side: str
     config: Config
     backend: Backend
     start: Path
+    groups: tuple[Row, ...] = ()
 
     @property
     def title(self) -> str:
@@ -90,7 +94,7 @@ def prove(
     for key, party in {"source": source, "target": target, **({"wider": wider} if wider else {})}.items():
         note(f"{party.title}: {steps} steps from {party.start.name}")
         try:
-            runs[key] = measure(Run(party.backend, party.config, party.start), workload, steps)
+            runs[key] = measure(Run(party.backend, party.config, party.start), replace(workload, groups=party.groups), steps)
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
     runs = _under_one_name(runs, facts)

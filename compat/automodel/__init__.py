@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from compat.automodel.virtual_stages import Stages
 
 RECIPE = "recipe"
-LOADING = """import torch.distributed.checkpoint as dcp
+GROUPED = """groups, named = json.loads(Path("{file}").read_text()), dict(model.named_parameters())  # yours, after fully_shard
+groups = [{{**group, "params": [named[name] for name in group["params"]]}} for group in groups]
+optimizer = torch.optim.AdamW(groups)  # of the class that your script takes; a schedule starts from the rate of each group
+"""
+LOADING = """{imports}import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-model_state, optimizer_state = get_state_dict(model, optimizer)  # yours, after fully_shard
+{grouped}model_state, optimizer_state = get_state_dict(model, optimizer)  # yours, after fully_shard
 state = {{"model": model_state, "optimizer": optimizer_state, "step": 0}}
 dcp.load(state, checkpoint_id="{folder}")
 set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -76,6 +80,8 @@ class AutoModelDialect(PackagedDialect):
     suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml"}
     config_type: ClassVar[type[Config]] = AutoModelConfig
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dcp": {}}
+    grouping = True
+    scoped = False  # a script of the user's own loads the checkpoint
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""
@@ -125,9 +131,11 @@ class AutoModelDialect(PackagedDialect):
         """Torch's distributed checkpoints, which load on any number of ranks."""
         return Saves("dcp")
 
-    def resuming(self, written: Written, folder: str) -> Written:
+    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
         """Code that loads a torch checkpoint in a script. The recipe's own loop cannot read these folders."""
-        return replace(written, snippet=LOADING.format(folder=folder))
+        grouped = GROUPED.format(file=groups) if groups else ""
+        imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
+        return replace(written, snippet=LOADING.format(folder=folder, grouped=grouped, imports=imports))
 
     def recognises(self, data: Any) -> int:
         """Number of a mapping's sections that are a recipe's. Sections with AutoModel's own spelling count twice."""

@@ -80,6 +80,8 @@ class DeepSpeedDialect(PackagedDialect):
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}
+    grouping = True
+    spared = ("decay_scope=matrices",)
     by_place = True
 
     def read(
@@ -186,19 +188,23 @@ class DeepSpeedDialect(PackagedDialect):
                 "zero_optimization.stage: found 0; checkpoints need stage 1 or more: set it to 1, which gives the same numbers"
             )
         dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
-        schedule = _scheduled(config, hub)
+        schedule, said = _scheduled(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
         if values.get("checkpoint.load_universal") or not hub.groups:
-            return Saves("universal", dtype=dtype, schedule=schedule)
-        return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule)
+            return Saves("universal", dtype=dtype, schedule=schedule, config=said)
+        return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said)
 
-    def resuming(self, written: Written, folder: str) -> Written:
+    def grouped(self, file: str) -> Mapping[str, Any]:
+        """The code part names the file."""
+        return {"code.parameter_groups": file}
+
+    def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
         """A script written here takes the checkpoint folder as an option; any other script needs a call."""
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
-    def natively(self, written: Written, world: int, folder: str) -> Written:
+    def natively(self, written: Written, world: int, folder: str, groups: str = "") -> Written:
         """The user's own script, with the native engine behind the name `deepspeed`."""
         snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
         launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from compat.deepspeed import schedule
 
 FILE = "ds_config.json"
 SCRIPT = "train.py"
+GROUPS = "code.parameter_groups"
 
 Flat = Mapping[str, Any]
 
@@ -59,8 +61,9 @@ def _scheduler(values: Flat) -> Iterator[str]:
 
 
 def _imports(values: Flat) -> Iterator[str]:
-    if schedule.steers(values):
-        yield "import math"
+    standard = [*(["import json"] if values.get(GROUPS) else []), *(["import math"] if schedule.steers(values) else [])]
+    yield from (*standard, *(["from pathlib import Path"] if values.get(GROUPS) else []))
+    if standard:
         yield ""
     yield "import deepspeed"
     if values.get("code.seed") is not None:
@@ -134,8 +137,12 @@ def _spares(values: Flat) -> bool:
 
 
 def groups(values: Flat) -> Iterator[str]:
-    """Lines that make the optimizer's parameter groups; empty if all parameters decay."""
-    if _spares(values):
+    """Lines that make the optimizer's parameter groups; empty if all parameters are in one."""
+    if values.get(GROUPS):
+        yield f"groups = json.loads(Path({json.dumps(values[GROUPS])}).read_text())  # names of parameters, and their settings"
+        yield "named = dict(model.named_parameters())"
+        yield 'groups = [{**group, "params": [named[name] for name in group["params"]]} for group in groups]'
+    elif _spares(values):
         yield "trained = [p for p in model.parameters() if p.requires_grad]"
         yield "groups = ["
         yield f'    {{"params": [p for p in trained if p.ndim > 1], "weight_decay": {values["optimizer.params.weight_decay"]}}},'
@@ -147,7 +154,7 @@ def _start(values: Flat) -> Iterator[str]:
     yield from groups(values)
     yield "engine, optimizer, loader, scheduler = deepspeed.initialize("
     yield "    model=model,"
-    if _spares(values):
+    if values.get(GROUPS) or _spares(values):
         yield "    model_parameters=groups,"
     else:
         yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"

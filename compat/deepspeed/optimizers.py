@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.rules import ADAM, Context, Effect, Group, convert, lacks
+from bridge.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
 from compat.deepspeed.schedule import OTHER
 
 PARAMS = "optimizer.params"
@@ -255,6 +255,11 @@ DECAYED = (
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
     ),
     lacks("optimizer.decay_ramp", "DeepSpeed's weight decay is constant"),
+    only_theirs(
+        "code.parameter_groups",
+        note="a Plan has no names of parameters; `stagebridge move` takes the groups from the checkpoint",
+        effect=Effect.NUMBERS,
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -399,6 +400,7 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
             "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
             "\n" + SCALED.format(ends=ends) if ends else "",
             "\n" + _staged(model, piped).format(**_built(values, model, ends is not None), padded=_padded(course)),
+            GROUPED if values.get(code.GROUPS) else "",
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),
         )
@@ -451,6 +453,18 @@ def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, An
     }
 
 
+NAMED = "groups = grouped(model, HERE / {file})"
+GROUPED = '''
+
+def grouped(model, file):
+    """The optimizer's groups: names of parameters with their settings, as the file has them."""
+    rows, trained = json.loads(file.read_text()), {name for name, p in model.named_parameters() if p.requires_grad}
+    named = dict(model.named_parameters())
+    odd = sorted(trained.symmetric_difference(name for row in rows for name in row["params"]))
+    if odd:
+        raise SystemExit(f"{file}: {odd[0]} is not both a trained parameter of the model and in a group; correct the file")
+    return [{**row, "params": [named[name] for name in row["params"]]} for row in rows]
+'''
 RECOMPUTED = '    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})\n'
 SETTINGS = "    settings = json.loads(Path(arguments.deepspeed_config).read_text())\n"
 SPLIT = """    settings["tensor_parallel"] = {{"autotp_size": {size}}}  # DeepSpeed shares the layers among ranks itself,
@@ -467,7 +481,8 @@ def _main(values: Flat) -> dict[str, str]:
     recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""
     universal = bool(values.get("checkpoint.load_universal"))
     split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
-    grouped = "".join(f"    {line}\n" for line in code.groups(values))
+    groups = [NAMED.format(file=json.dumps(values[code.GROUPS]))] if values.get(code.GROUPS) else code.groups(values)
+    grouped = "".join(f"    {line}\n" for line in groups)
     steered = "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n" if schedule.steers(values) else ""
     whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
     return {

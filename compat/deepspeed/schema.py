@@ -635,6 +635,9 @@ class Code(Section):
     decay_scope: Literal["all", "matrices"] | None = field(
         None, description="Parameters with weight decay in the script's groups: all, or all except biases and norms."
     )
+    parameter_groups: str | None = field(
+        None, description="File of names and settings that the script builds the optimizer's groups from."
+    )
     steps: Count | None = field(None, description="Optimizer steps that the script makes.")
     epochs: Positive | None = field(None, description="Passes over the data that the script makes.")
     seed: Whole | None = field(None, description="Seed that the script sets.")

@@ -20,7 +20,9 @@ WARMUP = {"warmup_num_steps": 8, "warmup_max_lr": 1e-2, "warmup_min_lr": 0.0, "w
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: `batch` sequences a step over all ranks, in `precision`, at a level of sharding."""
+    """What is trained: `batch` sequences a step over all ranks, in `precision`, at a level of sharding. `matrices` alone decay;
+    `ends` is the learning rate of the embedding and the output, in a group of their own.
+    """
 
     kind: str = "llama"
     precision: str = "fp32"
@@ -33,6 +35,8 @@ class Task:
     universal: bool = False
     adam: Mapping[str, Any] = field(default_factory=lambda: {"torch_adam": True})
     matrices: bool = False
+    ends: float | None = None
+    zero: Mapping[str, Any] = field(default_factory=dict)
     warmup: Mapping[str, Any] = field(default_factory=lambda: WARMUP)
 
 
@@ -114,8 +118,8 @@ def config_of(task: Task, ranks: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "steps_per_print": 10**9,
         "optimizer": {"type": "AdamW", "params": {**ADAM, **task.adam}},
-        "scheduler": {"type": "WarmupLR", "params": dict(task.warmup)},
-        "zero_optimization": {"stage": task.level},
+        **({"scheduler": {"type": "WarmupLR", "params": dict(task.warmup)}} if task.warmup else {}),
+        "zero_optimization": {"stage": task.level, **task.zero},
         "gradient_clipping": 0.5,
         **({task.precision: halves[task.precision]} if task.precision in halves else {}),
         **({"checkpoint": {"load_universal": True}} if task.universal else {}),
@@ -123,14 +127,15 @@ def config_of(task: Task, ranks: int) -> dict[str, Any]:
 
 
 def trained_of(net: nn.Module, task: Task) -> Any:
-    """What the optimizer gets: all parameters, or matrices and, without decay, vectors."""
+    """What the optimizer gets: all parameters, or matrices and, without decay, vectors; and the ends at a rate of their own."""
     weights = [weight for weight in net.parameters() if weight.requires_grad]
     if not task.matrices:
         return weights
-    sides: tuple[list[Any], list[Any]] = ([], [])
+    sides: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for weight in weights:
-        sides[weight.dim() == 1].append(weight)
-    return [{"params": sides[0]}, {"params": sides[1], "weight_decay": 0.0}]
+        sides[2 if task.ends and VOCABULARY in weight.shape else weight.dim() == 1].append(weight)
+    last = [{"params": sides[2], "lr": task.ends, "betas": (0.8, 0.9)}] if task.ends else []
+    return [{"params": sides[0]}, {"params": sides[1], "weight_decay": 0.0}, *last]
 
 
 def rate_of(task: Task, step: int) -> float:

@@ -38,6 +38,7 @@ STARTED = {
     "bf16 level 1": Task(precision="bf16", level=1, kind="gpt2"),
     "fp32 level 2": Task(precision="fp32", level=2),
     "bf16 level 2, odd": Task(precision="bf16", level=2, kind="odd"),
+    "bf16 level 2, dealt out": Task(precision="bf16", matrices=True, zero={"round_robin_gradients": True}),
     "fp16 level 3": Task(precision="fp16", level=3),
     "bf16 level 3, odd": Task(precision="bf16", level=3, kind="odd"),
 }
@@ -96,7 +97,7 @@ def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
         assert torch.equal(found.float(), value.float()), key
 
 
-@pytest.mark.parametrize("name", ["bf16 level 1", "fp32 level 2", "fp16 level 3", "bf16 level 2, odd"])
+@pytest.mark.parametrize("name", ["bf16 level 1", "bf16 level 2, dealt out", "fp16 level 3", "bf16 level 2, odd"])
 def test_moments_are_those_of_ds_to_universal(made: Made, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.checkpoint import ds_to_universal
 

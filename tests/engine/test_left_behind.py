@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from bridge.cli import run as command
 from bridge.engine import initialize
 from bridge.engine.optimizer import Group
 from bridge.plan import Plan
-from bridge.rules import Effect
 from bridge.state import formats
 from bridge.state.hub import plain
+from bridge.state.writing import write
 
 
 def small() -> nn.Sequential:
@@ -99,11 +100,31 @@ def test_frozen_constants_are_no_ties(tmp_path: Path) -> None:
     assert not hub.ties and not hub.parameters["1.weight"].trained
 
 
-def test_keys_that_are_no_strings_are_named() -> None:
+SETS = {"words": {"b", "a"}, "frozen": frozenset({4})}
+KEPT = {"seen": (1, (2, 3)), **SETS, "milestones": {30: 1, (1, 2): [5]}, "stagebridge x": 1}
+"""Plain values that JSON does not have."""
+
+
+@pytest.mark.parametrize("to", ["native", "dcp", "deepspeed", "universal", "megatron"])
+def test_plain_values_of_a_script_come_back_as_they_were(tmp_path: Path, to: str) -> None:
     """Milestones of a schedule, say, which a scheduler would not find under strings."""
-    found, left = plain({"milestones": {30: 1}, "factor": 0.1}, "schedule")
-    assert found == {"milestones": {"30": 1}, "factor": 0.1}
-    assert [(finding.path, finding.effect) for finding in left] == [("schedule.milestones", Effect.NUMBERS)]
+    found, left = plain(KEPT, "client")
+    assert found == KEPT and not left and plain({"a": (nn.Linear(1, 1),)}, "client")[1]
+    source = saved(tmp_path / "a", "AdamW", {f"own {key}": value for key, value in KEPT.items() if key != "milestones"})
+    hub = replace(formats.read(source), client=KEPT)
+    files = formats.planned(formats.named(to), hub, formats.Wanted())
+    write(files, tmp_path / to, (), lambda count, fresh: None)
+    back = formats.read(tmp_path / to).client
+    assert {key: back[key] for key in KEPT} == KEPT
+    assert {key: type(back[key]) for key in KEPT} == {key: type(value) for key, value in KEPT.items()}
+
+
+def test_the_engine_keeps_plain_values_of_a_script(tmp_path: Path) -> None:
+    plan = Plan.of({"optimizer.name": "adamw"})
+    initialize(small(), plan, lambda output, targets: output.sum()).save_checkpoint(tmp_path, client_state=KEPT)
+    client = initialize(small(), plan, lambda output, targets: output.sum()).load_checkpoint(tmp_path)[1]
+    assert client == KEPT and isinstance(client["seen"], tuple)
+    assert command(["checkpoint", "inspect", str(tmp_path), "--json"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from conftest import Run
 
 from bridge.cli import move as moving
 from bridge.cli import run as command
-from bridge.state import cutting, formats
+from bridge.state import cutting, formats, groups
 
 pytestmark = pytest.mark.usefixtures("foreign")
 TASK = Task(precision="fp32", level=2)
@@ -151,6 +151,54 @@ def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, m
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
     assert [row["first"] for row in proof["runs"]] == [5, 5]
     assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2
+
+
+GROUPED = Task(level=3, matrices=True, ends=3e-3, last=5, warmup={})
+"""Matrices decay, vectors do not, and the ends have a learning rate and betas of their own, without a scheduler."""
+
+
+def begin(top: Path, run: Run, task: Task) -> Path:
+    """A run of DeepSpeed with its config and the config.json of its model."""
+    run(2, checkpoints.deepspeed, replace(task, save=top / "run"))
+    (top / "ds_config.json").write_text(json.dumps(checkpoints.config_of(task, 2)))
+    checkpoints.model_of("llama").config.save_pretrained(top / "model")  # type: ignore[operator, union-attr]
+    return top
+
+
+def test_groups_of_parameters_go_along(run: Run, tmp_path: Path) -> None:
+    """The script is told names and settings of each group; with one group for all, neither side goes on as it was."""
+    begin(tmp_path, run, GROUPED)
+    code, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", "native")
+    assert (code, found["verdict"]) == (0, "same") and found["distance"]["loss"] < 1e-6, found
+    rows = groups.read(tmp_path / "out" / groups.FILE)
+    told = [(len(row["params"]), row["lr"], row["weight_decay"]) for row in rows]
+    assert told == [(14, 0.01, 0.1), (5, 0.01, 0.0), (2, 3e-3, 0.1)]
+    assert rows[2]["betas"] == [0.8, 0.9] and rows[2]["params"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert 'Path("parameter_groups.json")' in (tmp_path / "out" / "launch.sh").read_text()
+    words = ("--world-size", "2", "--model", str(tmp_path / "model"))
+    moved(tmp_path / "out" / "ds_config.json", tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", *words)
+    script = (tmp_path / "back" / "ds_config.train.py").read_text()
+    assert "model_parameters=groups" in script and (tmp_path / "back" / groups.FILE).is_file()
+    back = replace(GROUPED, first=5, last=7, load=tmp_path / "back" / "checkpoint")
+    unbroken = run(2, checkpoints.deepspeed, replace(GROUPED, last=7))[0]
+    assert run(2, checkpoints.deepspeed, back)[0] == pytest.approx(unbroken[5:], abs=1e-6)
+    code, said = moved(tmp_path / "ds_config.json", tmp_path / "run", "megatron", tmp_path / "megatron", *words)
+    assert code == 2 and "2 parameters, such as embedding.word_embeddings.weight, had learning rate 0.003 instead of 0.01" in said
+
+
+@LONG
+@pytest.mark.parametrize("to", ["megatron", "automodel"])
+def test_groups_of_parameters_are_proved(run: Run, tmp_path: Path, to: str) -> None:
+    """Vectors without decay go to Megatron, whose own groups these are, and any groups to torch's; and back."""
+    begin(tmp_path, run, replace(GROUPED, ends=None) if to == "megatron" else GROUPED)
+    _, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", to)
+    assert found["verdict"] == "same" and found["distance"]["loss"] < 1e-6, found
+    config = tmp_path / "out" / ("launch.args" if to == "megatron" else "recipe.yaml")
+    options = moving.Options(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+        moving.move(moving.Job(str(config), world_size=2, json=True), options)
+    found = json.loads(out.getvalue())["proof"]
+    assert found["verdict"] == "same" and found["distance"]["loss"] < 1e-6, found
 
 
 def refused(begun: Path, tmp_path: Path, *words: str) -> str:

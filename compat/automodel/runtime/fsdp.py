@@ -26,6 +26,7 @@ from bridge.engine.loops import held, norm_of, wholes
 from bridge.engine.models.dense import called
 from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
 from bridge.errors import BridgeError
+from bridge.state.groups import FILE, built
 from bridge.translation import lift
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ class FullyShardedTrainer:
         self.accumulation = self.plan.batch.accumulation or max(1, whole)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = self._sharded(called(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"]))
+        self.workload = workload
         self.optimizer = self._optimizer()
+        usual = self.optimizer.defaults["lr"] or 1.0
+        self._ratios = [group["lr"] / usual if self.workload.groups else 1.0 for group in self.optimizer.param_groups]
         self.steps = 0
 
     def _sharded(self, model: Any) -> nn.Module:
@@ -74,7 +78,9 @@ class FullyShardedTrainer:
         """That of the recipe, by its own name and with its own arguments."""
         make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
         given = {name: self.values[f"optimizer.{name}"] for name in HYPER if f"optimizer.{name}" in self.values}
-        return make(self.model.parameters(), **given)  # type: ignore[no-any-return]
+        named = dict(self.model.named_parameters())
+        grouped = built(self.workload.groups, named, FILE) if self.workload.groups else self.model.parameters()
+        return make(grouped, **given)  # type: ignore[no-any-return]
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`. As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
@@ -88,12 +94,12 @@ class FullyShardedTrainer:
             torch.autograd.backward(loss * self.data[1] / sum(counts))
             total += float(loss)
         norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = lr * ratio
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        return Step(sum(everyones(total)) / sum(counts), norm, lr)
+        return Step(sum(everyones(total)) / sum(counts), norm, lr * self._ratios[0])
 
     def resume(self, place: Path) -> int:
         """See `Trainer`: as users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""

@@ -23,6 +23,7 @@ from bridge.engine.layers import loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
+from bridge.state import tagged
 from bridge.state.schema import read as read_state
 from compat.deepspeed.runtime.names import parts
 from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamStatus, mark
@@ -38,7 +39,8 @@ NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initi
 def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
     """What a converted checkpoint says of scheduler and groups; DeepSpeed's own schedulers need but the updates made."""
     saved = read_state(path, path)
-    carried, steps = saved.carried, saved.progress.steps
+    carried: Any = tagged.decoded(saved.carried)
+    steps = saved.progress.steps
     groups: Any = carried.get("groups") or []
     counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
     return {"lr_scheduler": carried.get("schedule") or counted, "groups": [group["settings"] for group in groups]}

@@ -36,7 +36,7 @@ class DropInTrainer:
         kept = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(
             model=model,
-            model_parameters=decayed(model, config),
+            model_parameters=decayed(model, config, workload),
             optimizer=None if config.effective.get("optimizer.type") else build_optimizer,
             lr_scheduler=scheduler_of(config),
             config=settings(config, workload),

@@ -28,6 +28,7 @@ from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import LearningRate
+from bridge.state.groups import FILE, built
 from compat.deepspeed.runtime.backend import PASSES
 from compat.deepspeed.schedule import said, steers
 
@@ -107,8 +108,10 @@ def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
 
 
-def decayed(model: nn.Module, config: DeepSpeedFile) -> list[Any]:
-    """What the script hands over as parameters: a flat list, or groups where biases and norms do not decay."""
+def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
+    """What the script hands over as parameters: a flat list, groups where biases and norms do not decay, or those of a file."""
+    if workload.groups:
+        return built(workload.groups, dict(model.named_parameters()), FILE)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     decay = config.effective.get("optimizer.params.weight_decay")
     if config.given.get("code.decay_scope") != "matrices" or not decay:
@@ -163,7 +166,7 @@ class DeepSpeedTrainer:
         optimizer = None if self.config.effective.get("optimizer.type") else build_optimizer
         engine, *_ = self.ds.initialize(
             model=model,
-            model_parameters=decayed(model, self.config),
+            model_parameters=decayed(model, self.config, self.workload),
             optimizer=optimizer,
             lr_scheduler=scheduler_of(self.config),
             config=data,

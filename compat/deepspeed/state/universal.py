@@ -20,6 +20,7 @@ from bridge.state.hub import Group, Hub, lost
 from bridge.state.lazy import Joined, Lazy, Run, cast, raw
 from bridge.state.packing import saved
 from compat.deepspeed.state import zero_writing as writing
+from compat.deepspeed.state.dealing import collected, dealt_out
 from compat.deepspeed.state.files import DAMAGED, KNOWN, Files, loaded
 from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of, hub_of, shapes_of
 
@@ -61,7 +62,7 @@ class Universal(Format):
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
         rows = [row for row in rows if row["params"]]
-        groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, shapes))
+        groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)))
         return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
@@ -83,6 +84,14 @@ class Universal(Format):
         common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
         files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
+
+
+def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
+    """Shapes by name in the order of the optimizer's groups, also where the ranks that saved them dealt them out."""
+    ranks = files.model.get("dp_world_size")
+    if level == 3 or not isinstance(ranks, int) or ranks < 1 or not dealt_out(files.model.get("ds_config")):
+        return shapes
+    return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain, setting
 from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
 from bridge.state.pickled import Record
 from compat.deepspeed.state import parts, zero_writing
+from compat.deepspeed.state.dealing import collected, dealt_out
 from compat.deepspeed.state.files import DAMAGED, LATEST, Files, beside, client, loaded, scale_of, where
 
 Named = Mapping[str, tuple[int, ...]]
@@ -130,7 +131,8 @@ def _parameters(files: Files) -> Found:
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
     left = _left(rows, _flat_states(files, stage))
-    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, shapes)), left
+    ordered = _collected(files, shapes) if stage < 3 and dealt_out(files.model.get("ds_config")) else shapes
+    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -168,9 +170,6 @@ FP32 = "fp32"
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
     """ZeRO stages 1 and 2: each rank lists the slice of each parameter that it holds (`param_slice_mappings`)."""
-    if _dealt_out(files):
-        said = "round_robin_gradients deals parameters out to ranks, and such files are not read yet"
-        raise SourceError(f"{files.optimizers[0]}: {said}; save once with it set to false")
     runs: dict[str, dict[str, list[Run]]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
@@ -237,20 +236,21 @@ def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -
         yield name, start, count
 
 
-def _dealt_out(files: Files) -> bool:
-    """Whether the config has parameters dealt out to ranks in turn, so that none holds them in the model's order."""
-    config = files.model.get("ds_config")
-    zero = config.get("zero_optimization") if isinstance(config, Mapping) else None
-    return isinstance(zero, Mapping) and zero.get("round_robin_gradients") is True
+def _collected(files: Files, shapes: Sequence[Named]) -> list[Named]:
+    """Shapes by name in the order of the optimizer's groups, where each flat group has its parameters as they were dealt out."""
+    ranks = len(files.states)
+    return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
     """Raises `SourceError` unless the ranks hold the parameters in order. Files that were swapped are found this way."""
+    dealt = dealt_out(files.model.get("ds_config"))
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
         last = -1
         for rank, state in enumerate(files.states):
-            for name in state["param_slice_mappings"][group]:
+            own = state["param_slice_mappings"][group]  # in the order of the optimizer's group
+            for name in sorted(own, key=lambda name: numbers[name]) if dealt else own:
                 if numbers[name] < last:
                     raise SourceError(
                         f"{files.optimizers[rank]}: {shown(name)} comes after later parameters; is it another rank's?"

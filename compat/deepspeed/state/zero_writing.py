@@ -17,6 +17,7 @@ from bridge.state.hub import Group, Hub, Scale, lost, weights_of
 from bridge.state.lazy import Held, Joined, Lazy, Run, cast, torch_type
 from bridge.state.packing import Size, saved
 from bridge.state.pickled import Constant, Record
+from compat.deepspeed.state.dealing import dealt, dealt_out
 from compat.deepspeed.state.files import LATEST
 
 RELEASE = "0.19.8"
@@ -95,6 +96,9 @@ def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
     for group in layout.groups:
         sizes = {name: -(-layout.hub.parameters[name].weight.count // layout.ranks) for name in group.names}
+        if layout.level < 3 and dealt_out(layout.hub.config):
+            yield dealt(group.names, layout.ranks)
+            continue
         if layout.level < 3 or most >= sum(sizes.values()):
             yield group.names
             continue
@@ -207,7 +211,10 @@ def _slices(layout: Layout, rank: int) -> dict[str, Any]:
         "param_alignment_paddings": [[0] * len(flat) for flat in layout.flats],
         "partition_count": [layout.ranks] * len(layout.flats),
         "ds_version": RELEASE,
-        "param_slice_mappings": [OrderedDict(cut.places) for cut in cuts],
+        "param_slice_mappings": [
+            OrderedDict((name, cut.places[name]) for name in group.names if name in cut.places)
+            for cut, group in zip(cuts, layout.groups, strict=True)
+        ],
     }
 
 

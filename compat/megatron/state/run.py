@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
-from bridge.state.hub import Group, Hub, Model, Scale, Where, lost, plain
+from bridge.state.groups import TREATED, base
+from bridge.state.hub import Group, Hub, Model, Scale, Where, listed, lost, plain
 from bridge.state.lazy import Held, Lazy
 from bridge.state.pickled import Record, recorded
 
@@ -115,7 +117,8 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
                 f"{where}: {name} fits {len(at)} groups of the optimizer; expected one, as in Megatron's own optimizers"
             )
         found[at[0]].append(name)
-    settings = (plain({key: value for key, value in row.items() if key not in ("params", "step")}, where)[0] for row in rows)
+    own = ({key: value for key, value in row.items() if key not in ("params", "step")} for row in rows)
+    settings = (listed(plain(row, where)[0]) for row in own)
     return tuple(Group(tuple(own), values) for own, values in zip(found, settings, strict=True))
 
 
@@ -243,32 +246,57 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
 
 def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
-    """Settings of the groups that Megatron makes of this model, taken from the source's groups.
+    """Settings of the groups that Megatron makes of this model: those of the source's group with most of their parameters.
 
-    Raises `SourceError` if one of Megatron's groups would get parameters with different settings.
+    What the others had is in the findings of `unsaid`. Raises `SourceError` if the source has no settings at all.
     """
-    kinds: dict[bool, set[int]] = {}
-    for number, group in enumerate(hub.groups):
-        for name in group.names:
-            spared = len(hub.parameters[name].weight.shape) == 1 or name.endswith(".bias")
-            kinds.setdefault(spared, set()).add(number)
+    kinds = _kinds(hub)
     if not kinds:
         raise SourceError(
             "megatron: the source has no settings of optimizer groups, which Megatron needs; keep the source's format"
         )
     found = []
     for spared, numbers in sorted(kinds.items()):
-        settings = [_settings(hub.groups[number].settings) for number in sorted(numbers)]
-        if any(other != settings[0] for other in settings):
-            what = "biases and vectors" if spared else "matrices"
-            said = f"megatron: the source's optimizer has {len(numbers)} groups for {what}, Megatron has one"
-            raise SourceError(f"{said}; keep the source's format")
-        row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings[0], **({} if step is None else {"step": step})}
+        settings = _settings(hub.groups[_most(numbers)].settings)
+        row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings, **({} if step is None else {"step": step})}
         found.append(row)
         # Experts are reduced over other ranks, so they have groups of their own.
         if any(".experts." in name for name in hub.parameters):
             found.append({**row, "is_expert_parallel": True})
     return found
+
+
+def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
+    """What lies in each of Megatron's groups, the one without decay (True) and the other: parameters by the source's group."""
+    kinds: dict[bool, dict[int, list[str]]] = {}
+    for number, group in enumerate(hub.groups):
+        for name in group.names:
+            spared = len(hub.parameters[name].weight.shape) == 1 or name.endswith(".bias")
+            kinds.setdefault(spared, {}).setdefault(number, []).append(name)
+    return kinds
+
+
+def _most(numbers: Mapping[int, Sequence[str]]) -> int:
+    """The group that has most of the parameters, the first of several."""
+    return max(numbers, key=lambda number: (len(numbers[number]), -number))
+
+
+def _otherwise(hub: Hub) -> Iterator[Finding]:
+    """Findings on groups of the source that no group of Megatron can be."""
+    for spared, numbers in sorted(_kinds(hub).items()):
+        kept = _most(numbers)
+        for number, names in numbers.items():
+            own, taken = ({**hub.groups[at].settings, RATE: base(hub.groups[at])} for at in (number, kept))
+            compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
+            other = [key for key in compared if key in own and own[key] != taken.get(key)]
+            said = ", ".join(f"{key} {shown(own[key])} instead of {shown(taken.get(key))}" for key in other)
+            if said:
+                what = "biases and vectors" if spared else "matrices"
+                message = f"{len(names)} parameters, such as {names[0]}, had {said}; Megatron has one group for all {what}"
+                yield lost("groups", message, Effect.NUMBERS)
+
+
+RATE = "learning rate"
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,6 +342,7 @@ def unsaid(hub: Hub) -> Iterator[Finding]:
         yield lost("step", "the source has no number of steps; the run is taken as at iteration 0", Effect.NUMBERS)
     if hub.random:
         yield lost("random", "Megatron cannot use the random states of another stack; launch with --no-load-rng", Effect.NUMBERS)
+    yield from _otherwise(hub)
     decayed = [group for group in hub.groups if group.settings.get("weight_decay")]
     vectors = [name for group in decayed for name in group.names if len(hub.parameters[name].weight.shape) == 1]
     if vectors:

@@ -1,0 +1,166 @@
+"""Groups of parameters: what an optimizer treats otherwise than the rest, and the file that scripts build their groups from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files.contained import read_text
+from bridge.state.hub import Group, Hub
+
+if TYPE_CHECKING:
+    from bridge.plan import Optimizer
+
+Row = Mapping[str, Any]
+"""A group as torch's optimizers take it, with names in place of tensors."""
+
+FILE = "parameter_groups.json"
+TREATED = ("weight_decay", "betas", "eps", "momentum")
+"""Settings of a group that change numbers wherever the run goes on; rates follow the schedule."""
+MOST = 2**28
+NEAR = 1e-9
+"""How far two rates are apart that are the same but for rounding."""
+
+
+def base(group: Group) -> float | None:
+    """The rate that a schedule starts from: torch's schedulers note it, else it is the one that the group has now."""
+    found = group.settings.get("initial_lr", group.settings.get("lr"))
+    return float(found) if isinstance(found, int | float) else None
+
+
+def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
+    """The rate of each group over that of the config.
+
+    The config's is that of the group which has it now, by the schedule (DeepSpeed's are one step behind), or that started from
+    it; else of the group with most elements.
+    """
+    rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
+    planned = [optimizer.lr, *(_planned(optimizer, step) for step in (steps, max(0, steps - 1)))]
+    known = (rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned))
+    usual = next(known, None) or max(zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first)[1]
+    return [rate / usual if rate is not None and usual else 1.0 for rate in rates]
+
+
+def _planned(optimizer: Optimizer, step: int) -> float | None:
+    from bridge.engine.learning_rate import learning_rate
+
+    return None if optimizer.lr is None else learning_rate(optimizer.lr, optimizer.schedule, step)
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and abs(one - other) <= NEAR * abs(one)
+
+
+def _one_rate(groups: Sequence[Group]) -> bool:
+    rates = [base(group) for group in groups if group.names]
+    return all(rate == rates[0] or _same(rate, rates[0]) for rate in rates)
+
+
+def apart(groups: Sequence[Group]) -> bool:
+    """Whether some parameters are treated otherwise than others."""
+    ways = {repr([group.settings.get(name) for name in TREATED]) for group in groups if group.names}
+    return len(ways) > 1 or not _one_rate(groups)
+
+
+SPARED = "matrices"
+"""The scope of a plan's weight decay under which what has one dimension does not decay."""
+
+
+def spares(hub: Hub) -> bool:
+    """Whether the groups are those that a config can say: no decay for what has one dimension, and all else alike."""
+    decays = {group.settings.get("weight_decay") for group in hub.groups}
+    others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
+    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
+    spared = {name for group in hub.groups if group.settings.get("weight_decay") == 0 for name in group.names}
+    return len(others) == 1 and len(decays) == 2 and spared == flat and _one_rate(hub.groups)
+
+
+def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
+    """Whether a run with that scope of weight decay needs to be told the groups; `by_place`: their order too."""
+    if not hub.groups:
+        return False
+    spared = scope == SPARED and spares(hub)
+    if not by_place:
+        return apart(hub.groups) and not spared
+    names = [list(group.names) for group in hub.groups]
+    if len(names) == 1:
+        return names != [list(hub.trained)]
+    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
+    made = [[name for name in hub.trained if (name in flat) is side] for side in (False, True)]
+    return not (spared and names == made)
+
+
+def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
+    """The groups for a script whose schedule starts from the optimizer's rate; without a schedule they keep their own rates."""
+    steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
+    found = []
+    for group, ratio in zip(hub.groups, ratios(hub, optimizer), strict=True):
+        rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base(group)
+        settings = {name: group.settings[name] for name in TREATED if group.settings.get(name) is not None}
+        found.append({"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings})
+    return tuple(row for row in found if row["params"])
+
+
+def text_of(found: Sequence[Row]) -> str:
+    """The file with these groups."""
+    return json.dumps(found, indent=1) + "\n"
+
+
+def read(path: Path) -> tuple[Row, ...]:
+    """The groups of a file. Raises `SourceError` that says what is odd in it."""
+    try:
+        found = json.loads(read_text(path, path.parent, MOST))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: no JSON ({error}); expected the file that `stagebridge move` writes") from None
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise SourceError(f"{path}: found {shown(found, 40)}, expected a list of groups, each with params and its settings")
+    SourceError.raise_if(f"{path}: group {number}: {problem}" for number, row in enumerate(found) for problem in _odd(row))
+    return tuple(found)
+
+
+def _odd(row: Mapping[str, Any]) -> Iterator[str]:
+    names = row.get("params")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        yield f"params: found {shown(names, 40)}, expected names of parameters"
+    for name, value in row.items():
+        if name == "params":
+            continue
+        if name not in ("lr", *TREATED):
+            yield f"{shown(name)}: no setting of a group; known are lr, {', '.join(TREATED)}"
+        elif not _numbers(value, 2 if name == "betas" else 0):
+            yield f"{name}: found {shown(value, 40)}, expected {'two numbers' if name == 'betas' else 'a number'}"
+
+
+def _numbers(value: Any, count: int) -> bool:
+    if count:
+        return isinstance(value, list) and len(value) == count and all(_numbers(one, 0) for one in value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
+    """Raises `SourceError` unless the groups have every one of the `trained` parameters once."""
+    counts, own = Counter(name for row in found for name in row["params"]), set(trained)
+    problems = {
+        "is no trained parameter of the model": sorted(counts.keys() - own),
+        "is in no group": sorted(own - counts.keys()),
+        "is in several groups": sorted(name for name, count in counts.items() if count > 1),
+    }
+    told = (f"{shown(names[0])} {what}" for what, names in problems.items() if names)
+    SourceError.raise_if(f"{where}: {line}; have every trained parameter of the model in one group" for line in told)
+
+
+def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The groups as torch's optimizers take them, of `named` parameters."""
+    trained = {name: weight for name, weight in named.items() if weight.requires_grad}
+    fitting(found, trained, where)
+    known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]
+    return [{**row, **({"betas": tuple(row["betas"])} if "betas" in row else {})} for row in known]
