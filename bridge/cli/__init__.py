@@ -24,7 +24,9 @@ def main() -> NoReturn:
         # The reader went away: nothing is left to say, and Python's own flush at exit must not say it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = int(Exit.ERROR)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        for line in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"note: {line}\n")
         code = INTERRUPTED
     sys.exit(code)
 

@@ -826,7 +826,7 @@ def checkpoint_convert(
         Optional[int],  # noqa: UP045
         typer.Option("--samples", metavar="N", min=0, help="Samples that the run has seen, where the checkpoint does not say."),
     ] = None,
-    shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", min=0, help="Largest file of weights.")] = 5.0,
+    shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Hold the source against its own checksums first.")] = True,
     processes: Processes = 1,
@@ -835,7 +835,7 @@ def checkpoint_convert(
     """Convert one checkpoint."""
     from bridge.cli.checkpoint import Options, convert
 
-    wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": int(shard_size * 2**30)}
+    wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": shard_size}
     return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
 
 

@@ -176,7 +176,8 @@ def convert(folder: Path, options: Options) -> int:
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
         BridgeError.raise_if((*_unused(options, target), *_within(folder, options.output)))
-        wanted = formats.Wanted(**{**options.wanted, "dtype": _dtype(options.wanted["dtype"])})
+        asked = {"dtype": _dtype(options.wanted["dtype"]), "shard": _gigabytes(options.wanted["shard"])}
+        wanted = formats.Wanted(**{**options.wanted, **asked})
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
         hub = _named(_told(formats.doubted(source, place, read) if verified else read, options), target, place, options)
@@ -233,6 +234,17 @@ def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
 
 CONFIG = "config.json"
 """What transformers calls the config that it saves beside weights."""
+
+
+def _gigabytes(size: float) -> int:
+    """The size of a file at most, in bytes."""
+    if not 0 < size < LARGEST:
+        raise BridgeError(f"--shard-size: found {size:g} GB, expected a size above 0 and below {LARGEST:g}; 5 is usual")
+    return max(1, int(size * 2**30))
+
+
+LARGEST = 2.0**30
+"""Gigabytes that no file has."""
 
 
 def _dtype(name: str | None) -> str | None:

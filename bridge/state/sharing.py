@@ -21,10 +21,19 @@ LONGEST = 4096
 """Bytes of an error that are passed on."""
 
 
+class UnwrittenError(SourceError):
+    """A disk or a process failed, and nothing is wrong with the source: what is finished is of use to the next try."""
+
+
+LOST = "\1"
+"""What an error begins with that is one of the disk."""
+
+
 def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
     """Call `work(number, told)` for each number below `count`, in so many processes; `told` is called in this one.
 
-    Raises `SourceError` with what failed first. If this process is killed, the others end with their next word.
+    Raises `SourceError` with what failed first, `UnwrittenError` if that was the disk. If this process is killed, the others end
+    with their next word.
     """
     numbers = _numbered(count)
     words, said = os.pipe()
@@ -44,9 +53,9 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
         os.close(words)
         os.close(wrong)
     if problem:
-        raise SourceError(*problem.split("\0"))
+        raise (UnwrittenError if problem.startswith(LOST) else SourceError)(*problem.removeprefix(LOST).split("\0"))
     if any(codes):
-        raise SourceError("a process that wrote files was ended; start the command again, which goes on where it was")
+        raise UnwrittenError("a process that wrote files was ended")
 
 
 def _numbered(count: int) -> int:
@@ -93,7 +102,7 @@ def _started(numbers: int, said: int, error: int, others: tuple[int, int], work:
     except BridgeError as problem:
         os.write(error, "\0".join(problem.problems).encode()[:LONGEST])
     except OSError as problem:
-        os.write(error, f"{problem.filename}: {problem.strerror}; make room, or name another folder".encode()[:LONGEST])
+        os.write(error, f"{LOST}{problem.filename}: {problem.strerror}".encode()[:LONGEST])
     finally:
         os._exit(code)
 

@@ -21,6 +21,7 @@ from bridge.state.files import File, Late, size_of
 from bridge.state.folder import remove, sync, write_text
 from bridge.state.formats import Written
 from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
+from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
 """In the folder beside: what is written there; files that are finished; one that is not; how much of it is certain."""
@@ -35,7 +36,10 @@ Moved = Callable[[int, bool], None]
 
 
 def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1) -> None:
-    """Put the files into the new folder `target`. Raises `SourceError`; what was finished before is found again."""
+    """Put the files into the new folder `target`. Raises `SourceError`.
+
+    What a full disk or a kill left unfinished lies beside, and the same call goes on from there; what is refused leaves nothing.
+    """
     if os.path.lexists(target):
         raise SourceError(f"{target}: is there already; name a folder that is not, or remove it")
     if not target.parent.is_dir():
@@ -43,16 +47,42 @@ def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved,
     staging = target.parent / f".{target.name}.partial"
     try:
         with _alone(staging):
-            done = _resumed(staging, _mark(written, sources))
-            left = [file for file in written.files if file.name not in done]
-            _room(staging, left)
-            moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
-            done |= _all(staging, left, moved, processes)
-            _close(staging, written, done)
+            _put(written, staging, _mark(written, sources), moved, processes)
             staging.rename(target)
             sync(target.parent)
     except OSError as error:
-        raise SourceError(f"{error.filename or target}: {error.strerror}; make room, or name another folder") from None
+        raise SourceError(f"{error.filename or target}: {error.strerror}; {_advice(staging)}") from None
+    except UnwrittenError as error:
+        raise SourceError(*(f"{problem}; {_advice(staging)}" for problem in error.problems)) from None
+    except KeyboardInterrupt as error:
+        error.add_note(_advice(staging))
+        raise
+
+
+def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
+    """Write all files into the folder beside, of which nothing is left if the source is refused."""
+    done = _resumed(staging, mark)
+    left = [file for file in written.files if file.name not in done]
+    resumed = bool(done) or any(_kept(staging, file).size for file in left)
+    try:
+        _room(staging, left)
+        resumed = False
+        moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
+        done |= _all(staging, left, moved, processes)
+        _close(staging, written, done)
+    except UnwrittenError:
+        raise
+    except SourceError as error:
+        if resumed:
+            raise UnwrittenError(*error.problems) from None
+        remove(staging)
+        raise
+
+
+def _advice(staging: Path) -> str:
+    """What to do where something was written."""
+    kept = f"{staging} keeps what is written: make room and give the same command again to go on, or remove it"
+    return kept if staging.is_dir() else "make room, or name another folder"
 
 
 def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
@@ -129,7 +159,7 @@ def _room(staging: Path, left: Iterable[File]) -> None:
     needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
-        raise SourceError(f"{staging}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder")
+        raise SourceError(f"{staging.parent}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ WARMUP = {"warmup_num_steps": 8, "warmup_max_lr": 1e-2, "warmup_min_lr": 0.0, "w
 @dataclass(frozen=True)
 class Task:
     """What is trained: `batch` sequences a step over all ranks, in `precision`, at a level of sharding. `matrices` alone decay;
-    `ends` is the learning rate of the embedding and the output, in a group of their own.
+    `ends` is the learning rate of the embedding and the output, in a group of their own; frozen parameters may be `excluded`.
     """
 
     kind: str = "llama"
@@ -37,6 +37,7 @@ class Task:
     matrices: bool = False
     ends: float | None = None
     zero: Mapping[str, Any] = field(default_factory=dict)
+    excluded: bool = False
     warmup: Mapping[str, Any] = field(default_factory=lambda: WARMUP)
 
 
@@ -169,7 +170,8 @@ def continued(engine: Any, rank: int, world: int, task: Task) -> Figures:
         assert path is not None and client.get("epoch", 3) == 3 and engine.global_steps == task.first
     found = trained(engine, rank, world, task)
     if task.save:
-        engine.save_checkpoint(str(task.save), client_state={"epoch": 3})
+        more = {"exclude_frozen_parameters": True} if task.excluded else {}
+        engine.save_checkpoint(str(task.save), client_state={"epoch": 3}, **more)
     return found
 
 

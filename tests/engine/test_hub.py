@@ -35,6 +35,9 @@ pytestmark = pytest.mark.usefixtures("foreign")
 STARTED = {
     "fp32 level 0": Task(precision="fp32", level=0),
     "fp16 level 0": Task(precision="fp16", level=0),
+    "fp32 level 0, odd": Task(precision="fp32", level=0, kind="odd"),
+    "fp16 level 0, odd": Task(precision="fp16", level=0, kind="odd"),
+    "bf16 level 2, without frozen": Task(precision="bf16", level=2, kind="odd", excluded=True),
     "bf16 level 1": Task(precision="bf16", level=1, kind="gpt2"),
     "fp32 level 2": Task(precision="fp32", level=2),
     "bf16 level 2, odd": Task(precision="bf16", level=2, kind="odd"),
@@ -97,7 +100,7 @@ def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
         assert torch.equal(found.float(), value.float()), key
 
 
-@pytest.mark.parametrize("name", ["bf16 level 1", "bf16 level 2, dealt out", "fp16 level 3", "bf16 level 2, odd"])
+@pytest.mark.parametrize("name", ["bf16 level 1", "fp32 level 2", "fp16 level 3", "bf16 level 2, odd"])
 def test_moments_are_those_of_ds_to_universal(made: Made, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.checkpoint import ds_to_universal
 
@@ -131,6 +134,41 @@ def test_a_run_without_sharding_is_read_by_place(made: Made, name: str) -> None:
         assert torch.equal(parameter.best.whole().to(parameter.weight.whole().dtype), parameter.weight.whole())
 
 
+@pytest.mark.parametrize("name", ["fp32 level 0, odd", "fp16 level 0, odd"])
+def test_what_is_frozen_without_sharding_is_told_by_shapes_and_masters(made: Made, name: str) -> None:
+    """No file says it: the optimizer has numbers, and of one parameter fewer than the model."""
+    hub = formats.read(made(name))
+    assert [name for name, held in hub.parameters.items() if not held.trained] == ["frozen"]
+    assert all(held.moments["exp_avg"].shape == held.weight.shape for held in hub.trained.values())
+    assert set(hub.groups[0].names) == set(hub.trained)
+
+
+def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) -> None:
+    """Of two matrices alike one is trained: without masters nothing says which; with them it is the one that they round to."""
+    weights = {"a": torch.arange(4.0), "b": torch.arange(4.0) + 8}
+    for masters, dtype in (({}, torch.float32), ({"fp32_groups_flat": [torch.arange(4.0) + 8]}, torch.float16)):
+        state = {"state": {0: {"exp_avg": torch.ones(4), "step": 1}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+        module = {name: weight.to(dtype) for name, weight in weights.items()}
+        found = {"module": module, "optimizer": {"optimizer_state_dict": state, **masters}, "shared_params": {}}
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        torch.save(found, folder / "mp_rank_00_model_states.pt")
+        if masters:
+            assert [name for name, held in formats.read(folder).parameters.items() if held.trained] == ["b"]
+        else:
+            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and shapes leave several choices"):
+                formats.read(folder)
+
+
+def test_frozen_parameters_that_were_left_out_are_told(made: Made, tmp_path: Path) -> None:
+    source = made("bf16 level 2, without frozen")
+    hub = formats.read(source)
+    assert "frozen" not in hub.parameters and [finding.path for finding in hub.findings] == ["frozen"]
+    code, said = converted(source, "safetensors", tmp_path / "out")
+    assert code == 2 and "frozen: saved with exclude_frozen_parameters" in said
+    assert not [finding for finding in formats.read(made("bf16 level 2, odd")).findings if finding.path == "frozen"]
+
+
 def test_the_run_is_read_beside_its_tensors(made: Made) -> None:
     hub = formats.read(made("fp16 level 3"))
     assert (hub.where.steps, hub.where.skipped, hub.where.samples) == (3, 0, 12)
@@ -143,7 +181,7 @@ def test_the_run_is_read_beside_its_tensors(made: Made) -> None:
 # Writing
 
 
-@pytest.mark.parametrize("name", [name for name, task in STARTED.items() if task.level])
+@pytest.mark.parametrize("name", [name for name, task in STARTED.items() if task.level and not task.excluded])
 def test_a_checkpoint_comes_back_as_deepspeed_wrote_it(made: Made, name: str, tmp_path: Path) -> None:
     """By way of the native format, every value that DeepSpeed reads: of each file all that torch loads, but for padding."""
     assert converted(made(name), "native", tmp_path / "native")[0] == 0
@@ -158,12 +196,14 @@ def test_a_checkpoint_comes_back_as_deepspeed_wrote_it(made: Made, name: str, tm
             torch.load(place / "global_step3" / file, weights_only=False, map_location="cpu")
             for place in (made(name), tmp_path / "back")
         )
-        alike(one, other, file)
+        alike(one, other, f"{'dealt ' if STARTED[name].zero else ''}{file}")
     assert (tmp_path / "back" / "latest").read_text() == "global_step3"
 
 
 def alike(one: Any, other: Any, at: str) -> None:
     """Whether two loaded values are the same, objects by their attributes."""
+    if "dealt" in at and at.endswith("/param_slice_mappings"):
+        return  # DeepSpeed writes the places that parameters would have if they were not dealt out
     if "/fp32_flat_groups/" in at or "/frozen_param_fragments/" in at:
         padding = other == 0  # DeepSpeed leaves there what was in memory
         assert one.dtype == other.dtype and one.shape == other.shape and padding.sum() < 8, at
@@ -222,6 +262,20 @@ def test_the_next_losses_are_those_of_an_unbroken_run(run: Run, tmp_path: Path) 
     for level in (1, 3):
         rest = replace(task, level=level, first=10, last=15, load=tmp_path / "five", universal=True)
         assert run(2, checkpoints.deepspeed, rest)[0] == pytest.approx(unbroken[10:], abs=1e-6)
+
+
+def test_parameters_that_were_dealt_out_go_on(run: Run, tmp_path: Path) -> None:
+    """From the files of DeepSpeed's round_robin_gradients to one rank of the native engine, and back to two of DeepSpeed."""
+    task = Task(precision="fp32", matrices=True, zero={"round_robin_gradients": True})
+    unbroken = run(2, checkpoints.deepspeed, replace(task, last=7, save=None))[0]
+    run(2, checkpoints.deepspeed, replace(task, save=tmp_path / "a"))
+    assert [len(group.names) for group in formats.read(tmp_path / "a").groups] == [16, 5]
+    converted(tmp_path / "a", "native", tmp_path / "b")
+    found = run(1, checkpoints.native, replace(task, zero={}, first=3, last=5, load=tmp_path / "b", save=tmp_path / "c"))[0]
+    assert found == pytest.approx(unbroken[3:5], abs=1e-6)
+    converted(tmp_path / "b", "deepspeed", tmp_path / "d", "--level", "2", "--ranks", "2")
+    found = run(2, checkpoints.deepspeed, replace(task, first=3, last=7, load=tmp_path / "d"))[0]
+    assert found == pytest.approx(unbroken[3:], abs=1e-6)
 
 
 def test_a_run_moves_to_fully_shard_and_back(run: Run, tmp_path: Path) -> None:
@@ -538,7 +592,65 @@ def test_what_is_there_is_not_written_over(made: Made, tmp_path: Path) -> None:
 def test_a_disk_without_room_is_told_before(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
     code, _ = converted(made("fp32 level 2"), "native", tmp_path / "out")
-    assert code == 1 and not (tmp_path / "out").exists()
+    assert code == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_disk_that_fills_says_what_is_left_and_how_to_go_on(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], processes: int
+) -> None:
+    whole = writing._filled
+
+    def full(path: Path, *arguments: Any) -> str:
+        if path.name == "state.json":
+            raise OSError(28, "No space left on device", str(path))
+        return whole(path, *arguments)
+
+    monkeypatch.setattr(writing, "_filled", full)
+    words = ["checkpoint", "convert", str(made("fp32 level 2")), "--to", "native", "-o", str(tmp_path / "out")]
+    assert command([*words, "--processes", str(processes)]) == 1
+    said = capsys.readouterr().err
+    assert "No space left" in said and ".out.partial keeps what is written" in said and "same command again" in said
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    monkeypatch.undo()
+    assert command(words) == 0 and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_source_that_fails_in_the_middle_leaves_nothing(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: Any) -> str:
+        raise SourceError("the checkpoint changed while it was read")
+
+    monkeypatch.setattr(writing, "_filled", fails)
+    assert command(["checkpoint", "convert", str(made("fp32 level 2")), "--to", "native", "-o", str(tmp_path / "out")]) == 1
+    assert "while it was read" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
+def test_a_size_of_files_that_is_none_is_refused(made: Made, tmp_path: Path, size: str) -> None:
+    with redirect_stderr(StringIO()) as said:
+        code, _ = converted(made("fp32 level 2"), "safetensors", tmp_path / "out", f"--shard-size={size}")
+    assert code == 1 and "--shard-size: found" in said.getvalue() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("level", ["2", "3"])
+def test_more_ranks_than_elements_are_refused_at_once(made: Made, tmp_path: Path, level: str) -> None:
+    hub = formats.read(made("fp32 level 2"))
+    with pytest.raises(SourceError, match="found 16,384 ranks for 4,912 trained elements"):
+        formats.planned(formats.named("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level)))
+
+
+def test_every_file_of_a_universal_checkpoint_counts(made: Made, tmp_path: Path) -> None:
+    converted(made("fp32 level 2"), "universal", tmp_path / "out")
+    place = tmp_path / "out" / "global_step3_universal"
+    known = set(place.rglob("*.pt"))
+    assert set(formats.read(tmp_path / "out").origin.files) == known and len(known) == 3 + 21 * 4
+    for name in ("model.norm.weight", "lm_head.weight"):
+        (place / "zero" / name / "fp32.pt").unlink()
+    with pytest.raises(SourceError) as told:
+        formats.read(tmp_path / "out")
+    assert len(told.value.problems) == 2 and all("fp32.pt: not there" in line for line in told.value.problems)
 
 
 def test_files_are_held_against_their_digests(made: Made, tmp_path: Path) -> None:

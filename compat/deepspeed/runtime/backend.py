@@ -116,9 +116,13 @@ class DeepSpeedBackend(Backend):
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 
     def taken(self, hub: Hub) -> Hub:
-        """See `Backend`: on CPU torch's Adam runs, which keeps its step as a tensor."""
+        """See `Backend`: parameters are not dealt out, and on CPU torch's Adam runs, which keeps its step as a tensor."""
         from torch.cuda import is_available
 
+        from compat.deepspeed.runtime.trainers import undealt
+
+        plain = undealt(hub.config or {})
+        hub = hub if plain == (hub.config or {}) else replace(hub, config=plain)
         said = (hub.config or {}).get("optimizer")
         if is_available() or not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
             return hub

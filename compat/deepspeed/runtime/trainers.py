@@ -90,7 +90,7 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
     """The file as `deepspeed.initialize` gets it: without logs, with a batch where it is open, and on CPU with torch's Adam,
     whose arithmetic is that of DeepSpeed's kernels and which always corrects its bias.
     """
-    data = {key: value for key, value in config.ds_config.items() if key not in QUIET}
+    data = undealt({key: value for key, value in config.ds_config.items() if key not in QUIET})
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & data.keys():
         data["train_micro_batch_size_per_gpu"] = workload.micro
     if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
@@ -101,6 +101,16 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
             raise BridgeError("optimizer.params.bias_correction: found False; torch's Adam, which runs on CPU, cannot")
         data["optimizer"] = {**data["optimizer"], "params": {**same, "weight_decay": decay, "torch_adam": True}}
     return data
+
+
+def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without round_robin_gradients, which change no number, and under which DeepSpeed's utilities look for masters in
+    wrong places (zero/stage_1_and_2.py: _link_all_hp_params).
+    """
+    zero = data.get("zero_optimization")
+    if not isinstance(zero, Mapping) or not zero.get("round_robin_gradients"):
+        return dict(data)
+    return {**data, "zero_optimization": {key: value for key, value in zero.items() if key != "round_robin_gradients"}}
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:

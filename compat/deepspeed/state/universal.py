@@ -53,7 +53,7 @@ class Universal(Format):
         name = next((name for name in MODELS if (place / name).is_file()), None)
         if name is None:
             raise SourceError(f"{place}: no {MODELS[0]}; {DAMAGED}")
-        files = Files(place, {0: place / name}, {})
+        files = Files(place, {0: place / name}, {}, beside=tuple(_beside(place, name)))
         optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
         level = 3 if name == MODELS[1] else 2
         shapes = shapes_of(files)
@@ -86,6 +86,12 @@ class Universal(Format):
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
 
 
+def _beside(place: Path, name: str) -> Iterator[Path]:
+    """Every other file: model states of the other levels, the optimizer's common state, and those of each parameter."""
+    yield from (place / other for other in MODELS if other != name and (place / other).is_file())
+    yield from (path for path in sorted((place / ZERO).rglob("*.pt")) if path.is_file() and not path.is_symlink())
+
+
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
     """Shapes by name in the order of the optimizer's groups, also where the ranks that saved them dealt them out."""
     ranks = files.model.get("dp_world_size")
@@ -111,6 +117,12 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
     """Master, moments and step of each parameter. ZeRO stage 3 keeps one step for all."""
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
+    SourceError.raise_if(
+        f"{place / ZERO / name / FP32}.pt: not there, though {shown(name)} is a parameter; {DAMAGED}"
+        for named in shapes
+        for name in named
+        if "/" not in name and not (inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
+    )
     tensors: dict[str, dict[str, Lazy]] = {}
     steps = []
     for named in shapes:
@@ -139,8 +151,8 @@ def _step(place: Path, name: str, common: Any) -> float | None:
 def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
     """The tensors in a parameter's folder. Raises `SourceError` if one has the wrong number of elements."""
     folder = inside(place / ZERO / name, place)
-    if "/" in name or not (folder / f"{FP32}.pt").is_file():
-        raise SourceError(f"{folder / FP32}.pt: not there, though {shown(name)} is a parameter; {DAMAGED}")
+    if "/" in name:
+        raise SourceError(f"{folder}: {shown(name)} is no name of a parameter; {DAMAGED}")
     for path in sorted(folder.glob("*.pt")):
         if path.stem == STEP:
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,18 @@ def _parameters(files: Files) -> Found:
         raise SourceError(f"{files.folder}: optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}")
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
-    left = _left(rows, _flat_states(files, stage))
+    left = [*_left(rows, _flat_states(files, stage)), *_excluded(files, stage)]
     ordered = _collected(files, shapes) if stage < 3 and dealt_out(files.model.get("ds_config")) else shapes
     return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
+
+
+def _excluded(files: Files, stage: int) -> Iterator[Finding]:
+    """A finding if frozen parameters were left out when it was saved (runtime/engine.py: _save_checkpoint). ZeRO 1 says the same
+    of them in either case.
+    """
+    if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
+        said = "saved with exclude_frozen_parameters: frozen parameters, if the model has any, are not in it"
+        yield lost("frozen", f"{said}; load them from where the run began", Effect.NUMBERS)
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -170,9 +180,11 @@ FP32 = "fp32"
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
     """ZeRO stages 1 and 2: each rank lists the slice of each parameter that it holds (`param_slice_mappings`)."""
+    dealt = dealt_out(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[Run]]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
+        begins = _begins(files, group) if dealt else []
         kinds: dict[str, list[Lazy]] = {}
         for rank, state in enumerate(files.states):
             path = files.optimizers[rank]
@@ -180,14 +192,16 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
             _in_step(steps, group, step, path)
             for kind, held in {FP32: flat, **moments}.items():
                 kinds.setdefault(kind, []).append(held)
-            for name, start, count in _fragments(state, group, named, path):
+            places = _dealt(state, group, named, begins[rank]) if dealt else _fragments(state, group, named, path)
+            for name, start, count in places:
                 for kind, held in {FP32: flat, **moments}.items():
                     if start + count > held.count:
                         raise SourceError(
                             f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
-    _in_order(files, shapes)
+    if not dealt:
+        _in_order(files, shapes)
     return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
 
 
@@ -236,6 +250,28 @@ def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -
         yield name, start, count
 
 
+def _begins(files: Files, group: int) -> list[range]:
+    """The elements of a flat group that each rank holds; those of padding at its end are not saved."""
+    sizes = [_group(state, group, files.optimizers[rank])[0].count for rank, state in enumerate(files.states)]
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _dealt(state: Mapping[str, Any], group: int, named: Named, held: range) -> Iterator[tuple[str, int, int]]:
+    """Parameters that a rank holds some of, where each begins there, and how many elements.
+
+    `param_slice_mappings` has the places that they would have if they were not dealt out (stage_1_and_2.py:
+    _link_all_hp_params); the flat tensor has the order of `param_shapes`.
+    """
+    paddings = (state.get("param_alignment_paddings") or {group: [0] * len(named)})[group]
+    at = 0
+    for (name, shape), padding in zip(named.items(), paddings, strict=True):
+        first, last = max(at, held.start), min(at + prod(shape), held.stop)
+        if first < last:
+            yield name, first - held.start, last - first
+        at += prod(shape) + padding
+
+
 def _collected(files: Files, shapes: Sequence[Named]) -> list[Named]:
     """Shapes by name in the order of the optimizer's groups, where each flat group has its parameters as they were dealt out."""
     ranks = len(files.states)
@@ -244,13 +280,11 @@ def _collected(files: Files, shapes: Sequence[Named]) -> list[Named]:
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
     """Raises `SourceError` unless the ranks hold the parameters in order. Files that were swapped are found this way."""
-    dealt = dealt_out(files.model.get("ds_config"))
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
         last = -1
         for rank, state in enumerate(files.states):
-            own = state["param_slice_mappings"][group]  # in the order of the optimizer's group
-            for name in sorted(own, key=lambda name: numbers[name]) if dealt else own:
+            for name in state["param_slice_mappings"][group]:
                 if numbers[name] < last:
                     raise SourceError(
                         f"{files.optimizers[rank]}: {shown(name)} comes after later parameters; is it another rank's?"
@@ -442,7 +476,8 @@ def _numbered(
 ) -> dict[str, int]:
     """Parameter numbers by name. The file has numbers without names, so the order in the model is used if it is certain.
 
-    A single group of all parameters has the model's order. Several groups do not: they need a unique match by shape.
+    A single group has the model's order. Where parameters are frozen, which the file does not say, shapes and rounded masters
+    have to leave one choice of those that are not. Several groups need a unique match by shape.
     """
     own = list(module)
     state = base.get("state", {})
@@ -450,19 +485,69 @@ def _numbered(
         number: next((v.shape for v in state.get(number, {}).values() if isinstance(v, Lazy) and v.shape), None)
         for number in numbers
     }
+    alone = len(base["param_groups"]) == 1
     fits = len(own) == len(numbers) and all(shapes[n] in (None, module[name].shape) for name, n in zip(own, numbers, strict=True))
-    if fits and len(base["param_groups"]) == 1:
+    if fits and alone:
         return dict(zip(own, numbers, strict=True))
-    unique = _by_shape(own, module, shapes)
-    if unique is not None:
-        return unique
-    said = "the optimizer's parameters have numbers but no names, and its groups are not in the model's order"
+    found = _chosen(own, module, numbers, shapes, held) if alone and len(own) > len(numbers) else None
+    found = found or _by_shape(own, module, shapes)
+    if found is not None:
+        return found
+    several = "its groups are not in the model's order"
+    frozen = f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and shapes leave several choices of which"
+    said = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
     raise SourceError(f"{files.models[0]}: {said}; save it under ZeRO 1, which has names")
+
+
+def _chosen(
+    own: Sequence[str],
+    module: Mapping[str, Lazy],
+    numbers: Sequence[int],
+    shapes: Mapping[int, Any],
+    held: Mapping[str, Any],
+) -> dict[str, int] | None:
+    """Parameter numbers by name, of some of the parameters in the model's order, if that can be in one way only; else None."""
+    masters = dict(zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False))
+
+    def fit(number: int, name: str) -> bool:
+        master, weight = masters.get(number), module[name]
+        if shapes[number] != weight.shape or (master is not None and master.count != weight.count):
+            return False
+        if master is None:
+            return True
+        count = min(SAMPLE, weight.count)
+        return bytes(raw(cast(master, weight.dtype).flat(0, count))) == bytes(raw(weight.flat(0, count)))
+
+    first, last = _earliest(numbers, own, fit), _earliest(numbers[::-1], own[::-1], fit)
+    return first if first is not None and first == last else None
+
+
+def _earliest(numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]) -> dict[str, int] | None:
+    """Each number at the first name that fits behind that of the number before; None if there is none."""
+    left, found = iter(own), dict[str, int]()
+    for number in numbers:
+        name = next((name for name in left if fit(number, name)), None)
+        if name is None:
+            return None
+        found[name] = number
+    return found
+
+
+def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
+    """The masters of a single group, one by one or cut out of its flat tensor; nothing where there are none."""
+    flats = held.get("fp32_groups_flat") or ()
+    if not flats or None in shapes:
+        return [master for group in held.get("fp32_groups") or () for master in group if isinstance(master, Lazy)]
+    ends = list(accumulate(map(prod, shapes)))
+    if ends[-1] > flats[0].count:
+        return []
+    cuts = zip(shapes, ends, strict=True)
+    return [Joined((Run(flats[0], end - prod(shape), end),), shape, flats[0].dtype) for shape, end in cuts]
 
 
 def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]) -> dict[str, int] | None:
     """Parameter numbers by name, if shapes allow only one match; else None."""
-    by: dict[Any, list[str]] = {}
+    by: dict[Any, list[str]] = {}  # with frozen ones, which may be those that have the shape
     for name in own:
         by.setdefault(module[name].shape, []).append(name)
     found = {}
@@ -470,7 +555,7 @@ def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[in
         if shape is None or len(by.get(shape, ())) != 1:
             return None
         found[by[shape][0]] = number
-    return found if len(found) == len(shapes) == len(own) else None
+    return found if len(found) == len(shapes) else None
 
 
 def _masters(

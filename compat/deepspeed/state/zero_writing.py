@@ -61,12 +61,20 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
         raise SourceError("deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers")
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
+    _spread(hub, ranks)
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
     tag = f"global_step{steps_of(hub)}"
     files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
     return Written(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
+
+
+def _spread(hub: Hub, ranks: int) -> None:
+    """Raises `SourceError` for more ranks than elements, some of which would hold nothing."""
+    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
+    if elements < ranks:
+        raise SourceError(f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks")
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:
@@ -397,6 +405,3 @@ def unsaid(layout: Layout) -> Iterator[Any]:
     wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
     if wide:
         yield lost("masters", f"{wide[0]} and {len(wide) - 1} more are in fp64; DeepSpeed's masters are in fp32", Effect.NUMBERS)
-    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
-    if layout.level < 3 and elements < layout.ranks:
-        raise SourceError(f"deepspeed: {elements} elements for {layout.ranks} ranks; choose fewer with --ranks")
