@@ -101,19 +101,29 @@ def _checks(dialect: Dialect) -> tuple[str, ...]:
         return ()
     return (
         "## Checks",
-        f"[What {dialect.title} refuses, ignores or gets wrong](../rules/{dialect.name}.md), with an example for most.",
+        f"[What {dialect.title} refuses, ignores or gets wrong](../rules/{dialect.name}.md), each with an example, or why it"
+        " has none.",
     )
 
 
 def rules_page(dialect: Dialect) -> str:
     """Every rule of a dialect, with its example."""
-    shown = {rule: rule_examples.shown(one) for rule, one in rule_examples.known().get(dialect.name, {}).items()}
     rows = [
-        (code(check.rule), check.message, str(check.effect), check.window, check.place, shown.get(check.rule, ""))
-        for check in dialect.checks
+        (code(check.rule), check.message, str(check.effect), check.window, check.place, cell)
+        for check, cell in zip(dialect.checks, rule_examples.cells(dialect), strict=True)
     ]
     columns = ("rule", "what it says", "effect", "releases", "place", "example")
-    return page(f"{dialect.title}: every rule", prose(RULES), table(columns, rows))
+    return page(f"{dialect.title}: every rule", prose(f"{RULES} {_counted(dialect)}"), table(columns, rows))
+
+
+def _counted(dialect: Dialect) -> str:
+    """How many rules have an example."""
+    rules = {check.rule for check in dialect.checks}
+    having = len(rules & rule_examples.known().get(dialect.name, {}).keys())
+    if having == len(rules):
+        return f"All {having} rules have one."
+    others = f"beside the other {len(rules) - having} stands what keeps every source from them."
+    return f"{having} of {len(rules)} rules have one; {others}"
 
 
 def _notes(entries: Iterable[Entry]) -> dict[str, str]:

@@ -1,9 +1,15 @@
-"""An example for each rule: a source that is as small as can be found and that the rule speaks of, kept in `examples.json`."""
+"""An example for each rule: a source that is as small as can be found and that the rule speaks of, kept in `examples.json`.
+
+An example that a person wrote there is kept like one that was found, as long as the rule speaks of it. A rule that no source
+reaches has the reason in `example_reasons.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,6 +19,7 @@ from random import Random
 from types import CodeType, FunctionType
 from typing import Any, Literal, get_args, get_origin
 
+from example_reasons import REASONS
 from example_starts import BASES, STARTS
 
 import compat
@@ -22,9 +29,15 @@ from bridge.dialect import Dialect
 from bridge.errors import BridgeError
 
 FILE = Path(__file__).with_name("examples.json")
-WORDS = frozenset({"megatron"})
-"""Stacks whose sources are the words of a command line."""
-RANKS = (None, 8, 1, 6)
+WORDS, CONTAINER = "words", "container"
+FORMS: Mapping[str, Sequence[str]] = {"megatron": (WORDS, CONTAINER, "TransformerConfig", "ModelParallelConfig")}
+"""What sources of a stack may be, beside a file of its settings: words of a command line, a config container, a live object of
+some class, whose values no parser has judged.
+"""
+FILE_FORM = "file"
+TRAINED = ("micro_batch_size", "global_batch_size", "train_iters", "train_samples")
+"""Settings that a container has among those of the training."""
+RANKS = (None, 8, 1, 6, -1)
 NUMBERS = (2, 1, 3, 8, 0, 4, 5, 16, -1, 7, 64, 1000)
 FRACTIONS = (0.5, 2.0, 0.0, -1.0, 1.0, 1.5)
 TEXTS = ("x", "1", "none", "auto")
@@ -39,12 +52,12 @@ Heard = set[str]
 
 
 @contextmanager
-def heard() -> Iterator[Heard]:
-    """The ids of the rules that speak within this block."""
-    before, found = Check.says, set[str]()
+def heard() -> Iterator[set[Check]]:
+    """The rows that speak within this block."""
+    before, found = Check.says, set[Check]()
 
     def says(self: Check, values: Mapping[str, Any]) -> str:
-        found.add(self.rule)
+        found.add(self)
         return before(self, values)
 
     Check.says = says  # type: ignore[method-assign]
@@ -56,12 +69,29 @@ def heard() -> Iterator[Heard]:
 
 def spoken(dialect: Dialect, example: Example) -> Heard:
     """The rules that speak of an example, as it is read, or whose very words another statement of the stack says first."""
+    rows, others = _said(dialect, example)
+    return {row.rule for row in rows} | others
+
+
+def _said(dialect: Dialect, example: Example) -> tuple[set[Check], Heard]:
+    """The rows that speak of an example, and the rules whose words another statement says."""
+    others = set[str]()
     with heard() as found:
         try:
-            _ = dialect.read(example["source"], example.get("version"), example.get("ranks")).findings
+            _ = dialect.read(_source(example), example.get("version"), example.get("ranks")).findings
         except BridgeError as error:
-            found |= {rule for problem in error.problems for rule, words in _wordings(dialect.name) if words.fullmatch(problem)}
-    return found
+            others = {rule for problem in error.problems for rule, words in _wordings(dialect.name) if words.fullmatch(problem)}
+    return found, others
+
+
+def _source(example: Example) -> Any:
+    """What is read: the example's source, or an object of a class of that name with these fields."""
+    source = example["source"]
+    if "object" not in example:
+        return source
+    made = type(example["object"], (), {})()
+    vars(made).update(source)
+    return made
 
 
 @cache
@@ -80,10 +110,28 @@ def known() -> dict[str, dict[str, Example]]:
 def shown(example: Example) -> str:
     """An example as a person would type it, with ranks and release where they count."""
     source = example["source"]
-    text = " ".join(map(str, source)) if isinstance(source, list) else json.dumps(source)
+    text = shlex.join(map(str, source)) if isinstance(source, list) else json.dumps(source)
+    if "object" in example:
+        text = f"{example['object']}({', '.join(f'{name}={value!r}' for name, value in source.items())})"
     beside = [f"on {example['ranks']} ranks"] if example.get("ranks") else []
     beside += [f"in {example['version']}"] if example.get("version") else []
-    return f"`{text}`" + (f" {', '.join(beside)}" if beside else "")
+    return (f"`{text}`" if text else "no settings") + (f" {', '.join(beside)}" if beside else "")
+
+
+ELSEWHERE = "in another row of this id"
+
+
+def cells(dialect: Dialect) -> Iterator[str]:
+    """What stands beside each row of a stack: its example, or why there is none."""
+    examples, reasons = known().get(dialect.name, {}), REASONS.get(dialect.name, {})
+    rows = list(dialect.checks)
+    counts = Counter(row.rule for row in rows)
+    several = {rule: _said(dialect, examples[rule])[0] for rule in examples if counts[rule] > 1}
+    for row in rows:
+        spoken_here = several.get(row.rule, ())
+        elsewhere = row not in spoken_here and any(other.rule == row.rule for other in spoken_here)
+        one = examples.get(row.rule)
+        yield reasons.get(row.rule, "") if one is None else ELSEWHERE if elsewhere else shown(one)
 
 
 def find(names: Sequence[str] = ()) -> None:
@@ -95,11 +143,11 @@ def find(names: Sequence[str] = ()) -> None:
         own = {rule: one for rule, one in own.items() if rule in {row.rule for row in rows}}
         search = _Search(dialect, own)
         for row in rows:
-            if row.rule not in search.found:
+            if row.rule not in search.found and row.rule not in REASONS.get(dialect.name, {}):
                 search.look(row)
         every[dialect.name] = dict(sorted(search.found.items()))
-        lacking = [row.rule for row in rows if row.rule not in search.found]
-        print(f"{dialect.name}: {len(search.found)} examples, {len(set(lacking))} lacking")
+        lacking = sorted({row.rule for row in rows} - search.found.keys() - REASONS.get(dialect.name, {}).keys())
+        print(f"{dialect.name}: {len(search.found)} examples, {len(lacking)} lacking", *lacking, sep="\n  ")
         FILE.write_text(json.dumps({name: rows for name, rows in every.items() if rows}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -113,7 +161,7 @@ class _Search:
 
     def look(self, row: Check) -> None:
         """Settings that a rule may be about, one, two and three at a time."""
-        version = self._version(row)
+        versions = self._versions(row)
         names = list(islice(dict.fromkeys(self._names(row)), MOST))
         values = {name: self._values(name, row) for name in names}
         tries = chain.from_iterable(
@@ -122,56 +170,60 @@ class _Search:
             for group in combinations(names, size)
         )
         every = list(_sampled(tries, row.rule))
+        kinds = [(form, version) for form in FORMS.get(self.dialect.name, (FILE_FORM,)) for version in versions]
         for number, start in enumerate(STARTS.get(self.dialect.name, ({},))):
             for count, pairs in enumerate(every if number == 0 else every[:FURTHER]):
-                for ranks in RANKS if count < FEW else RANKS[1:2]:
-                    if self.tried({**start, **dict(pairs)}, version, ranks, row.rule):
+                for kind, ranks in product(kinds if count < FEW else kinds[:1], RANKS if count < FEW else RANKS[1:2]):
+                    if self.tried({**start, **dict(pairs)}, *kind, ranks, row.rule):
                         return
 
-    def tried(self, given: Given, version: str | None, ranks: int | None, rule: str) -> bool:
+    def tried(self, given: Given, form: str, version: str | None, ranks: int | None, rule: str) -> bool:
         """Whether a rule speaks of a source; every rule that does is kept."""
-        example = self._example(given, version, ranks)
+        example = self._example(given, form, version, ranks)
         if example is None:
             return False
         for heard_rule in spoken(self.dialect, example) & self.wanted - self.found.keys():
-            self.found[heard_rule] = self._smallest(given, version, ranks, heard_rule)
+            self.found[heard_rule] = self.smallest(given, form, version, ranks, heard_rule)
         return rule in self.found
 
-    def _smallest(self, given: Given, version: str | None, ranks: int | None, rule: str) -> Example:
+    def smallest(self, given: Given, form: str, version: str | None, ranks: int | None, rule: str) -> Example:
+        """The example without what the rule does not need to speak."""
         for name in list(given):
             less = {other: value for other, value in given.items() if other != name}
-            example = self._example(less, version, ranks)
+            example = self._example(less, form, version, ranks)
             if example is not None and rule in spoken(self.dialect, example):
                 given = less
-        least = next(
-            size for size in (None, ranks) if (one := self._example(given, version, size)) and rule in spoken(self.dialect, one)
-        )
-        example = self._example(given, version, least)
-        assert example is not None
-        return example
+        sized = (self._example(given, form, version, size) for size in (None, ranks))
+        return next(example for example in sized if example and rule in spoken(self.dialect, example))
 
-    def _example(self, given: Given, version: str | None, ranks: int | None) -> Example | None:
-        source: Any = nest({**BASES.get(self.dialect.name, {}), **given})
-        if self.dialect.name in WORDS:
+    def _example(self, given: Given, form: str, version: str | None, ranks: int | None) -> Example | None:
+        source: Any = nest({**BASES.get(self.dialect.name, {}), **given}) if form == FILE_FORM else given
+        if form == WORDS:
             from compat.megatron.options import option_for
 
             lines = [option_for(version or self.dialect.newest, name, value) for name, value in given.items()]
             if None in lines:
                 return None
             source = [word for line in lines for word in line or ()]
+        elif form == CONTAINER:
+            training = {name: given[name] for name in TRAINED if name in given}
+            model = {name: value for name, value in given.items() if name not in training}
+            source = {"_target_": "megatron.training.config.ConfigContainer", "model": model, "train": training}
         return {
+            **({"object": form} if form not in (WORDS, CONTAINER, FILE_FORM) else {}),
             "source": source,
             **({"ranks": ranks} if ranks else {}),
             **({"version": version} if version else {}),
         }
 
-    def _version(self, row: Check) -> str | None:
-        """The last release that has the rule; None: the newest."""
+    def _versions(self, row: Check) -> list[str | None]:
+        """Releases that have the rule: the last one (None: the newest of all), the first, and what comes after the newest."""
         from bridge.releases import Releases
 
         at = Releases(self.dialect.name, self.dialect.versions)
         having = [version for version in self.dialect.versions if at.within(version, row.since, row.until)]
-        return None if self.dialect.newest in having else having[-1] if having else None
+        last = None if self.dialect.newest in having or not having else having[-1]
+        return [*dict.fromkeys((last, *having[:1], *having[-1:]))]
 
     def _names(self, row: Check) -> Iterator[str]:
         """Settings that a rule names: in its path, its needs, its condition and its words."""
@@ -199,10 +251,10 @@ class _Search:
 
     def _flagged(self, name: str, row: Check) -> Iterator[Any]:
         """Values that the flag of a setting lists."""
-        if self.dialect.name in WORDS:
+        if WORDS in FORMS.get(self.dialect.name, ()):
             from compat.megatron.options import by_dest
 
-            for flag in by_dest(self._version(row) or self.dialect.newest).get(name, ()):
+            for flag in by_dest(self._versions(row)[0] or self.dialect.newest).get(name, ()):
                 yield from flag.choices or ()
 
 
