@@ -34,7 +34,8 @@ class Finding:
 
     `given` tells whether the user set the field; `how` is None for a remark on reading, else what became of the value;
     `before` and `after` are the stack's own values where a value changed; `change` tells that in words, where units or rounding
-    say more than the two. `rule` is the check that it comes from.
+    say more than the two. `rule` is the check that it comes from. `cause` is what several findings have in common, in whose stead
+    a report for people says it once.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Finding:
     origin: Origin | None = None
     rule: str = ""
     change: str = ""
+    cause: str = ""
 
     @property
     def id(self) -> str:

@@ -28,9 +28,11 @@ AS_WRITTEN = {Effect.ROUNDING: "as written, up to rounding", Effect.COST: "as wr
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
 """What became of a value that was not dropped and that no single value of the target stands for."""
+MANY = 6
+"""Settings of one cause that stand one below the other; more of what a stack takes by default stand in one paragraph."""
 NEAR = 3
 """Settings of the target that are named for one of the source."""
-LONG = 40
+LONG = 160
 """Characters of a value that are shown."""
 
 
@@ -44,12 +46,19 @@ class Cause:
 
 
 def causes(findings: Iterable[Finding]) -> list[Cause]:
-    """Findings by their reasons, from the worst effect on; the same remark is taken once."""
+    """Findings by their reasons, from the worst effect on, in the order of the file; the same remark is taken once.
+
+    A count that only became a whole number comes behind what is lost or means something else.
+    """
     rows: dict[tuple[str, Effect], Cause] = {}
-    for finding in sorted(_once(findings), key=lambda one: (one.effect.rank, not one.given)):
-        row = rows.setdefault((finding.message, finding.effect), Cause(finding.effect, finding.message))
-        row.findings.append(finding)
+    for finding in sorted(_once(findings), key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one))):
+        words = finding.cause or finding.message
+        rows.setdefault((words, finding.effect), Cause(finding.effect, words)).findings.append(finding)
     return list(rows.values())
+
+
+def _line(finding: Finding) -> int:
+    return (finding.origin and finding.origin.line) or 0
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -203,7 +212,7 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
     from rich.markup import escape
 
     heads = [escape(_head(finding, fields)) for finding in cause.findings]
-    if not cause.effect.reaches(Effect.ROUNDING):
+    if not cause.effect.reaches(Effect.COST) or (len(heads) > MANY and cause.findings[0].how is How.DEFAULTED):
         heads = [", ".join(heads)]
     label, why = f"{number} " if number else "", escape(cause.message)
     indent = len(label)
@@ -220,7 +229,7 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
 def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
     """Settings one below the other, the first behind its label."""
     for place, head in enumerate(heads):
-        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (len(label) if place else 0), 4 + len(label))
+        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (len(label) if place else 0), 6 + len(label))
 
 
 def _head(finding: Finding, fields: Sequence[FieldReport]) -> str:
@@ -234,7 +243,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.change or finding.how is None:
         return finding.change
     if finding.how is How.DEFAULTED:
-        return f"nothing -> {shown(finding.after, LONG)}"
+        return f"{'' if finding.cause else 'nothing -> '}{shown(finding.after, LONG)}"
     before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
     targets = [field for field in fields if finding.path in field.sources]
     near = [field for field in targets if field.how is How.APPROXIMATE] or targets
@@ -258,11 +267,20 @@ def _at(origin: Origin | None, path: str) -> str:
 
 
 def _missing(findings: Iterable[Finding], console: Console) -> None:
-    """What is still to be added; never left out."""
-    lacking = [finding for finding in _once(findings) if finding.how is How.MISSING]
+    """What is still to be added, one row a reason; never left out."""
+    from rich.markup import escape
+
+    lacking = [finding for finding in findings if finding.how is How.MISSING]
     if lacking:
         console.print()
-        console.print(remarks("You still have to add", lacking))
+        console.print(Hung(marked("[bold]You still have to add[/]")))
+    for cause in causes(lacking):
+        for finding in cause.findings:
+            what = finding.message.removesuffix(f": {finding.cause}") if finding.cause else finding.message
+            named = finding.path in what.replace("-", "_")
+            console.print(Hung(marked(escape(what if named else f"{finding.path}: {what}")), 2, 6))
+        why = f": {escape(cause.message)}" if cause.findings[0].cause else ""
+        console.print(Hung(marked(f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]{why}"), 4, 4))
 
 
 def remarks(title: str, findings: Iterable[Finding]) -> Grid:

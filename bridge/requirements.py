@@ -51,4 +51,5 @@ def missing(given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[
         if not need.met(given):
             effect = Effect.STOPS if whole else Effect.NUMBERS if need.sized else Effect.NONE
             ways = " or ".join(spelled(path) for path in need.paths)
-            yield Finding(need.paths[0], f"add {ways}{need.example}: {need.words}", effect, how=How.MISSING)
+            what = f"add {ways}{need.example}"
+            yield Finding(need.paths[0], f"{what}: {need.words}", effect, how=How.MISSING, cause=need.words)

@@ -224,9 +224,10 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
     for path in sorted(changed, key=lambda path: path not in config.given):
         before, after, given = config.effective.get(path, config.given.get(path)), trip.returned(path), path in config.given
         mine = tuple(ours for ours in lost if ours in rule.carried(path))
+        whole = rule.becomes is not None and not mine and not rule.becomes(path, rule.seen(rule.theirs, config.effective))
         if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
             continue
-        how = _fate(rule, path, mine, blurred, unheld or (bool(mine) and trip.gone(mine)))
+        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(mine)))
         if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
             after = trip.found(mine or rule.carried(path), after)
         named = path if given else _given(config, rule, mine, path)
@@ -239,8 +240,8 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         told.update(mine)
         named_.add(named)
         change = rule.becomes(named, rule.seen(rule.theirs, config.effective)) if rule.becomes and how is not How.DERIVED else ""
-        whole = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
-        yield from _in_parts(trip, rule, lost, whole)
+        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
+        yield from _in_parts(trip, rule, lost, finding)
 
 
 def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
@@ -451,7 +452,9 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
         why = f"no Plan form holds what {unheld} says" if unheld else f"{config.dialect.name} leaves {', '.join(fields)} open"
         message = f"{why}; {target.dialect.name} takes {taken} by default"
-        yield Finding(path, message, min(effects, key=lambda one: one.rank), False, How.DEFAULTED, None, kept[fields[0]])
+        cause = "" if unheld else f"left open by {config.dialect.title}; {target.dialect.title} takes what it has by default"
+        effect = min(effects, key=lambda one: one.rank)
+        yield Finding(path, message, effect, False, How.DEFAULTED, None, kept[fields[0]], cause=cause)
 
 
 def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:

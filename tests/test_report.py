@@ -12,7 +12,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch
-from bridge.findings import Finding
+from bridge.findings import Finding, Origin
 from bridge.printed import causes, verdict
 from bridge.rules import Effect, How
 
@@ -23,6 +23,17 @@ SAMPLED = MODEL + (
     "--save checkpoints --save-interval 10 --eval-iters 3 --use-distributed-optimizer "
     "--overlap-grad-reduce --overlap-param-gather"
 )
+
+RECIPE = {
+    "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
+    "step_scheduler": {"global_batch_size": 32, "local_batch_size": 4, "max_steps": 10},
+    "model": {
+        "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+        "pretrained_model_name_or_path": "meta-llama/Llama-3.1-8B",
+    },
+    "distributed": {"strategy": "fsdp2"},
+    "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
+}
 
 Said = Callable[..., tuple[int, str, str]]
 
@@ -93,8 +104,45 @@ class TestRows:
 
     def test_a_value_is_told_in_the_words_of_file_and_target(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "x.args").write_text(SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280"))
-        text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8")[2]
-        assert re.search(r"lr_warmup_samples \(line 1\) 1280 -> code.scheduler.warmup_steps 10\n", text)
+        text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]
+        assert re.search(r"lr_warmup_samples \(line 1\) 1280 -> 10\b", text.partition("Same numbers")[2])
+        decay = json.dumps({"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}})
+        (tmp_path / "ds.json").write_text(decay)
+        text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
+        assert " optimizer.params.weight_decay (line 1) 0.1 -> weight_decay 0.1\n" in text
+
+    def test_what_is_lost_comes_before_counts_that_were_rounded_and_in_the_order_of_the_file(self) -> None:
+        told = [
+            finding(Effect.NUMBERS, "rounded", "a", change="9 -> 1", origin=Origin(1)),
+            finding(Effect.NUMBERS, "dropped", "b", origin=Origin(5)),
+            finding(Effect.NUMBERS, "gone", "c", origin=Origin(3)),
+        ]
+        assert [row.message for row in causes(told)] == ["gone", "dropped", "rounded"]
+
+    def test_what_a_stack_takes_by_default_is_one_thing(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+        words = ("convert", "recipe.json", "--to", "megatron", "--world-size", "8")
+        text, findings = said(*words)[2], json.loads(said(*words, "--json")[1])["findings"]
+        opened = [one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]]
+        assert len(opened) > 10
+        row = "left open by NeMo AutoModel; Megatron-Core takes what it has by default"
+        assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
+
+    def test_what_is_to_be_added_has_its_reason_once(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
+        text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
+        part = text.partition("You still have to add\n")[2].partition("\n\n")[0]
+        assert "  add --num-layers or --encoder-num-layers\n  add --hidden-size\n" in part
+        assert part.count("Megatron refuses to start without it") == 1
+
+    @pytest.mark.parametrize("width", ["60", "80"])
+    def test_a_setting_that_goes_on_stands_deeper_than_the_reason(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, width: str
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", width)
+        lines = said(*CONVERT)[2].splitlines()
+        at = next(place for place, line in enumerate(lines) if line.startswith("  2 train_samples") or "train_samples" in line)
+        assert lines[at + 1].startswith(" " * 8) and re.match(r" {6}\w", lines[at + 2])
 
     def test_what_is_without_effect_is_counted_and_shown_on_demand(self, said: Said) -> None:
         _, _, usual = said(*CONVERT)

@@ -398,9 +398,27 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             line = reader.lines[index] if index < len(reader.lines) else None
             message = _unknown(reader.words[index].partition("=")[0], reader.version)
             yield index, f"line {line}: {message}" if line else message
-        elif not follows:
-            place = reader.place(index, shown(reader.words[index]))
-            yield index, f"{place}: {_after(reader, index)}"
+        elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
+            further = _further(reader, index)
+            words = f"{shown(reader.words[index])} and {further} words more" if further else shown(reader.words[index])
+            yield index, f"{reader.place(index, words)}: {_after(reader, index)}{SPLIT if further else ''}"
+
+
+SPLIT = '; if they are one value, it has to be in quotes, and so has an array that holds it: "${NAME[@]}"'
+
+
+def _alike(reader: _Reader, first: int, second: int) -> bool:
+    """Whether two words beside one another stand on one line and are values that no flag takes."""
+    lines = [reader.lines[at] if at < len(reader.lines) else None for at in (first, second)]
+    return lines[0] == lines[1] and all(reader.marks[at] is _VALUE and at not in reader.opaque for at in (first, second))
+
+
+def _further(reader: _Reader, index: int) -> int:
+    """How many such words come directly behind one."""
+    end = index
+    while end + 1 in reader.extras and _alike(reader, end, end + 1):
+        end += 1
+    return end - index
 
 
 def _after(reader: _Reader, index: int) -> str:
