@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -40,3 +40,25 @@ def counted(items: Sequence[Item], size: Callable[[Item], float] = lambda item: 
             _LISTENER.reset(inside)
         done += one
         listener(done, total)
+
+
+class Course:
+    """How far a number of parts is, each a loop of its own: what is heard of a part counts as a share of the whole."""
+
+    def __init__(self, parts: int = 0) -> None:
+        self.parts, self.done = parts, 0
+
+    def further(self, parts: int) -> None:
+        """So many parts more are to come than was expected."""
+        self.parts = max(self.parts, self.done) + parts
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Within this block runs the next part; whoever listens hears of the whole."""
+        listener = _LISTENER.get()
+        behind, whole = self.done, max(self.parts, self.done + 1)
+        with listening(lambda done, total: listener(behind + done / total, whole)) if listener else nullcontext():
+            try:
+                yield
+            finally:
+                self.done += 1

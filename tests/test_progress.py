@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from bridge.cli import progress
-from bridge.underway import counted, listening
+from bridge.cli.verify import Told
+from bridge.underway import Course, counted, listening
 
 pytestmark = pytest.mark.once
 
@@ -60,6 +62,34 @@ def test_items_count_by_their_size_and_loops_inside_are_not_told() -> None:
             assert list(counted(range(size))) == [*range(size)]
     assert heard == [(1, 4), (4, 4)]
     assert list(counted("ab")) == ["a", "b"]
+
+
+def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_or_one_fails() -> None:
+    heard: list[tuple[float, float]] = []
+    course = Course(2)
+    with listening(lambda done, total: heard.append((done, total))):
+        with course.part():
+            list(counted(range(2)))
+        with suppress(ValueError), course.part():
+            raise ValueError("a run that does not start")
+        course.further(1)
+        for _ in range(2):
+            with course.part():
+                list(counted(range(1)))
+    assert heard == [(0.5, 2), (1, 2), (3, 3), (4, 4)]
+    with course.part():  # nobody listens
+        assert list(counted(range(2))) == [0, 1]
+
+
+def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    told, terminal = Told("the runs"), Terminal()
+    told.meter = progress.Meter("the runs", terminal)
+    clock[0] += 10
+    told.hear({"at": [1, 4]})
+    told.hear({"note": "native engine"})
+    told.hear({"found": {}})
+    assert terminal.getvalue() == f"{progress.CLEAR} 25% of the runs, 30 s left{progress.CLEAR}{progress.CLEAR}"
+    assert capsys.readouterr().err == "  native engine\n"
 
 
 @pytest.mark.parametrize(("done", "said"), [(0.5, "10 s"), (0.1, "1 min 30 s"), (0.001, "2 h 46 min")])

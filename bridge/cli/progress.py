@@ -46,10 +46,12 @@ class Meter:
         line = f"{done / total:4.0%} of {self.what}, {left(now - self.began, done, total)} left"
         print(f"{CLEAR}{line}" if self.drawn else line, end="" if self.drawn else "\n", file=self.stream, flush=True)
 
-    def end(self) -> None:
-        """Nothing more comes."""
+    def clear(self) -> None:
+        """Make room for another line, or for none: nothing more comes."""
         if self.drawn and self.said:
             print(CLEAR, end="", file=self.stream, flush=True)
+
+    end = clear
 
 
 def left(seconds: float, done: float, total: float) -> str:

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from bridge.cli.convert import answered, read, standard_input
 from bridge.cli.gathering import STDIN, within
 from bridge.cli.job import Job
 from bridge.cli.local import ranks
+from bridge.cli.progress import Meter
 from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
@@ -25,6 +26,7 @@ from bridge.exits import Exit
 from bridge.files import as_private_as, write_text
 from bridge.grid import Grid
 from bridge.translation import Result, translate
+from bridge.underway import listening
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
@@ -136,23 +138,37 @@ def _at_hand(job: Job, folder: Path) -> Job:
 def _measured(job: Job, options: Options) -> Fields:
     """What the ranks found; their progress goes to stderr."""
     world = (_own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)).size.world
-    found = next(measured([(job, options)], world, None if job.json else _tell))
+    found = next(measured([(job, options)], world, None if job.json else Told()))
     if "problems" in found:
         raise BridgeError(*found["problems"])
     return found
 
 
-def _tell(said: str) -> None:
-    note(f"  {said}")
+class Told:
+    """Tells on stderr what ranks do, and how far they are."""
+
+    def __init__(self, what: str = "the runs") -> None:
+        self.what = what
+        self.meter: Meter | None = None
+
+    def hear(self, said: Fields) -> None:
+        """What the first rank says: a note, or how much of how much is done."""
+        if "at" in said:
+            self.meter = self.meter or Meter(self.what)
+            self.meter(*said["at"])
+        elif self.meter:
+            self.meter.clear()
+        if "note" in said:
+            note(f"  {said['note']}")
 
 
-def measured(tasks: Sequence[tuple[Job, Options]], world: int, tell: Callable[[str], None] | None = None) -> Iterator[Fields]:
+def measured(tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None) -> Iterator[Fields]:
     """The reports on several files, in order, from one start of `world` ranks; one that fails has its `problems` instead."""
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in ranks(world, RANK, json.dumps(spec)):
         said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
-        if "note" in said and tell:
-            tell(said["note"])
+        if told:
+            told.hear(said)
         if "found" in said:
             yield said["found"]
 
@@ -281,7 +297,9 @@ def main(text: str) -> None:
 
     with redirect_stdout(sys.stderr):
         for said in tasks:
-            tell(found=_found(Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line)))
+            with listening(lambda done, total: tell(at=[done, total])):
+                found = _found(Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line))
+            tell(found=found)
     end(here.world)
 
 

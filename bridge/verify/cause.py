@@ -17,6 +17,7 @@ from bridge.layout.architecture import Architecture
 from bridge.plan import LearningRate, Plan
 from bridge.rules import Effect
 from bridge.translation import lower
+from bridge.underway import Course
 from bridge.verify.measure import Distance, Measured, Run, measure, parted
 from bridge.verify.size import made, small_model
 
@@ -41,7 +42,7 @@ forms of one in a row, until one helps).
 @dataclass(frozen=True)
 class Bench:
     """What measurements have in common: sequences in a microbatch, steps, padding or not, ranks, and the engine to hold others
-    against. A run of a plan there is kept.
+    against. A run of a plan there is kept. `course` is how far all of it is.
     """
 
     micro: int
@@ -50,9 +51,14 @@ class Bench:
     world: int
     reference: Backend
     kept: dict[str, Measured] = field(default_factory=dict)
+    course: Course = field(default_factory=Course)
 
     def measure(self, run: Run, plan: Plan) -> Measured:
         """See `measure`; the model is that of `plan`."""
+        with self.course.part():
+            return self._measured(run, plan)
+
+    def _measured(self, run: Run, plan: Plan) -> Measured:
         model = small_model(plan)
         workload = Workload(Architecture.of(model), micro=self.micro, model=model)
         return measure(run, workload, self.steps, self.padded)

@@ -13,7 +13,7 @@ from bridge.dialect import Written
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.verify.cause import Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
+from bridge.verify.cause import TRIALS, Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
 from bridge.verify.measure import LOSS, MARGIN, Distance, Measured, OtherModelError, Run, distance, parted
 from bridge.verify.pair import Pair, Side, in_small
 from bridge.verify.size import TWO, is_taken, made, steps_for
@@ -99,17 +99,17 @@ def _row(row: Row) -> dict[str, Any]:
         "as_written": row.written,
         "verdict": row.verdict,
         "cause": row.cause,
-        "losses": [_finite(step.loss) for step in steps],
-        "grad_norms": [_finite(step.grad_norm) for step in steps],
+        "losses": [finite(step.loss) for step in steps],
+        "grad_norms": [finite(step.grad_norm) for step in steps],
         "distance": _plain(row.distance),
     }
 
 
 def _plain(distance: Distance | None) -> dict[str, Any] | None:
-    return {name: _finite(value) for name, value in asdict(distance).items() if name != "noise"} if distance else None
+    return {name: finite(value) for name, value in asdict(distance).items() if name != "noise"} if distance else None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """A value as JSON can hold it: numbers that are not finite as text, as Python's float reads it."""
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
@@ -133,6 +133,7 @@ def verify(
     padded = padded or len({one.loss for one in pair.plans.values()}) > 1  # which only shows where tokens are not as many
     bench = bench or Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
     steps = bench.steps
+    bench.course.further(_parts(pair, (engines or backends).values()))
     note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
@@ -144,6 +145,15 @@ def verify(
 
 
 Note = Callable[[str], object]
+
+
+def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
+    """About how many runs there will be: the reference and one in wider numbers, what is meant elsewhere, what the target means,
+    also in fp64, and each side by its own stack, again in fp32 if that is not what it computes in.
+    """
+    installed = sum(backend.release is not None for backend in backends)
+    narrow = (pair.plans["source"].precision.compute or "fp32") not in ("fp32", "fp64")
+    return TWO + installed + 1 + TWO + (TWO + min(TWO, installed) if narrow else 0)
 
 
 def _wider(plan: Plan) -> Plan:
@@ -245,6 +255,7 @@ class Court:
         if meant is not None and meant.verdict == "differs":
             return meant.cause.partition(": ")[2]
         self.note(f"{backend.title}: looking for the cause")
+        self.bench.course.further(TWO * len(TRIALS))
         beside = self._beside(backend, measured) if side == "target" and self.pair.script else ""
         if beside:
             return f"{self.pair.fault}: {beside}"
@@ -316,6 +327,7 @@ class Court:
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """Which fields the translation changed so that numbers differ."""
         self.note("native engine: looking for the cause")
+        self.bench.course.further(TWO)
         causes = plan_causes(source, target, self.bench, wanted, rounding)
         found = [f"{words}{self.pair.said(paths)}" for paths, words in causes]
         return f"{self.pair.fault}, it means something else: {'; '.join(found) or 'several fields together'}"

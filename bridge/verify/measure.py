@@ -19,6 +19,7 @@ from bridge.engine.models.gpt import IGNORED
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
 from bridge.plan import Plan
+from bridge.underway import counted
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -104,7 +105,7 @@ def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start
     own = workload.rows or (Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else None)
     text = own or Text.of(None, shape.sequence, workload.seed)
     weights, done = [dict(trainer.weights())], []
-    for step in range(first, first + steps):
+    for step in counted(range(first, first + steps)):
         done.append(trainer.train_batch(batches(text, trainer, step, padded)))
         if step in (first, first + steps - 1):
             weights.append(dict(trainer.weights()))

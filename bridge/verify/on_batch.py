@@ -84,7 +84,7 @@ class OnBatch(Bench):
     trained: Mapping[bool, Workload] = field(default_factory=dict)
     facts: Model | None = None
 
-    def measure(self, run: Run, plan: Plan) -> Measured:
+    def _measured(self, run: Run, plan: Plan) -> Measured:
         workload = replace(self.trained[run.backend.name in OWN_MODEL], micro=self.micro)
         found = measure(run, workload, self.steps)
         if self.facts is None:

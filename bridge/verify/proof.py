@@ -17,7 +17,8 @@ from bridge.state import names
 from bridge.state.groups import Row
 from bridge.state.hub import Hub, Model, Origin, Parameter
 from bridge.state.lazy import Held
-from bridge.verify.judge import DIGITS, in_numbers
+from bridge.underway import Course
+from bridge.verify.judge import DIGITS, finite, in_numbers
 from bridge.verify.measure import Distance, Measured, OtherModelError, Run, Weights, distance, measure
 from bridge.verify.size import TWO, here
 
@@ -91,10 +92,14 @@ def prove(
     """
     runs: dict[str, Measured] = {}
     problems: dict[str, str] = {}
-    for key, party in {"source": source, "target": target, **({"wider": wider} if wider else {})}.items():
+    parties = {"source": source, "target": target, **({"wider": wider} if wider else {})}
+    course = Course(len(parties))
+    for key, party in parties.items():
         note(f"{party.title}: {steps} steps from {party.start.name}")
         try:
-            runs[key] = measure(Run(party.backend, party.config, party.start), replace(workload, groups=party.groups), steps)
+            with course.part():
+                ready = replace(workload, groups=party.groups)
+                runs[key] = measure(Run(party.backend, party.config, party.start), ready, steps)
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
     runs = _under_one_name(runs, facts)
@@ -166,13 +171,17 @@ def _fields(
             "engine": f"{party.backend.title} {party.backend.release or ''}".strip(),
             "problem": problems.get(party.side, ""),
             "first": runs[party.side].first if party.side in runs else None,
-            "losses": [step.loss for step in runs[party.side].steps] if party.side in runs else [],
-            "grad_norms": [step.grad_norm for step in runs[party.side].steps] if party.side in runs else [],
+            "losses": [finite(step.loss) for step in runs[party.side].steps] if party.side in runs else [],
+            "grad_norms": [finite(step.grad_norm) for step in runs[party.side].steps] if party.side in runs else [],
             "lr": [step.lr for step in runs[party.side].steps] if party.side in runs else [],
             "loss_scale": [step.scale for step in runs[party.side].steps] if party.side in runs else [],
         }
         for party in (source, target)
     ]
-    found = {"loss": gap.loss, "norm": gap.norm, "update": gap.update, "tensor": gap.tensor} if gap else None
-    known = {"loss": rounding.loss, "norm": rounding.norm, "update": rounding.update} if rounding else None
+    found = {**_far(gap), "tensor": gap.tensor} if gap else None
+    known = _far(rounding) if rounding else None
     return {"verdict": verdict, "steps": steps, "cause": cause, "distance": found, "rounding": known, "runs": rows}
+
+
+def _far(distance: Distance) -> dict[str, float | str | None]:
+    return {name: finite(getattr(distance, name)) for name in ("loss", "norm", "update")}
