@@ -15,11 +15,12 @@ class BridgeError(Exception):
 
     `problems` holds one line each: where, what was found, what was expected, what to do. `words` are options that, added to the
     command that was refused, say what lacks; what only its user knows stands there in capitals. `part` is what could be read of
-    a source all the same, where that is known.
+    a source all the same, where that is known. A command that was to print an object prints the error `as_object` too.
     """
 
     words: tuple[str, ...] = ()
     part: Any = None
+    as_object: bool = False
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(problems)

@@ -12,6 +12,8 @@ from bridge.rules import Effect, How
 
 Level = Literal["error", "warning", "note"]
 Verdict = Literal["same", "in part", "differs", "not run"]
+Number = float | Literal["nan", "inf", "-inf"] | None
+"""A number, as text where it is not finite; None: not told."""
 
 
 class Refused(TypedDict):
@@ -418,8 +420,8 @@ class Saved(TypedDict):
     steps: int | None
     skipped: int | None
     samples: int | None
-    loss: float | None
-    grad_norm: float | None
+    loss: Number
+    grad_norm: Number
     lr: float | None
     seed: int | None
 
@@ -494,7 +496,7 @@ class Different(TypedDict):
     name: str
     kind: str
     verdict: str
-    most: float
+    most: Number
     block: str
 
 
@@ -583,6 +585,19 @@ class Changed(TypedDict):
     after: Any
 
 
+class Gap(TypedDict):
+    """How far a run is from another: losses, gradient norms and updates, the tensor furthest off, another loss scale in words."""
+
+    loss: Number
+    norm: Number
+    update: Number
+    share: Number
+    tensor: str
+    worst: Number
+    scale: str
+    floor: Number
+
+
 class Ran(TypedDict):
     """A run of one side on one engine."""
 
@@ -591,9 +606,9 @@ class Ran(TypedDict):
     as_written: bool
     verdict: str
     cause: str
-    losses: list[float | str | None]
-    grad_norms: list[float | str | None]
-    distance: dict[str, Any] | None
+    losses: list[Number]
+    grad_norms: list[Number]
+    distance: Gap | None
 
 
 class Verified(TypedDict):
@@ -606,7 +621,7 @@ class Verified(TypedDict):
     steps: int
     ranks: int
     changes: dict[str, Changed]
-    rounding: dict[str, Any] | None
+    rounding: Gap | None
     left_out: list[str]
     runs: list[Ran]
     judged_release: str
@@ -636,6 +651,41 @@ class Size(TypedDict):
     bytes: int
 
 
+class Further(TypedDict):
+    """A side that went on from its checkpoint: steps behind its start, and what each further one gave."""
+
+    side: Literal["source", "target"]
+    engine: str
+    problem: str
+    first: int | None
+    losses: list[Number]
+    grad_norms: list[Number]
+    lr: list[float | None]
+    loss_scale: list[float | None]
+
+
+class Lengths(TypedDict):
+    """How far two runs are apart, or how far rounding takes them."""
+
+    loss: Number
+    norm: Number
+    update: Number
+    tensor: NotRequired[str]
+
+
+class Proved(TypedDict):
+    """Both sides of a move, some steps further."""
+
+    verdict: Verdict
+    steps: int
+    ranks: int
+    cause: str
+    lacking: list[str]
+    distance: Lengths | None
+    rounding: Lengths | None
+    runs: list[Further]
+
+
 class Moved(TypedDict):
     """A run in another stack."""
 
@@ -647,7 +697,7 @@ class Moved(TypedDict):
     launch: list[str]
     files: list[Size]
     findings: list[Told]
-    proof: dict[str, Any] | None
+    proof: Proved | None
     exit_code: Exit
 
 
@@ -655,12 +705,12 @@ class Step(TypedDict):
     """A step of a training: what `train --json` prints a line of."""
 
     step: int
-    loss: float | None
-    grad_norm: float | None
+    loss: Number
+    grad_norm: Number
     lr: float | None
-    loss_scale: float | None
-    tokens_per_second: float | None
-    memory: float | None
+    loss_scale: float
+    tokens_per_second: float
+    memory: float
     skipped: int
 
 
@@ -688,7 +738,7 @@ OUTPUTS: Mapping[str, Any] = {
     "schedule": Scheduled | Refused,
     "show": Shown | Listing | Refused,
     "fuzz": Fuzzed | Refused,
-    "train": Step,
+    "train": Step | Refused,
     "verify": Verified | Refused,
     "move": Moved | Refused,
     "checkpoint inspect": Inspected | Refused,

@@ -34,6 +34,8 @@ if find_spec("stagebridge") is None:  # a checkout that is not installed: this p
     sys.path += places
     os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+sys.path.append(str(HOME / "tests"))  # behind all else: what tests of several folders share
+
 collect_ignore = [] if find_spec("torch") else list(NEED_TORCH)
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schemas import judge, problems
 
 from bridge import outputs
 from bridge.cli import run
 from bridge.cli.demo import launch
 
-jsonschema = pytest.importorskip("jsonschema")
 pytestmark = pytest.mark.once
 
+HOME = Path(__file__).parents[1]
 DS = {
     "train_batch_size": 128,
     "train_micro_batch_size_per_gpu": 2,
@@ -57,8 +58,27 @@ COMMANDS = {
         "show deepspeed --json",
         "show nothing --json",
     ],
-    "fuzz": ["fuzz merak --examples 3 --json"],
+    "fuzz": ["fuzz merak --examples 3 --json", "fuzz merak --to deepspeed --examples 3 --json"],
 }
+WRONG = {
+    "convert": ["convert none.json --to deepspeed --json", "convert ds.json --to none --format json", "convert --json"],
+    "check": ["check none.json --json", "check bad.json ds.json --fail-on x --format=json", "check --json --none"],
+    "diff": ["diff ds.json none.json --json", "diff ds.json bad.json --format json", "diff ds.json --json"],
+    "drift": ["drift none.json --json", "drift ds.json --from-version 1 --json", "drift --json"],
+    "layout": ["layout none.json --json", "layout ds.json --ranks 0 --json", "layout --json"],
+    "schedule": ["schedule none.json --json", "schedule ds.json --microbatches x --json"],
+    "show": ["show none --json", "show deepspeed none --json", "show --json"],
+    "fuzz": ["fuzz none --json", "fuzz merak --to none --json", "fuzz merak --examples x --json"],
+    "train": ["train none.json --json", "train ds.json --model none --json", "train --json"],
+    "verify": ["verify none.json --to megatron --json", "verify ds.json --json", "verify ds.json ds.json --json"],
+    "move": ["move none.json --checkpoint none --to native -o out --json", "move ds.json --to native -o out --json"],
+    "checkpoint inspect": ["checkpoint inspect none --json", "checkpoint inspect --json"],
+    "checkpoint convert": ["checkpoint convert none --to safetensors -o out --json", "checkpoint convert none --json"],
+    "checkpoint diff": ["checkpoint diff none none --json", "checkpoint diff none --json"],
+    "trace diff": ["trace diff none none --json", "trace diff none --json"],
+    "trace show": ["trace show none --json", "trace show none --step x --json"],
+}
+"""Files that are not there or not good, and command lines that are wrong, of every command."""
 
 
 @pytest.fixture
@@ -79,33 +99,43 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return call
 
 
-def closed(schema: Any) -> Any:
-    """The same schema, by which an object has no key that is not in it: what a program may meet is all there."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {key: closed(part) for key, part in schema.items()}
-    return {**inner, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else inner
-
-
-def judge(name: str) -> Any:
-    schema = outputs.schema(name)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(closed(schema))
-
-
 @pytest.mark.parametrize(("name", "command"), [(name, command) for name, rows in COMMANDS.items() for command in rows])
 def test_what_is_printed_is_what_the_schema_says(name: str, command: str, said: Callable[[str], Any]) -> None:
-    data = said(command)
-    problems = [(problem.json_path, problem.message[:200], problem.context) for problem in judge(name).iter_errors(data)]
-    assert not problems
+    assert not problems(name, said(command))
+
+
+@pytest.mark.parametrize("command", [command for rows in WRONG.values() for command in rows])
+def test_what_is_refused_says_why_in_an_object(command: str, said: Callable[[str], Any], tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.stagebridge]\n")
+    name = next(name for name, rows in WRONG.items() if command in rows)
+    found = said(command)
+    assert not problems(name, found) and found["exit_code"] == 1
+    assert found["problems"] and all(found["problems"])
+
+
+def test_every_command_with_an_object_is_refused_here_in_every_way() -> None:
+    assert set(WRONG) == set(outputs.OUTPUTS) - {"baseline"}
+
+
+def test_an_object_behind_two_dashes_is_another_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "run", "--ranks", "x", "--", "python", "--json"]) == 1
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", outputs.OUTPUTS)
 def test_every_output_has_a_schema_that_refuses_another_object(name: str) -> None:
     rules = judge(name)
     assert list(rules.iter_errors({})) and list(rules.iter_errors({"exit_code": 7}))
+
+
+@pytest.mark.parametrize("name", outputs.OUTPUTS)
+def test_the_page_tells_every_key(name: str) -> None:
+    command = "check --write-baseline FILE" if name == "baseline" else f"{name} --json"
+    _, found, section = (HOME / "docs" / "json.md").read_text().partition(f"## `stagebridge {command}`\n")
+    schema = outputs.schema(name)
+    names = {row["$ref"].rpartition("/")[2] for row in schema.get("anyOf", ())} - {"Refused"}
+    keys = {key for part in (schema, *map(schema.get("$defs", {}).get, names)) for key in part.get("properties", ())}
+    assert found and keys and not [key for key in keys if f"`{key}`" not in section.partition("\n## ")[0]]
 
 
 def test_a_schema_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +160,7 @@ def test_checkpoints_and_trainings_too(said: Callable[[str], Any], capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line in lines:
-        judge("train").validate(json.loads(line))
+        assert not problems("train", json.loads(line))
     for name, command in {
         "checkpoint inspect": "checkpoint inspect run --tensors --json",
         "checkpoint convert": "checkpoint convert run --to safetensors -o model --json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -60,6 +61,8 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
 
     problems = mistakes.instead(arguments, error, stacks.names())
     with launched.once(problems) as mine:
+        if mine and (error.as_object or _asks_json(arguments)):
+            _print_object(arguments, problems)
         if mine:
             complain(problems)
         if mine and error.words:
@@ -71,13 +74,14 @@ def _misused(arguments: list[str], error: Any) -> Exit:
     """Say what is wrong with a command line, which `error` of the parser says, and what was meant where that is known."""
     from bridge import stacks
     from bridge.cli import launched, mistakes
-    from bridge.cli.terminal import complain, print_json
+    from bridge.cli.terminal import complain
 
     meant = mistakes.meant(arguments, stacks.names())
-    message = error.message = brief(clean_block(meant or error.message))
+    error.message = brief(clean_block(meant or error.message))
+    message = meant or brief(clean_block(error.format_message()))
     with launched.once([message]) as mine:
         if mine and _asks_json(arguments):
-            print_json({"problems": [message], "exit_code": Exit.ERROR})
+            _print_object(arguments, [message])
         if mine and meant:
             complain([meant])
         elif mine:
@@ -86,5 +90,13 @@ def _misused(arguments: list[str], error: Any) -> Exit:
 
 
 def _asks_json(arguments: list[str]) -> bool:
-    """Whether a wrong command line asks for JSON all the same."""
-    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    """Whether a command line that was refused asks for JSON; what stands behind `--` is said to another command."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
+
+
+def _print_object(arguments: list[str], problems: Sequence[str]) -> None:
+    """Print an error as an object; `train` prints one a line."""
+    from bridge.cli.terminal import print_json
+
+    print_json({"problems": list(problems), "exit_code": Exit.ERROR}, lines=arguments[0] != "train")

@@ -264,8 +264,7 @@ def answered(job: Job, work: Callable[[], int]) -> int:
         with within(job):
             return work()
     except BridgeError as error:
-        if job.json:
-            print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
+        error.as_object = job.json
         raise
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bridge import launching, outputs, printed, report, stacks
 from bridge.clean import clean
@@ -23,7 +23,7 @@ from bridge.cli.gathering import STDIN, within
 from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.cli.verify import MARK, orderly
+from bridge.cli.verify import MARK, Told, orderly
 from bridge.config import shown
 from bridge.dialect import Config, Saves, Written
 from bridge.edits import without
@@ -33,6 +33,7 @@ from bridge.files import Script, as_private_as, read_text
 from bridge.findings import Finding
 from bridge.rules import Effect, How
 from bridge.translation import Result
+from bridge.underway import listening
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
@@ -455,7 +456,7 @@ def _json(
     target: Target,
     files: Files,
     findings: tuple[Finding, ...],
-    found: Mapping[str, Any] | None,
+    found: outputs.Proved | None,
     options: Options,
     code: Exit,
 ) -> outputs.Moved:
@@ -468,7 +469,7 @@ def _json(
         "launch": list(target.written.command),
         "files": [{"name": f"{CHECKPOINT}/{file.name}", "bytes": file.size} for file in files.files],
         "findings": [report.finding_json(finding) for finding in findings],
-        "proof": dict(found) if found else None,
+        "proof": found,
         "exit_code": code,
     }
 
@@ -488,12 +489,13 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
         if run["problem"]:
             yield f"  {run['side']} on {run['engine']}: {run['problem']}"
         else:
-            losses = ", ".join(f"{loss:.6f}" for loss in run["losses"])
+            losses = ", ".join(f"{float(loss):.6f}" for loss in run["losses"])
             yield f"  {run['side']} on {run['engine']}, from step {run['first']}: losses {losses}"
     if found["distance"]:
         gap = found["distance"]
-        norm = "" if gap["norm"] is None else f", gradient norms by {gap['norm']:.1e}"
-        yield f"  apart: losses by {gap['loss']:.1e}{norm}, updates by {gap['update']:.1e} ({found['ranks']} ranks)"
+        loss, norm, update = (None if gap[name] is None else f"{float(gap[name]):.1e}" for name in ("loss", "norm", "update"))
+        norms = f", gradient norms by {norm}" if norm else ""
+        yield f"  apart: losses by {loss}{norms}, updates by {update} ({found['ranks']} ranks)"
 
 
 # Proving
@@ -592,7 +594,7 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
     )
 
 
-def _proved(job: Job, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
+def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs.Proved:
     """Run both sides on ranks of this machine; what came of it."""
     with tempfile.TemporaryDirectory() as folder, as_private_as(folder):
         top = Path(folder)
@@ -610,19 +612,20 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> dict[st
             "model": str(top / "model"),
         }
         found: dict[str, Any] = {}
+        telling = None if job.json else Told()
         for line in ranks(proof.world, RANK, json.dumps(spec, default=str)):
             said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
-            if "note" in said and not job.json:
-                note(f"  {said['note']}")
+            if telling:
+                telling.hear(said)
             found = said.get("found", found)
     if "problems" in found:
         raise BridgeError(*found["problems"])
     lacking = [*proof.lacking, *found.pop("changed")]
     verdict = "in part" if found["verdict"] == "same" and proof.lacking else found["verdict"]
-    found = {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world}
+    told = cast(outputs.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world})
     with as_private_as(options.checkpoint):
-        (options.output / PROOF).write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        (options.output / PROOF).write_text(json.dumps(told, indent=1) + "\n")
+    return told
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
@@ -669,10 +672,12 @@ def main(text: str) -> None:
 
     def tell(**words: Any) -> None:
         if rank.rank == 0:
-            print(MARK + json.dumps(words), file=out, flush=True)
+            print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
 
     with redirect_stdout(sys.stderr):
-        tell(found=_on_rank(spec, lambda line: tell(note=line)))
+        with listening(lambda done, total: tell(at=[done, total])):
+            found = _on_rank(spec, lambda line: tell(note=line))
+        tell(found=found)
     end(rank.world)
 
 

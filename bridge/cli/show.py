@@ -31,12 +31,7 @@ def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> i
     if schema:
         _print({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
         return Exit.CLEAN
-    try:
-        content = _content(stacks.load(name), field)
-    except BridgeError as error:
-        if as_json:
-            _print({"problems": list(error.problems), "exit_code": Exit.ERROR})
-        raise
+    content = _content(stacks.load(name), field)
     if as_json:
         _print(_entry(content) if isinstance(content, Entry) else _listing(stacks.load(name), content))
     elif isinstance(content, Entry):

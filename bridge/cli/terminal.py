@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -42,9 +43,17 @@ def complaints(problems: Iterable[str]) -> list[str]:
     return [brief(hide(clean(f"error: {problem}"))) for problem in problems]
 
 
-def print_json(content: Mapping[str, object]) -> None:
-    """Print one JSON object."""
-    print(json.dumps(HIDDEN.within(content), indent=2, allow_nan=False))
+def print_json(content: Mapping[str, object], lines: bool = True) -> None:
+    """Print one JSON object, over several lines or on one; numbers that are not finite, which JSON has not, stand as text."""
+    print(json.dumps(_finite(HIDDEN.within(content)), indent=2 if lines else None, allow_nan=False), flush=not lines)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def content(text: str) -> None:

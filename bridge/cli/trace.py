@@ -219,8 +219,7 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
             raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")
         return work()
     except BridgeError as error:
-        if as_json:
-            print_json({"problems": list(error.problems), "exit_code": Exit.ERROR})
+        error.as_object = as_json
         raise
 
 

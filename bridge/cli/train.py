@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
 import sys
@@ -23,7 +21,7 @@ from bridge.cli.convert import read
 from bridge.cli.folder import is_folder, model_in
 from bridge.cli.gathering import within
 from bridge.cli.job import Job
-from bridge.cli.terminal import note, say
+from bridge.cli.terminal import note, print_json, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.exits import Exit
@@ -228,8 +226,7 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
         start = time.perf_counter()
         step = trainer.train_batch(batches(text, trainer, number))
         speed, skipped = tokens / (time.perf_counter() - start), skipped + (not step.updated)
-        norm, lr = (math.nan if value is None else value for value in (step.grad_norm, step.lr))
-        yield Report(number + 1, step.loss, norm, lr, 1.0, speed, memory(place()), skipped)
+        yield Report(number + 1, step.loss, step.grad_norm, step.lr, step.scale or 1.0, speed, memory(place()), skipped)
 
 
 def end(world: int) -> None:
@@ -384,8 +381,7 @@ def _line(report: Report) -> None:
 
 
 def _object(report: Report) -> None:
-    told = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in report.fields().items()}
-    print(json.dumps(told), flush=True)
+    print_json(report.fields(), lines=False)
 
 
 class _Bar:

@@ -32,27 +32,29 @@ TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BY
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step: mean loss over all ranks, gradient norm before clipping, tokens per second over all
-    ranks, MiB on this rank.
+    """One step: mean loss over all ranks, gradient norm before clipping, learning rate (None: the engine does not tell), tokens per
+    second over all ranks, MiB on this rank.
     """
 
     step: int
     loss: float
-    grad_norm: float
-    lr: float
+    grad_norm: float | None
+    lr: float | None
     loss_scale: float
     tokens_per_second: float
     memory: float
     skipped: int
 
     def __str__(self) -> str:
+        norm = "not told" if self.grad_norm is None else f"{self.grad_norm:.4f}"
+        rate = "not told" if self.lr is None else f"{self.lr:.3g}"
         return (
-            f"step {self.step}  loss {self.loss:.4f}  grad norm {self.grad_norm:.4f}  lr {self.lr:.3g}"
+            f"step {self.step}  loss {self.loss:.4f}  grad norm {norm}  lr {rate}"
             f"  loss scale {self.loss_scale:g}  {self.tokens_per_second:.0f} tokens/s  {self.memory:.0f} MiB"
             f"  skipped {self.skipped}"
         )
 
-    def fields(self) -> dict[str, float | int]:
+    def fields(self) -> dict[str, float | int | None]:
         """The report as plain values, by name."""
         return asdict(self)
 

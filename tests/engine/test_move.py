@@ -18,6 +18,7 @@ import pytest
 import torch
 from checkpoints import Task
 from conftest import Run
+from schemas import problems
 
 from bridge.cli import move as moving
 from bridge.cli import run as command
@@ -118,6 +119,7 @@ def test_weights_alone_go_by_names(begun: Path, tmp_path: Path) -> None:
         begun / "ds_config.json", tmp_path / "weights", "deepspeed", tmp_path / "out", "--world-size", "2", "--json"
     )
     found = json.loads(said)
+    assert not problems("move", found)
     assert code == found["exit_code"] == 2 and found["target"]["format"] == "universal"
     assert found["taken_away"] == "Taken away: moments, schedule, step (different numbers)."
     assert json.loads((tmp_path / "out" / "ds_config.json").read_text())["checkpoint"]["load_universal"] is True
@@ -148,6 +150,7 @@ def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, m
         assert ends[-1] in (0, 2), (words, out.getvalue())
     assert ends == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
+    assert not problems("move", proof, "Proved")
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6
     assert [row["first"] for row in proof["runs"]] == [5, 5]
     assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.005, 0.00625])] * 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schemas import problems
 
 from bridge.cli import run as stagebridge
 from bridge.cli import verify as command
@@ -27,6 +28,7 @@ def test_one_run_on_two_local_ranks_from_file_to_verdict(planted: Path) -> None:
     command = [sys.executable, "-P", "-m", "stagebridge", *WORDS, "--steps", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=planted, check=False)
     found = json.loads(done.stdout)
+    assert not problems("verify", found)
     assert found["exit_code"] == done.returncode == {"in part": 3, "differs": 2}[found["verdict"]]
     assert found["ranks"] == 2 and found["changes"]["batch.global_"] == {"before": 64, "after": 4}
     reference, *others = found["runs"]
