@@ -57,14 +57,38 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert not loads, page
 
 
-def test_a_page_of_a_stack_is_filtered_by_its_address(site: Path, tmp_path: Path) -> None:
+def shown_in_a_browser(address: str, folder: Path) -> str:
+    """The page at an address as a browser has it after its scripts ran."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("needs a browser: chromium")
-    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    page = f"{(site / 'dialects' / 'megatron.html').as_uri()}?rows=overlap+param+gather"
-    command = [*words, f"--user-data-dir={tmp_path}", "--virtual-time-budget=8000", "--dump-dom", page]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    command = [*words, f"--user-data-dir={folder}", "--virtual-time-budget=8000", "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
+
+
+ASKED = """<script>
+class Worker { postMessage(message) { document.body.append(JSON.stringify(message.data) + "\\n"); } }
+window.Worker = Worker;
+</script><body><script src="SCRIPT"></script><script>
+for (const query of QUERIES) new Worker().postMessage({ type: 2, data: query });
+new Worker().postMessage({ type: 0, data: { config: "--as-it-is" } });
+</script></body>"""
+"""A page on which the search's worker shows what it is asked for."""
+
+
+def test_a_flag_is_searched_for_as_its_setting(tmp_path: Path) -> None:
+    queries = ["--tensor-model-parallel-size", "tensor-model-parallel-size", "-q lr", "cross-layer loss", "bf16.enabled"]
+    script = (HOME / "docs" / "site" / "tables.js").as_uri()
+    (tmp_path / "asked.html").write_text(ASKED.replace("SCRIPT", script).replace("QUERIES", json.dumps(queries)))
+    shown = shown_in_a_browser((tmp_path / "asked.html").as_uri(), tmp_path / "browser")
+    said = shown.replace("&quot;", '"').rpartition("</script>")[2]
+    asked = [*["tensor_model_parallel_size"] * 2, "q lr", "cross-layer cross_layer loss", "bf16.enabled"]
+    assert re.findall(r'^"(.*)"$', said, re.MULTILINE) == asked and "--as-it-is" in said
+
+
+def test_a_page_of_a_stack_is_filtered_by_its_address(site: Path, tmp_path: Path) -> None:
+    shown = shown_in_a_browser(f"{(site / 'dialects' / 'megatron.html').as_uri()}?rows=overlap+param+gather", tmp_path)
     rows = re.findall(r"<tr( class=\"filtered-out\")?>\s*<td>(.*?)</tr>", shown, re.DOTALL)
     left = [text for gone, text in rows if not gone]
     assert 0 < len(left) < 60 < len(rows)

@@ -19,6 +19,10 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Pages of the repository outside of this folder, and what they are called on the site."""
+BOOSTS = {"dialects": 8, "fidelity": 0.5}
+"""How much what is found in a folder counts: who searches for a setting wants its own row first."""
+WIDE = ("rules",)
+"""Folders of pages that are one table, which takes the place of the table of contents as well."""
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -32,6 +36,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """The same links for pages that lie here; a link out of the site is the name of a file."""
+    folder = posixpath.dirname(page.file.src_uri)
+    page.meta.update({"search": {"boost": BOOSTS.get(folder, 1)}, **({"hide": ["toc"]} if folder in WIDE else {})})
     if page.file.src_uri in PAGES.values():
         return markdown
     return _linked(markdown, posixpath.join(DOCS, posixpath.dirname(page.file.src_uri)), files, page.file.src_uri)

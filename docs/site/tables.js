@@ -103,3 +103,24 @@
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
 })();
+
+/* The search takes a word that begins with a hyphen for one that must not be there, and splits others at theirs: a flag is searched
+   for as the setting that it sets, and so is a word with several hyphens; one with a single hyphen also as a name. */
+(function () {
+  "use strict";
+  const QUERY = 2;
+  const send = Worker.prototype.postMessage;
+
+  function asNames(query) {
+    const words = query.split(/(\s+|")/).map((word) => {
+      const name = word.replace(/^-+(?=\w)/, "").replace(/-/g, "_");
+      return /^-|\w-\w+-\w/.test(word) ? name : /\w-\w/.test(word) ? `${word} ${name}` : word;
+    });
+    return words.join("");
+  }
+
+  Worker.prototype.postMessage = function (message, ...rest) {
+    const asked = message && message.type === QUERY && typeof message.data === "string";
+    return send.call(this, asked ? { ...message, data: asNames(message.data) } : message, ...rest);
+  };
+})();
