@@ -32,8 +32,8 @@ TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BY
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step: mean loss over all ranks, gradient norm before clipping, learning rate (None: the engine does not tell), tokens per
-    second over all ranks, MiB on this rank.
+    """One step: mean loss over all ranks, gradient norm before clipping and learning rate (None: the engine does not tell),
+    tokens per second over all ranks, MiB on this rank.
     """
 
     step: int
