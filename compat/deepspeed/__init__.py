@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,29 +41,29 @@ class DeepSpeedFile(Config):
 
 __all__ = ["DIALECT", "DeepSpeedDialect", "DeepSpeedFile", "install"]
 PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
+"""Settings of the code part that split the model over ranks."""
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
+"""Sections of the training precision, and the dtype codes of safetensors."""
 PARTIAL = "plan"
 """Entry point of a config made from a plan. Such a config may leave the batch open."""
 BATCH = "train_micro_batch_size_per_gpu"
 
 
-def _open_batch(config: Config) -> Iterator[Finding]:
-    if config.entry == PARTIAL and config.effective.get(BATCH) is None:
-        yield Finding(BATCH, "not given in the source; DeepSpeed refuses the file until you give it", Effect.NUMBERS)
-
-
 def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
-    """State of the script's own scheduler (torch's LambdaLR) after the updates made; empty if the script has none.
+    """State of torch's LambdaLR, which the script builds, after the hub's optimizer steps; empty if the script builds none.
 
-    None: the state in the source is kept. DeepSpeed's own schedulers are set by the updates made.
+    None keeps the state that the source has.
     """
     from compat.deepspeed.schedule import steers
 
     steps = hub.where.steps
     if steers(config.given):
+        # LambdaLR steps once when it is built, so its count of steps is one ahead of the updates.
         return None if steps is None else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
-    return {} if hub.schedule is None and config.given.get("scheduler.type") is None else None
+    if hub.schedule is None and config.given.get("scheduler.type") is None:
+        return {}
+    return None
 
 
 class DeepSpeedDialect(PackagedDialect):
@@ -117,6 +117,7 @@ class DeepSpeedDialect(PackagedDialect):
             return None
         from compat.deepspeed.trainer import arguments
 
+        # Every dump of TrainingArguments has its output_dir. A dump also holds names that no DeepSpeed key needs.
         return arguments(said, "output_dir" in said)
 
     def _parsed(
@@ -154,7 +155,11 @@ class DeepSpeedDialect(PackagedDialect):
         """Findings about settings that DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
 
-        return (*_open_batch(config), *inspect(config))
+        found = tuple(inspect(config))
+        if config.entry == PARTIAL and config.effective.get(BATCH) is None:
+            message = "not given in the source; DeepSpeed refuses the file until you give it"
+            return (Finding(BATCH, message, Effect.NUMBERS), *found)
+        return found
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Explicit JSON, the code part, and the launch command."""
@@ -176,6 +181,7 @@ class DeepSpeedDialect(PackagedDialect):
         """ZeRO's own files if the optimizer's groups are known, since these files need them; else universal ones."""
         values = config.effective
         parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
+        # AutoTP splits tensors too, but by a key of the file rather than by the script.
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
             f"{name}: found {size}; checkpoints are written for data-parallel ranks only: set it to 1"
@@ -201,6 +207,7 @@ class DeepSpeedDialect(PackagedDialect):
         """A script written here takes the checkpoint folder as an option; any other script needs a call."""
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
+        # The last bracket on a line of its own closes the call of deepspeed.initialize; loading needs the engine it returns.
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
@@ -217,7 +224,7 @@ class DeepSpeedDialect(PackagedDialect):
         return beside(written, config, plan, model)
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Facts that the script holds: tokens in a sample, and how the projections into the residual are initialised."""
+        """Plan fields of the model that the script holds, because the model's config has no key for them."""
         from compat.deepspeed.program import held
 
         return held(plan, model)
@@ -229,7 +236,7 @@ class DeepSpeedDialect(PackagedDialect):
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Share of the top-level keys that are DeepSpeed's; 1 for a script that gives a DeepSpeed config to a run."""
+        """Number of top-level keys that are DeepSpeed's; 1 for a script that gives a DeepSpeed config to a run."""
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
 
@@ -241,7 +248,7 @@ class DeepSpeedDialect(PackagedDialect):
         return sum(isinstance(key, str) and key in own for key in data)
 
     def mistaken(self, data: Any) -> str:
-        """Of accelerate, or of Hugging Face's Trainer."""
+        """The message for a file of accelerate or of Hugging Face's Trainer; empty for any other."""
         from compat.deepspeed.mistaken import mistaken
 
         return mistaken(data)
@@ -263,6 +270,7 @@ class DeepSpeedDialect(PackagedDialect):
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.deepspeed.formats import NULLABLE
 
+        # For a few keys DeepSpeed itself takes null as a value, such as steps_per_print: print nothing.
         kept = {path: value for path, value in given.items() if value is not None or path in NULLABLE}
         return super().config(kept, version, world_size, entry)
 
@@ -275,6 +283,7 @@ class DeepSpeedDialect(PackagedDialect):
 
 DIALECT = DeepSpeedDialect()
 
+# `import compat.deepspeed.comm` names no file here, so the finder has to stand before a script asks for it.
 listen()
 
 

@@ -1,4 +1,4 @@
-""" "auto" made explicit: values from the caller, then the rules by which Hugging Face's integrations fill them in."""
+"""Replaces "auto": by values from the caller, then by the rules of Hugging Face's integrations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REAL = frozenset(
         "pipeline.stages",
     }
 )
-"""Keys where "auto" is a value that DeepSpeed itself understands."""
+"""Keys for which "auto" is a value that DeepSpeed itself understands."""
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 
@@ -69,8 +69,8 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.stage3_param_persistence_threshold": Rule(("hidden_size",), lambda hidden: 10 * hidden),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
-"""From transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`. A model with several hidden
-sizes counts with the largest."""
+"""From transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`. Sizes of buckets are in
+elements. For a model with several hidden sizes, both take the largest."""
 
 SPELLED: Mapping[str, str] = {
     "per_device_train_batch_size": "micro_batch",
@@ -94,9 +94,10 @@ SAMPLES: Mapping[str, Any] = {
 }
 """Defaults of TrainingArguments. The other facts have no default."""
 WHOLE = frozenset({"micro_batch", "accumulation", "data_parallel", "world_size", "hidden_size", "total_steps", "warmup_steps"})
+"""Facts that are whole numbers."""
 
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
-"""Every fact that a rule can use; sizes in samples, ranks and optimizer steps."""
+"""Every fact that a rule can use. Sizes are in samples, ranks and optimizer steps."""
 
 _KNOWN_AS: Mapping[str, str] = {
     "micro_batch": MICRO,
@@ -108,9 +109,9 @@ _KNOWN_AS: Mapping[str, str] = {
 
 
 def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
-    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts` (see `FACTS`).
+    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts` (names of `FACTS`).
 
-    Raises `ConfigError`. It lists every "auto" that is left, and the facts that would resolve it.
+    Raises `ConfigError` if an "auto" is left, with the facts that would resolve each.
     """
     said = resolved(given, {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}})
     ConfigError.raise_if(said.problems)
@@ -134,17 +135,23 @@ def resolved(
 ) -> Resolved:
     """Resolve each "auto" in `given` by `values` (paths and facts) on `world` ranks; `where` has the file's place of each path.
 
-    Without `values` no rule applies: then nothing tells that one of these integrations starts the run.
+    Without `values` no rule applies, because nothing tells that one of these integrations starts the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
     said = _as_facts(values or {})
     problems = _strange(said)
-    facts = _facts(given, {"world_size": world, **said} if world else said) if not problems else {}
+    facts: dict[str, Any] = {}
+    if not problems:
+        facts = _facts(given, {"world_size": world, **said} if world else said)
     found: dict[str, Any] = {}
     for path in open_ if values is not None else ():
-        value = said.get(path) if path in said else None if problems else _by_rule(path, facts)
+        value = said.get(path)
+        # A wrong fact makes no values by rule: the user first learns that it is wrong.
+        if path not in said and not problems:
+            value = _by_rule(path, facts)
         if value is not None:
             found[path] = value
+            # A key that is now known may be the fact of another: a resolved micro batch completes the total.
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     left = [path for path in open_ if path not in found]
     return Resolved(found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts)))
@@ -153,6 +160,7 @@ def resolved(
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values`, with TrainingArguments under the names of the facts."""
     said = {SPELLED.get(name, name): value for name, value in values.items() if name not in ("adam_beta1", "adam_beta2")}
+    # Two arguments make one fact. The one that is not given has the Trainer's default.
     if "adam_beta1" in values or "adam_beta2" in values:
         first, second = SAMPLES["betas"]
         said["betas"] = (values.get("adam_beta1", first), values.get("adam_beta2", second))
@@ -160,20 +168,18 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from the caller, then those from the config itself."""
+    """Facts from the caller, and those that the config itself has."""
     own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
+    # Both the Trainer and accelerate make one micro batch a step unless told otherwise.
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
     facts = {fact: value for fact, value in own.items() if value not in (None, "auto")}
     facts |= {fact: value for fact, value in values.items() if fact in FACTS}
     if "world_size" in facts:
-        facts.setdefault("data_parallel", facts["world_size"] // _model_ranks(given))
+        # Ranks that share one batch: tensor x pipeline x sequence.
+        sizes = (given.get(path) for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size"))
+        sharing = math.prod(size for size in sizes if isinstance(size, int))
+        facts.setdefault("data_parallel", facts["world_size"] // sharing)
     return facts
-
-
-def _model_ranks(given: Mapping[str, Any]) -> int:
-    """Ranks that share one batch: tensor x pipeline x sequence."""
-    sizes = (given.get(path) for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size"))
-    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
@@ -203,6 +209,7 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
     """Options that give the missing facts: the Trainer's default of each, or its name in capitals if there is no default."""
     needs = dict.fromkeys(fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts)
     for fact in needs:
+        # The user knows the world size; the data-parallel ranks follow from it.
         if fact == "data_parallel":
             yield from ("--world-size", "WORLD_SIZE")
         else:
@@ -213,10 +220,10 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
     names = [f"auto: {name}: neither a key nor a fact{nearest(name, {*known, *SPELLED})}" for name in values if name not in known]
-    whole = [(name, value) for name, value in values.items() if name in WHOLE]
-    flaws = [f"auto: {name}: found {shown(value)}, expected a whole number" for name, value in whole if not _is_whole(value)]
+    # True and false are whole numbers to Python, so they are ruled out by name.
+    flaws = [
+        f"auto: {name}: found {shown(value)}, expected a whole number"
+        for name, value in values.items()
+        if name in WHOLE and (isinstance(value, bool) or not isinstance(value, int))
+    ]
     return [*names, *flaws]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""DeepSpeed's batch arithmetic: the data-parallel ranks that it sees, and train batch = micro batch x accumulation x ranks."""
+"""DeepSpeed's batch arithmetic: train batch = micro batch x accumulation x the data-parallel ranks that DeepSpeed sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """World size, the number of ranks by which DeepSpeed divides the batch, and the keys that reduce that number, in words."""
+    """World size, the ranks over which DeepSpeed divides the batch, and the keys with their sizes that make these fewer."""
 
     world: int
     dividing: int
@@ -24,29 +24,32 @@ class Ranks:
 def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     """The ranks that DeepSpeed's batch arithmetic counts. Raises `ConfigError` if the world size does not divide evenly."""
     at = release(version)
-    shared = _shared(values, at)
-    dividing = _dividing(values, at)
+    shared, mesh = _shared(values, at), _mesh(values)
+    # Ranks that share one batch. AutoTP's are not among them: DeepSpeed reads the batch before these groups exist.
+    sharing = int(values["code.tensor_parallel"]) * int(values["code.pipeline_stages"]) * _sequence(values, at)
     # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
-    world = world_size or _implied(values) * dividing
-    least = world or _mesh(values, at) or dividing
-    if _mesh(values, at) not in (0, least):
-        raise ConfigError(_mesh_problem(values, least))
-    if least % dividing:
-        raise ConfigError(f"{shared} does not divide world size ({least}); use a multiple of {dividing} ranks")
-    data = int(values["data_parallel_size"]) if _mesh(values, at) else least // dividing
-    return Ranks(least, data, shared)
+    world = world_size or _implied(values) * sharing or mesh or sharing
+    if mesh not in (0, world):
+        data, sequence = values["data_parallel_size"], values["sequence_parallel_size"]
+        product = f"data_parallel_size ({data}) x sequence_parallel_size ({sequence})"
+        raise ConfigError(f"{product} is not the world size ({world}); make them agree")
+    if world % sharing:
+        raise ConfigError(f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks")
+    # With a mesh DeepSpeed takes the size of its data axis, also in releases that ignore the sequence axis otherwise.
+    return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """A problem if AutoTP's groups do not fill all ranks, as its mesh must (utils/groups.py, _init_tp_mesh_device)."""
+    """A problem if AutoTP's groups leave ranks over. Its mesh needs all of them (utils/groups.py, _init_tp_mesh_device)."""
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
         yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
 
 
 def _coded(values: Flat) -> int:
-    """Ranks in the groups that the script builds. DeepSpeed learns of them through an mpu."""
-    return math.prod(int(values[f"code.{axis}_parallel"]) for axis in ("tensor", "context")) * int(values["code.pipeline_stages"])
+    """Ranks that share a batch in the groups that the script builds. DeepSpeed learns of them through an mpu."""
+    axes = ("code.tensor_parallel", "code.context_parallel", "code.pipeline_stages")
+    return math.prod(int(values[axis]) for axis in axes)
 
 
 def _sequence(values: Flat, at: Release) -> int:
@@ -55,20 +58,14 @@ def _sequence(values: Flat, at: Release) -> int:
     return max(int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1)
 
 
-def _dividing(values: Flat, at: Release) -> int:
-    return int(values["code.tensor_parallel"]) * int(values["code.pipeline_stages"]) * _sequence(values, at)
+def _mesh(values: Flat) -> int:
+    """World size of the mesh that data_parallel_size and sequence_parallel_size describe; 0 if DeepSpeed makes none.
 
-
-def _mesh(values: Flat, at: Release) -> int:
-    """World size of the mesh that data_parallel_size and sequence_parallel_size describe, or 0 (__init__.py, initialize)."""
+    An mpu wins over the mesh (runtime/config.py, DeepSpeedConfig.__init__).
+    """
     if values.get("data_parallel_size") is None or _coded(values) > 1:
         return 0
     return int(values["data_parallel_size"]) * int(values["sequence_parallel_size"])
-
-
-def _mesh_problem(values: Flat, world: int) -> str:
-    data, sequence = values["data_parallel_size"], values["sequence_parallel_size"]
-    return f"data_parallel_size ({data}) x sequence_parallel_size ({sequence}) is not the world size ({world}); make them agree"
 
 
 def _shared(values: Flat, at: Release) -> str:
@@ -101,7 +98,10 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """The missing batch keys from the given ones, with DeepSpeed's floor division."""
+    """The missing batch keys from the given ones, with DeepSpeed's floor division. `total` or `micro` is given.
+
+    A remainder is no error here: the product then differs from the total, and DeepSpeed refuses that (_batch_assertion).
+    """
     if micro is None:
         assert total is not None
         steps = 1 if steps is None else steps
@@ -113,6 +113,7 @@ def _solved(total: int | None, micro: int | None, steps: int | None, data: int) 
 
 def _uneven(values: Flat, data: int) -> list[str]:
     total, micro, steps = values[TOTAL], values[MICRO], values[STEPS]
+    # A total below the number of ranks makes a micro batch of 0, whose product may still agree.
     if total == micro * steps * data and micro * steps > 0:
         return []
     whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
@@ -121,9 +122,9 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 
 def _apart(values: Flat, data: int) -> str:
-    """A hint if the sizes would agree once several ranks share a batch. Only the script or a code part tells that they do."""
+    """A hint if the sizes agree once several ranks share a batch; else empty. Only the script tells that they share it."""
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
-    # DeepSpeed expects `size` samples; if it is a multiple of the total, so many ranks may share each batch.
+    # DeepSpeed expects `size` samples. If that is a multiple of the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""

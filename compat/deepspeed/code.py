@@ -37,27 +37,15 @@ def _mpu(values: Flat) -> bool:
     return not _piped(values) and (size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1)
 
 
-def _autotp(values: Flat) -> int:
-    return int(values.get("tensor_parallel.autotp_size") or 0)
-
-
-def _course(values: Flat) -> Iterator[str]:
-    """Lines that run before the script builds anything: the seed."""
-    if values.get("code.seed") is not None:
-        yield f"torch.manual_seed({values['code.seed']})  # the same seed; each stack draws in its own order"
-
-
 def script(values: Flat, world_size: int | None = None) -> str:
     """A short training script for the JSON, with names for the parts that the user writes."""
+    # Before anything is built, because the first weights are drawn then.
+    seed = values.get("code.seed")
+    seeded = [] if seed is None else [f"torch.manual_seed({seed})  # the same seed; each stack draws in its own order"]
+    scheduled = [*schedule.lines(values), ""] if schedule.steers(values) else []
     model = [*_model(values, world_size), *_checkpointing(values)]
-    parts = (_imports(values), _course(values), _scheduler(values), model, _start(values))
+    parts = (_imports(values), seeded, scheduled, model, _start(values))
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
-
-
-def _scheduler(values: Flat) -> Iterator[str]:
-    if schedule.steers(values):
-        yield from schedule.lines(values)
-        yield ""
 
 
 def _imports(values: Flat) -> Iterator[str]:
@@ -82,30 +70,34 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
     else:
         yield "model = build_model()  # your module"
     if _mpu(values):
-        asked = ", ".join(f"get_{kind}_parallel_*" for kind in _asked(values))
-        yield f"mpu = build_groups({', '.join(_groups(values))})  # Megatron-style: {asked}"
+        yield from _groups(values)
     if _mpu(values) and size(values, "context_parallel") > 1:
         yield "# in the model: deepspeed.sequence.layer.DistributedAttention(attention, mpu.get_sequence_parallel_group())"
-    if _autotp(values) > 1:
+    automatic = int(values.get("tensor_parallel.autotp_size") or 0)
+    if automatic > 1:
+        # DeepSpeed compares the inputs of these ranks in the first forward pass, and stops if they differ.
         yield "# every rank of a tensor group reads the same data"
-        yield f"model = deepspeed.tp_model_init(model, tp_size={_autotp(values)}, dtype=dtype)"
+        yield f"model = deepspeed.tp_model_init(model, tp_size={automatic}, dtype=dtype)"
 
 
 def _groups(values: Flat) -> Iterator[str]:
-    for name, argument in (("tensor_parallel", "tensor"), ("context_parallel", "sequence")):
-        if size(values, name) > 1:
-            yield f"{argument}={size(values, name)}"
-
-
-def _asked(values: Flat) -> tuple[str, ...]:
-    """Groups that DeepSpeed asks an mpu for (runtime/config.py; utils/groups.py)."""
-    shared = ("sequence", "sequence_data") if size(values, "context_parallel") > 1 else ()
-    return (*(("model",) if size(values, "tensor_parallel") > 1 else ()), "data", *shared)
+    """The line that builds an mpu, with the groups that DeepSpeed asks it for (runtime/config.py; utils/groups.py)."""
+    sizes, asked = [], []
+    if size(values, "tensor_parallel") > 1:
+        sizes.append(f"tensor={size(values, 'tensor_parallel')}")
+        asked.append("model")
+    asked.append("data")
+    if size(values, "context_parallel") > 1:
+        sizes.append(f"sequence={size(values, 'context_parallel')}")
+        asked += ["sequence", "sequence_data"]
+    calls = ", ".join(f"get_{kind}_parallel_*" for kind in asked)
+    yield f"mpu = build_groups({', '.join(sizes)})  # Megatron-style: {calls}"
 
 
 def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
     stages, tensor = size(values, "pipeline_stages"), size(values, "tensor_parallel")
     shape = f"num_stages={stages}"
+    # With num_stages alone PipelineModule makes all other ranks data ranks.
     if tensor > 1:
         data = "data_ranks" if world_size is None else world_size // (stages * tensor)
         yield f"topology = PipeModelDataParallelTopology(num_pp={stages}, num_mp={tensor}, num_dp={data})"
@@ -124,7 +116,12 @@ def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
 
 def _checkpointing(values: Flat) -> Iterator[str]:
     if values.get("code.checkpointing"):
-        mpu = "model.mpu()" if _piped(values) else "mpu" if _mpu(values) else "None"
+        # The functions split saved activations over the tensor group, which they get from an mpu.
+        mpu = "None"
+        if _piped(values):
+            mpu = "model.mpu()"
+        elif _mpu(values):
+            mpu = "mpu"
         every = values.get("code.checkpoint_interval") or 1
         group = "layer" if every == 1 else f"{every} layers"
         yield f'deepspeed.checkpointing.configure({mpu}, deepspeed_config="{FILE}")'
@@ -169,13 +166,12 @@ def _start(values: Flat) -> Iterator[str]:
     yield f'    config="{FILE}",'
     yield ")"
     length = values.get("code.steps")
-    each = "# for each micro batch" + (f", until {length} steps are made" if length else "")
-    whole = f"  # {length} times" if length else ""
-    yield (
-        f"loss = engine.train_batch(iterator){whole}"
-        if _piped(values)
-        else f"loss = engine(batch); engine.backward(loss); engine.step()  {each}"
-    )
+    # A pipeline takes all micro batches of a step in one call. Elsewhere `engine.step()` counts calls, and steps at the last.
+    if _piped(values):
+        yield "loss = engine.train_batch(iterator)" + (f"  # {length} times" if length else "")
+    else:
+        each = "# for each micro batch" + (f", until {length} steps are made" if length else "")
+        yield f"loss = engine(batch); engine.backward(loss); engine.step()  {each}"
 
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
@@ -184,9 +180,11 @@ def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
 
 
 def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
-    flag = "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
+    """The launcher's options for a number of ranks. Without them it takes every device that it finds."""
     if world_size is None:
         return ()
+    # Two names of one option (launcher/runner.py); the second reads better where there is no GPU.
+    flag = "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
     count, each = nodes(world_size)
     several = ("--hostfile", "hostfile", "--num_nodes", str(count)) if count > 1 else ()
     return (*several, flag, str(each))

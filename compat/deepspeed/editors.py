@@ -1,4 +1,4 @@
-"""The JSON Schema of a DeepSpeed file, for editors: that of the schema, and "auto" where Hugging Face fills it in."""
+"""The JSON Schema of a DeepSpeed file, for editors. It also allows "auto" for keys that Hugging Face fills in."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ def schema() -> dict[str, Any]:
         *sections, key = path.split(".")
         place = whole
         for name in sections:
-            place = _within(whole, place["properties"][name])
+            # pydantic keeps each section once below $defs, and a property that may be null refers to it in an anyOf.
+            choices = place["properties"][name]["anyOf"]
+            (section,) = (choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice)
+            place = whole["$defs"][section]
         leaf = place["properties"][key]
         leaf["anyOf"] = [*leaf["anyOf"], {"const": "auto"}]
     return whole
-
-
-def _within(whole: dict[str, Any], leaf: dict[str, Any]) -> dict[str, Any]:
-    """The section that a property holds."""
-    (name,) = (one["$ref"].rpartition("/")[2] for one in leaf["anyOf"] if "$ref" in one)
-    found: dict[str, Any] = whole["$defs"][name]
-    return found

@@ -1,4 +1,4 @@
-"""The values that DeepSpeed uses for a config: defaults of the release, renamed keys, derived values, reasons to refuse."""
+"""The values that DeepSpeed uses for a config: defaults of the release, renamed keys, and derived values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from compat.deepspeed.seen import GATHER, LEAVES, MICRO, OFFLOAD, OLD_GATHER, PA
 def effective(given: Flat, version: str, world_size: int | None = None, partial: bool = False) -> dict[str, Any]:
     """Values by path that DeepSpeed `version` uses for `given` on `world_size` ranks.
 
-    A `partial` config may leave the batch open; DeepSpeed itself refuses that.
-    The default world size is the one that the three batch keys imply, or else the smallest possible. Raises `ConfigError` with
-    every reason to refuse. Messages name keys; each check names its place in DeepSpeed's source.
+    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The default world size is the one that the
+    three batch keys imply, else the smallest possible. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
-    problems = [*_unknown(given, at), *_untyped(given), *_bounds(given, at)]
+    problems = [
+        f"{path}: not read by DeepSpeed {at.version}; drop it or name another release"
+        for path in given
+        if path not in at.keys and not path.startswith("code.")
+    ]
+    problems += [*_untyped(given), *_bounds(given, at)]
+    # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
     values = _filled(given, at)
     problems += [*refused(Seen(values, given, Context(version, world_size))), *unmeshed(values, world_size)]
@@ -33,12 +38,6 @@ def effective(given: Flat, version: str, world_size: int | None = None, partial:
 
 
 # Keys, types and bounds of the release
-
-
-def _unknown(given: Flat, at: Release) -> Iterator[str]:
-    for path in given:
-        if path not in at.keys and not path.startswith("code."):
-            yield f"{path}: not read by DeepSpeed {at.version}; drop it or name another release"
 
 
 def _untyped(given: Flat) -> Iterator[str]:
@@ -53,8 +52,9 @@ def _untyped(given: Flat) -> Iterator[str]:
 def _bounds(given: Flat, at: Release) -> Iterator[str]:
     for path in at.bounds.keys() & given.keys():
         for bound in at.bounds[path]:
-            value = given[path]
-            if not isinstance(value, str) and not (value > float(bound[1:]) if bound[0] == ">" else value < float(bound[1:])):
+            value, limit = given[path], float(bound[1:])
+            # A text such as "auto" has no size; whether the key takes it is a matter of its type.
+            if not isinstance(value, str) and not (value > limit if bound[0] == ">" else value < limit):
                 yield f"{path}: found {value}, expected {bound[0]} {bound[1:]} in DeepSpeed {at.version}"
 
 
@@ -63,9 +63,11 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
 
 def _filled(given: Flat, at: Release) -> dict[str, Any]:
     values = at.defaults.copy()
+    # A section that DeepSpeed leaves at None, such as offload_param, has defaults only once one of its keys is given.
     for section in dict.fromkeys(filter(None, map(optional_section, given))):
         values.update(at.section_defaults(section))
     values.update(given)
+    # In this order: constructors are looked up by moved keys (offload decides between them), and derivations by their names.
     _move(values, at)
     _name(values, given, at)
     _derive(values, given, at)
@@ -74,16 +76,16 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
 
 def moved(given: Flat) -> dict[str, str]:
     """New path by old path, for old keys in `given` that DeepSpeed renames."""
-    sections = {f"bfloat16.{name}": f"bf16.{name}" for name in (path.removeprefix("bfloat16.") for path in given)}
-    found = {old: new for old, new in sections.items() if old in given}
+    found = {path: "bf16." + path.removeprefix("bfloat16.") for path in given if path.startswith("bfloat16.")}
     singles = {ZERO + "cpu_offload": OFFLOAD + ".device", ZERO + "cpu_offload_param": PARAM + ".device", OLD_GATHER: GATHER}
     return found | {old: new for old, new in singles.items() if old in given}
 
 
 def _move(values: dict[str, Any], at: Release) -> None:
-    """Old keys to new ones (runtime/config_utils.py, deprecated fields; runtime/precision_config.py, bf16)."""
+    """Replace old keys by new ones (runtime/config_utils.py, deprecated fields; runtime/precision_config.py, bf16)."""
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if values.pop(old, None):
+            # The old switch makes a whole section with the defaults of the others; the new key beside it is refused.
             values.update({**at.section_defaults(section), section + ".device": "cpu"})
     if OLD_GATHER in values:
         old_gather = values.pop(OLD_GATHER)
@@ -93,18 +95,16 @@ def _move(values: dict[str, Any], at: Release) -> None:
 
 
 def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Canonical type names, and the defaults of the constructors behind them."""
+    """Write the canonical names of types, and the defaults of the constructors behind them."""
     for kind, section in (("optimizers", "optimizer"), ("schedulers", "scheduler")):
         name = values.get(section + ".type")
         if name is not None and (form := form_of(values, at, kind, name)):
             values[section + ".type"] = form.type
-            args = form.args or {}
-            defaults = {f"{section}.params.{arg}": value for arg, value in args.items() if value is not None}
-            values.update({path: _tuple(value) for path, value in defaults.items() if path in at.keys and path not in given})
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+            for argument, default in (form.args or {}).items():
+                path = f"{section}.params.{argument}"
+                if default is not None and path in at.keys and path not in given:
+                    # The table is JSON, where betas are a list; the schema holds tuples, and values are compared.
+                    values[path] = tuple(default) if isinstance(default, list) else default
 
 
 def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
@@ -128,7 +128,7 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Values that have an effect only in half precision or with their own section are reset (runtime/config.py)."""
+    """Reset values that take effect only in half precision or with their own section (runtime/config.py)."""
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
         values[norm] = 0.0
@@ -139,7 +139,7 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
-    """Type AdamW always decouples weight decay; PyTorch's AdamW has a default decay of 0.01 (runtime/engine.py)."""
+    """Settle weight decay: type AdamW always decouples it, and PyTorch's AdamW has a default of 0.01 (runtime/engine.py)."""
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":
         values[mode] = True

@@ -1,4 +1,4 @@
-"""JSON, HJSON, mappings and base64 to typed values by path, strict at every level; and back to explicit JSON."""
+"""Reads JSON, HJSON, mappings and base64 into typed values by path, strictly at every level, and writes explicit JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -77,6 +77,7 @@ def _tree(release: Release) -> Tree:
 
 
 def _alias(tree: Tree, alias: str, path: str) -> None:
+    """Put a second name beside the key at `path`, unless the release does not read that key."""
     *parents, name = alias.split(".")
     for parent in parents:
         tree = tree.get(parent, {})
@@ -103,6 +104,7 @@ def read(
     `arguments` are the Trainer's, by name, if Hugging Face's Trainer starts the run.
     """
     script = _script(source)
+    # Values that the caller gives win over those of the script.
     if script is not None:
         arguments = script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
         code = {**script.code, **(code or {})}
@@ -110,6 +112,7 @@ def read(
     data, document, entry = _loaded(script.document if script else source)
     reader = _Reader(release, lenient, document, world=world)
     reader.section(data, "", _tree(release))
+    # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
     reader.findings += script.findings if script else ()
@@ -126,8 +129,10 @@ def _script(source: Any) -> scripts.Found | None:
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+    """The nested mapping, the document with its lines if there is one, and the kind of source: a file or an object."""
     if isinstance(source, Written):
         return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
+    # A live DeepSpeedConfig keeps the mapping that it was made from.
     live = getattr(source, "_param_dict", source)
     if isinstance(live, Mapping):
         check_nested(live, "mapping")
@@ -140,7 +145,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _beside(source: str | Path | Document) -> dict[str, Any]:
-    """The code part that was written beside the file `source`, if there is one."""
+    """The code part from the file beside `source`; empty if there is none."""
     if isinstance(source, str) and is_text(source):
         return {}
     path = Path(source.name if isinstance(source, Document) else source)
@@ -156,6 +161,8 @@ def _mapping(document: Document) -> Mapping[str, Any]:
 
 def _decoded(source: str) -> Document | None:
     """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source` is no such string."""
+    # A name such as `ds_config` is made of the same letters, so a file of that name comes first, and what is decoded has to
+    # look like a mapping.
     if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or os.path.exists(source):
         return None
     try:
@@ -185,7 +192,8 @@ class _Reader:
         for name, value in self._entries(data, path):
             written = f"{path}.{name}" if path else name
             entry = tree.get(name)
-            target = _target(entry, written)
+            # Two spellings of one key have one target: the canonical path.
+            target = entry if isinstance(entry, str) else ALIASES.get(written, written)
             if target in taken:
                 self.problem(written, f"is another name of {taken[target]}; keep one")
                 continue
@@ -193,25 +201,28 @@ class _Reader:
             self._entry(written, target, value, entry)
 
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+        """The keys of a section with their values, without those that DeepSpeed never looks at."""
+        # It reads bfloat16 only if bf16 is missing or null (runtime/precision_config.py: get_bfloat16_config).
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
+        # The type comes first: it decides which arguments are known.
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
             if not isinstance(name, str) or "." in name:
                 self.problem(path or "config", f"found the key {shown(name)}, expected a plain name; nest sections")
             elif hidden and name == "bfloat16":
                 self.finding("bfloat16", "DeepSpeed ignores it because bf16 is given too; drop it", Effect.NUMBERS)
             elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
-                self._old_bucket(value, data)
+                # The bucket size beside a ZeRO section that is true or false, the oldest form (runtime/zero/config.py).
+                if data["zero_optimization"]:
+                    self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
             else:
                 yield name, value
 
-    def _old_bucket(self, value: Any, data: Mapping[str, Any]) -> None:
-        """The bucket size beside a ZeRO section that is true or false, the oldest form (runtime/zero/config.py)."""
-        if data["zero_optimization"]:
-            self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
-
     def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
         if target in self.release.rejected:
-            self.problem(written, _removed(target, self.release))
+            history, version = KEYS[target], self.release.version
+            instead = f"; use {history.instead}" if history.instead else ""
+            message = f"removed in DeepSpeed {history.rejected}, and {version} refuses it even when empty; drop it{instead}"
+            self.problem(written, message)
         elif entry is None:
             self.unknown(written, value)
         elif isinstance(entry, str):
@@ -234,36 +245,40 @@ class _Reader:
             self._renamed(written, target, value, entry)
 
     def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+        """Read a section with an old name, and keep its keys as the user spelled them."""
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
             self.origins[path] = Origin(self.line(written), path.replace(target, written, 1))
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
+        """A value in the place of a section: an error, except null or true where DeepSpeed takes them."""
         if value is None and target in NULL_SECTIONS:
             return
         if target == "zero_optimization" and isinstance(value, bool):
             self._set("zero_optimization.stage", int(value), written)
             self.finding(target, f"{str(value).lower()} is an old form of stage {int(value)}; write the stage", Effect.NONE)
             return
-        self.problem(written, f"found {_null(value)}, expected a mapping" + (", or leave it out" if value is None else ""))
+        found, drop = ("null", ", or leave it out") if value is None else (shown(value), "")
+        self.problem(written, f"found {found}, expected a mapping{drop}")
 
     # Leaves
 
     def leaf(self, written: str, path: str, value: Any) -> None:
         """Read one value."""
+        # A null that differs from leaving the key out: for expert_w3 always, for the others if their default is not null.
+        means = path in NULLABLE and (
+            path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None
+        )
         if path in OBJECTS:
             self._object(written, value)
-        elif value is None and not self._setting(path):
+        elif value is None and not means:
             self._no_value(written, path)
         elif value == "auto" and path not in auto.REAL:
+            # Replaced once all keys are read: one "auto" may follow from another key.
             self._set(path, "auto", written)
         else:
             self._value(written, path, value)
-
-    def _setting(self, path: str) -> bool:
-        """Whether null at `path` differs from leaving it out."""
-        return path in NULLABLE and (path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None)
 
     def _value(self, written: str, path: str, value: Any) -> None:
         try:
@@ -275,7 +290,7 @@ class _Reader:
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
-        """The value that DeepSpeed reads, such as 3 for a stage of "3" or 1 for true. Other values are returned unchanged."""
+        """The number that DeepSpeed reads, such as 3 for a stage of "3" or 1 for true. Other values are returned unchanged."""
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
@@ -307,12 +322,11 @@ class _Reader:
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Null is the same as leaving the key out if DeepSpeed's default is None. Otherwise DeepSpeed fails on it."""
-        section = path.rpartition(".")[0]
+        """Note an error for null, unless DeepSpeed's default is None: then null is the same as leaving the key out."""
+        section, _, name = path.rpartition(".")
         if section in PARAMS:
-            fine = all(
-                form.args.get(path.rpartition(".")[2], "") is None for form in self._forms(section) if form.args is not None
-            )
+            # Null goes to the constructor, which takes it if that is its own default.
+            fine = all(form.args.get(name, "") is None for form in self._forms(section) if form.args is not None)
         else:
             fine = path not in DICTS and (path not in KEYS or KEYS[path].at(self.release.version) is None)
         if not fine:
@@ -336,12 +350,14 @@ class _Reader:
         """Read constructor arguments: those of a known type are checked, those of the user's own type are kept."""
         forms = self._forms(target)
         names = [form.args for form in forms if form.args is not None]
+        # Arguments without a type: DeepSpeed builds nothing of them, and a finding tells so.
         if target.replace(".params", ".type") not in self.given:
             self.section(value, target, entry)
             return
         if not forms or len(names) < len(forms):
             self._own(target, value, entry, forms)
             return
+        # What any implementation of the type takes. Which one is built depends on other keys, so that is checked later.
         known = {argument for args in names for argument in args}
         known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {"max_grad_norm"}
         self.section(value, target, {argument: path for argument, path in entry.items() if argument in known})
@@ -351,6 +367,7 @@ class _Reader:
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
     def _own(self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]) -> None:
+        """Keep the arguments of a type whose constructor is not known, typed if they look like one of DeepSpeed's."""
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
             if remark := inside.strange(PARAMS[target], forms, str(self.given[target.replace(".params", ".type")]), name, before):
@@ -366,6 +383,7 @@ class _Reader:
         """A key that the release does not read is an error, or a finding if reading is lenient and DeepSpeed ignores it."""
         parent = written.rpartition(".")[0]
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
+        # No stack reads the code part, so no stack can ignore a key in it.
         if not self.lenient or self.release.refuses(parent) or parent == "code":
             self.problem(written, known)
         else:
@@ -383,7 +401,7 @@ class _Reader:
         """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a problem.
 
         Returns the options that would give the missing facts. A file without a schedule gets a finding, because the Trainer
-        then brings its own, unless `scheduled`.
+        then brings its own. `scheduled` says that this schedule is known.
         """
         lines = {path: f"line {line}" for path in self.given if (line := self.line(path))}
         said = auto.resolved(self.given, values, lines, self.world)
@@ -402,6 +420,7 @@ class _Reader:
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
+        # The Trainer overwrites keys of the file, but not what the user said of the script.
         for path, value in said.sets.items():
             if not (path.startswith("code.") and path in self.given):
                 self._value(path, path, value)
@@ -430,15 +449,6 @@ class _Reader:
         self.findings.append(Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin))
 
 
-def _target(entry: Any, written: str) -> str:
-    """The canonical path of what is written as `written`."""
-    return entry if isinstance(entry, str) else ALIASES.get(written, written)
-
-
-def _null(value: Any) -> str:
-    return "null" if value is None else shown(value)
-
-
 def _fits(path: str, value: Any) -> bool:
     try:
         typed(path, value)
@@ -448,17 +458,12 @@ def _fits(path: str, value: Any) -> bool:
 
 
 def _flaw(value: Any) -> str:
+    """The problem with a free-form value that no file can hold; empty if there is none."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         return f"found a value that JSON cannot hold ({str(error).lower()}); use plain finite values"
     return ""
-
-
-def _removed(path: str, release: Release) -> str:
-    history = KEYS[path]
-    instead = f"; use {history.instead}" if history.instead else ""
-    return f"removed in DeepSpeed {history.rejected}, and {release.version} refuses it even when empty; drop it{instead}"
 
 
 def _elsewhere(written: str, release: Release) -> str:
@@ -469,42 +474,35 @@ def _elsewhere(written: str, release: Release) -> str:
         return ""
     part = PARTS.get(path)
     instead = next((row.instead for row in rows if row.key == path and row.instead), part.instead if part else "")
+    # The release reads the key by another of its names.
     if any(row.known(release.version) for row in rows):
         return f"unknown key{f'; use {instead}' if instead else ''}"
+    # A section is as old as its first key, and ends with the first that goes.
     later = [row.since for row in rows if not release.since(row.since)]
     if later:
-        return f"new in DeepSpeed {_first(later)}, and this is {release.version}; drop it or name a later release"
-    last = _first([RELEASES.last(row.gone) for row in rows])
+        first = min(later, key=RELEASES.place)
+        return f"new in DeepSpeed {first}, and this is {release.version}; drop it or name a later release"
+    last = min((RELEASES.last(row.gone) for row in rows), key=RELEASES.place)
     return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
 
 
-def _first(versions: Iterable[str]) -> str:
-    from packaging.version import Version
-
-    return min(versions, key=Version)
-
-
 # Writing
-
-
-@cache
-def _order() -> Mapping[str, int]:
-    return {path: position for position, path in enumerate(fields(DeepSpeed))}
 
 
 def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
     """The nested mapping that DeepSpeed reads: canonical names in the schema's order, without the code part."""
     flat = {path: value for path, value in given.items() if not path.startswith("code.")}
     flat |= {path: value for path, value in opaque.items() if path not in OBJECTS}
-    ordered = sorted(flat, key=lambda path: (_place(path), path))
+    order = {path: place for place, path in enumerate(fields(DeepSpeed))}
+    ordered = sorted(flat, key=lambda path: (_place(path, order), path))
     return nest({path: flat[path] for path in ordered})
 
 
-def _place(path: str) -> int:
-    """Sort key of `path`: its place in the schema, or the end of its section."""
-    order = _order()
+def _place(path: str, order: Mapping[str, int]) -> int:
+    """Sort key of `path`: its place in the schema's `order`, or the end of its section."""
     if path in order:
         return order[path]
+    # An argument that no schema lists stands behind the last known one of its section.
     parent = path.rpartition(".")[0] + "."
     return max((place for known, place in order.items() if known.startswith(parent)), default=len(order))
 

@@ -17,7 +17,7 @@ ANY = "*"
 """Stands for a name that the user chooses."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Parts of the compression section in which every name is a section again (compression/config.py, until 0.19.6)."""
+"""Parts of the compression section whose names hold sections, not values (compression/config.py, until 0.19.6)."""
 Names = Mapping[str, Any]
 """Names that DeepSpeed reads at one level: None for a value, further names for a section."""
 
@@ -57,12 +57,14 @@ def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, befor
     """
     torch = next((names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()), None)
     if forms and torch is not None:
+        # max_grad_norm has a finding of its own, which tells to use gradient_clipping.
         if argument in (*torch, "max_grad_norm"):
             return None
         return f"not an argument of torch 2.13's {given}, which refuses it{nearest(argument, torch, before)}", Effect.STOPS
     rows = all_types(kind)
     elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
-    known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)} | {"max_grad_norm"}
+    known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)}
+    known |= {"max_grad_norm"}
     if argument in known:
         return None
     whose = f"{given} as other releases have it" if elsewhere else f"any of DeepSpeed's {kind}"

@@ -31,7 +31,7 @@ def build(config: Config) -> Any:
             f"deepspeed: the config is for {config.version}, but {found} is installed; read or write the config for {found}"
         )
     counted = ranks(config.effective, config.version, config.world_size)
-    return real({**plain(config.given, config.opaque)}, counted.dividing)
+    return real(plain(config.given, config.opaque), counted.dividing)
 
 
 def real(data: dict[str, Any], data_parallel: int) -> Any:
@@ -41,6 +41,7 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
     with _world(data_parallel):
         try:
             return DeepSpeedConfig(data, mpu=_Groups(data_parallel))
+        # DeepSpeed refuses with AssertionError, ValueError, TypeError, KeyError and pydantic's errors.
         except Exception as error:
             raise ConfigError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
 
@@ -56,7 +57,7 @@ class _Groups:
 
 
 class _Ranks:
-    """Stands in for the process group. Without one DeepSpeedConfig assumes a world of one rank."""
+    """Stands in for the process group. Without one DeepSpeedConfig takes a world of one rank, and ignores the mpu."""
 
     def __init__(self, world_size: int) -> None:
         self._ranks = world_size

@@ -1,7 +1,7 @@
 """DeepSpeed's modules by name, with the native engine behind them, and advice for names that the engine does not have.
 
-`import compat.deepspeed.comm as dist` finds them here. After `install()` so does `import deepspeed.comm`, for libraries that
-import DeepSpeed themselves. Nothing that needs torch is imported before a script asks for it.
+`import compat.deepspeed.comm as dist` finds a module of this table. After `install()` so does `import deepspeed.comm`, also
+in libraries that import DeepSpeed themselves. Nothing that needs torch is imported before a script asks for it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "utils.zero_to_fp32": ("names.export",),
     "zero": ("names.zero",),
 }
-"""DeepSpeed's modules, each with the module below `runtime` that replaces it; `__all__` there lists the names."""
+"""DeepSpeed's modules, each with the modules below `runtime` that replace it; `__all__` there lists the names."""
 
 KERNELS = "the engine builds no operators of its own; use torch's"
 ABSENT: Mapping[str, str] = {
@@ -110,7 +110,7 @@ ABSENT: Mapping[str, str] = {
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
 }
-"""Names that DeepSpeed has and the engine does not, by their beginning, each with advice."""
+"""Names that DeepSpeed has and the engine does not, each with advice. A name covers everything below it."""
 
 
 class Absent(BridgeError, ImportError):
@@ -126,11 +126,11 @@ class Names(ModuleType):
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        """A name of the table."""
+        """The object that the table has for a name. Python asks here for every name that the module itself lacks."""
         return resolved(self._path, name)
 
     def __dir__(self) -> list[str]:
-        """All of them."""
+        """All names, those of the table included."""
         return sorted({*super().__dir__(), *names_of(self._path)})
 
 
@@ -143,22 +143,28 @@ def module(path: str) -> Names:
 
 
 def names_of(path: str) -> Iterator[str]:
-    """Names in a module of the table, submodules included."""
+    """Names in a module of the table, with the modules directly below it."""
     lead = f"{path}." if path else ""
-    yield from (known[len(lead) :] for known in MODULES if known.startswith(lead) and "." not in known[len(lead) :] and known)
+    for known in MODULES:
+        inner = known.removeprefix(lead)
+        if known and known.startswith(lead) and "." not in inner:
+            yield inner
     for behind in MODULES.get(path, ()):
+        # The package's own names stand in this file, so that listing them loads no torch.
         yield from ENTRIES if behind == "entries" else import_module(f"{RUNTIME}.{behind}").__all__
 
 
 def resolved(path: str, name: str) -> Any:
     """The object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice, or `AttributeError` if unknown."""
     whole = f"{path}.{name}" if path else name
+    # Python and its tools look for names such as __wrapped__. They expect AttributeError, and no import of torch.
     if name.startswith("__") and name != "__version__":
         raise AttributeError(name)
     if name == "__version__" and not path:
         return RELEASE
     if whole in MODULES:
         return module(whole)
+    # The package's names are all listed, so an unknown one is refused below without loading torch.
     asked = path or name in ENTRIES
     if asked and find_spec("torch") is None:
         raise BridgeError(f"{THEIRS}.{whole}: torch is not installed; pip install 'stagebridge[engine]'")
@@ -169,14 +175,19 @@ def resolved(path: str, name: str) -> Any:
     advice = instead(whole)
     if advice is not None:
         raise Absent(f"{THEIRS}.{whole}: the native engine has none; {advice}")
-    kind = f"module {module(path).__name__!r}"
-    raise AttributeError(f"{kind} has no attribute {name!r}; of DeepSpeed's own it has {', '.join(sorted(set(names_of(path))))}")
+    kind, known = f"module {module(path).__name__!r}", ", ".join(sorted(set(names_of(path))))
+    raise AttributeError(f"{kind} has no attribute {name!r}; of DeepSpeed's names it has {known}")
 
 
 def instead(path: str) -> str | None:
     """Advice for a name that the engine does not have; empty if the table has none."""
+    # The longest entry that covers the name: `runtime.domino` has advice of its own, and `compression` covers all below it.
     words = path.split(".")
-    return next((ABSENT[lead] for end in range(len(words), 0, -1) if (lead := ".".join(words[:end])) in ABSENT), None)
+    for end in range(len(words), 0, -1):
+        lead = ".".join(words[:end])
+        if lead in ABSENT:
+            return ABSENT[lead]
+    return None
 
 
 class Finder(MetaPathFinder, Loader):
@@ -190,9 +201,11 @@ class Finder(MetaPathFinder, Loader):
         if name != self.root and not name.startswith(f"{self.root}."):
             return None
         inner = name[len(self.root) + 1 :]
+        # `compat.deepspeed` itself is a package on disk; only `deepspeed` is made here.
         if inner in MODULES and (inner or self.root == THEIRS):
             return ModuleSpec(name, self, is_package=True)
         advice = instead(inner)
+        # Below `compat.deepspeed` lie real modules too, such as `rules`. Python goes on and finds them.
         if self.root == THEIRS or advice is not None:
             raise Absent(f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}")
         return None
@@ -211,14 +224,14 @@ class Finder(MetaPathFinder, Loader):
 
 
 class _Installed(Distribution):
-    """DeepSpeed as a distribution."""
+    """DeepSpeed as a distribution, for libraries that compare its release with the least that they need."""
 
     def read_text(self, filename: str) -> str | None:
-        """Its metadata."""
+        """Its metadata: the name and the release. It has no other file."""
         return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n" if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Any:
-        """No file belongs to it."""
+        """Raises `BridgeError`: no file belongs to it."""
         raise BridgeError(f"{path}: the native engine stands for DeepSpeed, and has no such file")
 
 
@@ -233,10 +246,12 @@ def install() -> None:
         raise BridgeError(
             "install: DeepSpeed itself is imported already; call compat.deepspeed.install() before all other imports"
         )
+    # In front of Python's own finders, which would find an installed DeepSpeed.
     sys.meta_path.insert(0, Finder(THEIRS))
 
 
 def listen() -> None:
     """Let Python import the modules of the table below `compat.deepspeed`, which are no files."""
     if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
+        # Behind Python's own finders: a module on disk comes first.
         sys.meta_path.append(Finder(OURS))

@@ -28,12 +28,13 @@ TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("
 """The Plan's hyperparameters that each type takes."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that send one bit of each number, and the optimizer whose update they make: their weight decay is decoupled
+"""Types that send one bit of each number, and the optimizer with the same update. Their weight decay is decoupled
 (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
 """
 
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
 SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
+"""Keys of a scheduler that replaces the optimizer's learning rate."""
 
 
 def _name(values: Group) -> str | None:
@@ -71,6 +72,7 @@ def _peak(values: Group, lr: float | None, context: Context) -> float | None:
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
         return peak
+    # A list of peaks is one for each group of parameters. A plan has one rate, so the optimizer's stays.
     keeps = values.get("scheduler.type") == "WarmupLR" and context.since(KEEPS_LR_SINCE)
     return lr if keeps or isinstance(peak, tuple) else 1e-3
 
@@ -83,7 +85,9 @@ def _write(values: Group, context: Context) -> Group:
     given = {f"{PARAMS}.{key}": value for key, value in hyper.items() if value is not None}
     if name in ADAM_LIKE:
         given[f"{PARAMS}.adam_w_mode"] = name == "adamw"
-        given |= {f"{PARAMS}.torch_adam": True} if values.get("optimizer.amsgrad") else {}
+        # DeepSpeed's FusedAdam refuses amsgrad; torch's Adam has it.
+        if values.get("optimizer.amsgrad"):
+            given[f"{PARAMS}.torch_adam"] = True
     else:
         # ZeRO refuses optimizers outside of its list without this switch.
         given["zero_allow_untested_optimizer"] = True
@@ -118,9 +122,13 @@ OPTIMIZER = convert(
 
 SCHEDULE = ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+"""Shape of each scheduler after its warmup."""
 WARMUP_STEPS = 1000
+"""DeepSpeed's default of warmup_num_steps (runtime/lr_schedules.py)."""
 COSINE_FLOOR = 0.0001
+"""DeepSpeed's default of cos_min_ratio, a share of the peak."""
 KEEPS_LR_SINCE = "0.17.2"
+"""First release in which WarmupLR without warmup_max_lr warms up to the optimizer's own rate."""
 
 
 def _read_schedule(values: Group, context: Context) -> Group:
@@ -144,26 +152,34 @@ def _coded(values: Group) -> Group:
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
     if said.get("name") == OTHER:
         return {}
+    # Without any scheduler the rate stays as it is. A scheduler that no plan has leaves the plan's schedule open.
     if said or (values.get("optimizer.type") and not values.get("scheduler.type")):
         said = {"name": "constant", "warmup_steps": 0} | said
-        said = ({"warmup_from": 0.0} if said["warmup_steps"] else {}) | said
-        said = ({"minimum": 0.0} if said["name"] != "constant" else {}) | said
+        if said["warmup_steps"]:
+            said.setdefault("warmup_from", 0.0)
+        if said["name"] != "constant":
+            said.setdefault("minimum", 0.0)
     return {f"optimizer.schedule.{name}": value for name, value in said.items()}
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
-    """Learning rates at the start of warmup and at the end of the decay."""
+    """Learning rates at the start of warmup and at the end of the decay; None: there is no decay."""
     if shape == "cosine":
+        # WarmupCosineLR takes shares of the optimizer's rate; the other two take rates.
         peak = values.get(f"{PARAMS}.lr") or 1e-3
         floor = values.get("scheduler.params.cos_min_ratio")
-        return peak * (values.get("scheduler.params.warmup_min_ratio") or 0.0), peak * (COSINE_FLOOR if floor is None else floor)
+        start = peak * (values.get("scheduler.params.warmup_min_ratio") or 0.0)
+        return start, peak * (COSINE_FLOOR if floor is None else floor)
     low = values.get("scheduler.params.warmup_min_lr") or 0.0
+    # A list has one rate for each group of parameters; a plan has one for all.
     low = low[0] if isinstance(low, tuple) else low
+    # WarmupDecayLR decays to the rate at which the warmup starts.
     return low, low if shape == "linear" else None
 
 
 def _write_schedule(values: Group, context: Context) -> Group:
     said = {name: values.get(f"optimizer.schedule.{name}") for name in SCHEDULE}
+    # Without this the config would read as a constant rate, which is more than the plan tells.
     if values.get("optimizer.name") in TYPES and all(value is None for value in said.values()):
         said["name"] = OTHER
     return {f"code.scheduler.{name}": value for name, value in said.items()}
@@ -223,9 +239,13 @@ def _read_switches(values: Group, context: Context) -> Group:
 
 
 def _write_switches(values: Group, context: Context) -> Group:
-    taken = (switch for switch in SWITCHES if values.get("optimizer.name") in TAKING[switch])
-    found = {switch: values.get(f"optimizer.{switch}") for switch in taken}
-    return {f"{PARAMS}.{switch}": value for switch, value in found.items() if value not in (None, ADAM[f"optimizer.{switch}"])}
+    found: dict[str, Any] = {}
+    for switch in SWITCHES:
+        value = values.get(f"optimizer.{switch}")
+        # A usual value is left out: not every implementation of a type takes the argument at all.
+        if values.get("optimizer.name") in TAKING[switch] and value not in (None, ADAM[f"optimizer.{switch}"]):
+            found[f"{PARAMS}.{switch}"] = value
+    return found
 
 
 SWITCHED = convert(
@@ -247,7 +267,12 @@ DECAYED = (
         SCOPE,
         "optimizer.decay_scope",
         lambda values, context: {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {},
-        lambda values, context: {SCOPE: "matrices"} if _grouped(values) else {},
+        # The script makes groups for every scope but "all". An optimizer that DeepSpeed lacks is the script's altogether.
+        lambda values, context: (
+            {SCOPE: "matrices"}
+            if values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)
+            else {}
+        ),
         effect=lambda values: Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE,
         sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name", f"{PARAMS}.weight_decay"),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
@@ -261,10 +286,6 @@ DECAYED = (
         effect=Effect.NUMBERS,
     ),
 )
-
-
-def _grouped(values: Group) -> bool:
-    return values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)
 
 
 RULES = (OPTIMIZER, SWITCHED, *DECAYED, SCHEDULER)

@@ -285,12 +285,15 @@ if __name__ == "__main__":
 '''
 
 PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
-"""Families whose layers the script can put into a pipeline: each layer takes hidden states, and rotary angles if it uses them."""
+"""Families whose layers the script can put into a pipeline, each with the code of its layers.
+
+Rotary angles are computed again in each layer: a pipeline hands on hidden states alone."""
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     """Reasons why no whole script can be written: it would need facts about the model that no config has."""
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
+    # Outside a pipeline AutoTP splits the layers of any family; a PipelineModule has to bring split layers.
     if piped and code.size(values, "tensor_parallel") > 1:
         yield "a pipeline with tensor groups needs layers that share their weights"
     if code.size(values, "context_parallel") > 1:
@@ -328,15 +331,16 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
-    """Facts about the model that the script holds, because the model's config has no key for them."""
-    scaled = model is not None and _ends(model.given, plan)
-    return frozenset({"model.sequence", PADDED} | ({"model.init.scaled"} if scaled else set()))
+    """Plan fields of the model that the script holds, because the model's config has no key for them."""
+    found = {"model.sequence", PADDED}
+    if model is not None and _ends(model.given, plan):
+        found.add("model.init.scaled")
+    return frozenset(found)
 
 
 PADDED = "model.embedding.padded_vocab"
-
-
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
+"""Endings of the files beside a config, and the name that stands for the user's data in the command."""
 
 
 def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
@@ -391,15 +395,25 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
     problems = [f"script: {problem}; or drop --script and write your own by the code part" for problem in refused(values, model)]
     BridgeError.raise_if(problems)
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
+    # The code that builds the model: whole, or as the layers of a pipeline.
+    layers = PIPELINES.get(model.get("model_type") or "", ROTARY)
+    building = f"{TOKENS}{layers}{STAGED}" if piped else WHOLE
+    padded = ""
+    rows, words = course.get(PADDED), course.get("model.vocab")
+    # Padding rows take part in every softmax, so a model without them has another loss.
+    if rows and words and rows > words:
+        padded = f"    config.vocab_size = {rows}  # with rows that stand for no token\n"
     return "".join(
         (
             HEAD.format(model=beside, config=name, command=command),
             "\n" + "\n".join(_imports(values, ends is not None)) + "\n\n",
-            "\n".join(_constants(values, course)) + "\n",
+            "HERE = Path(__file__).parent\n",
+            f"STEPS, SEQUENCE = {values.get('code.steps')}, {course.get('model.sequence')}\n",
+            f"SEED = {values.get('code.seed') or 0}\n",
             "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
             "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
             "\n" + SCALED.format(ends=ends) if ends else "",
-            "\n" + _staged(model, piped).format(**_built(values, model, ends is not None), padded=_padded(course)),
+            "\n" + building.format(**_built(values, model, ends is not None), padded=padded),
             GROUPED if values.get(code.GROUPS) else "",
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),
@@ -422,25 +436,8 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
     yield "from transformers import AutoConfig, AutoModelForCausalLM"
 
 
-def _constants(values: Flat, course: Flat) -> Iterator[str]:
-    yield "HERE = Path(__file__).parent"
-    yield f"STEPS, SEQUENCE = {values.get('code.steps')}, {course.get('model.sequence')}"
-    yield f"SEED = {values.get('code.seed') or 0}"
-
-
-def _padded(course: Flat) -> str:
-    """A line for the padded vocabulary. Padding rows take part in every softmax, and no config.json has a key for them."""
-    rows, words = course.get(PADDED), course.get("model.vocab")
-    return f"    config.vocab_size = {rows}  # with rows that stand for no token\n" if rows and words and rows > words else ""
-
-
-def _staged(model: Mapping[str, Any], piped: bool) -> str:
-    """Template of the code that builds the model, whole or as the layers of a pipeline."""
-    return f"{TOKENS}{PIPELINES.get(model.get('model_type') or '', ROTARY)}{STAGED}" if piped else WHOLE
-
-
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """Values for that template: the pipeline's settings, and the scaling of initial weights."""
+    """Values for the template of the model: the pipeline's settings, and the scaling of initial weights."""
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
         return {"begun": f"scaled({plain}, config)" if scaled else plain}
@@ -477,8 +474,11 @@ UNIVERSAL = """    settings["checkpoint"]["load_universal"] = not Path(arguments
 
 
 def _main(values: Flat) -> dict[str, str]:
+    """Values for the template of the main function."""
     piped, tensor = code.size(values, "pipeline_stages") > 1, code.size(values, "tensor_parallel")
+    # A PipelineModule recomputes by its own interval.
     recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""
+    # The first run loads a universal checkpoint; from its own first checkpoint on it loads that.
     universal = bool(values.get("checkpoint.load_universal"))
     split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
     groups = [NAMED.format(file=json.dumps(values[code.GROUPS]))] if values.get(code.GROUPS) else code.groups(values)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from bridge.checks import Check, Checks, Condition
+from bridge.checks import Check, Checks
 from bridge.errors import nearest
 from bridge.rules import Effect
 from compat.deepspeed.releases import RELEASES
-from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Flat, Seen, form_of
+from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen, form_of
 
 CONFIG = "runtime/config.py, _do_error_check"
 FP16_MASTER, BF16_MASTER = (f"{name}.{name}_master_weights_and_grads" for name in ("fp16", "bf16"))
@@ -28,11 +28,8 @@ def _dynamic(seen: Seen) -> bool:
     return bool(seen["fp16.enabled"]) and not seen["fp16.loss_scale"]
 
 
-def _sums_with(other: Condition) -> Callable[[Seen], object]:
-    return lambda seen: seen["gradient_allreduce_op"] == "sum" and other(seen)
-
-
 def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
+    """`other`, for configs that switch the gradient norm off."""
     return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
 
 
@@ -41,7 +38,7 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """DeepSpeed reads `enabled` in this section, and stops with a KeyError if the key is missing."""
+    """A check that a section has the key `enabled`, which DeepSpeed reads without asking whether it is there."""
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
@@ -52,7 +49,7 @@ def _switched(section: str) -> Check:
 
 
 def _unfilled(section: str, name: str, what: str, place: str) -> Check:
-    """An enabled section needs the key `name`."""
+    """A check that an enabled section has the key `name`."""
 
     def lacks(seen: Seen) -> bool:
         values = seen[section] or {}
@@ -70,7 +67,7 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """A compression technique in the file needs groups of weights with all their parameters, even if it is not enabled."""
+    """Checks that a compression technique has groups of weights with all their parameters, even if it is not enabled."""
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
     def groups(seen: Seen) -> object:
@@ -92,12 +89,15 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
 
 REFUSALS = Checks(
     RELEASES,
+    # Precision and loss scaling
     _refuse(
         "fp16.enabled, bf16.enabled",
         lambda seen: seen["fp16.enabled"] and seen["bf16.enabled"],
         "both are true, expected one precision; switch one off",
         "runtime/config.py, _initialize_params",
     ),
+    # Masters in half precision: stage 2 alone until 0.18.3, then every stage that shards. Before 0.17.1 DeepSpeed reads the
+    # key only if fp16 is on, and since then in any case.
     _refuse(
         FP16_MASTER,
         lambda seen: seen[FP16_MASTER] and seen["fp16.enabled"] and seen.stage != 2,
@@ -134,6 +134,7 @@ REFUSALS = Checks(
         "runtime/precision_config.py, _validate_dynamic_loss_scale_params",
         since="0.19.3",
     ),
+    # ZeRO
     _refuse(
         ZERO + "compute_grad_norm",
         _unnormed(lambda seen: seen.stage not in (1, 2)),
@@ -155,14 +156,26 @@ REFUSALS = Checks(
         "runtime/zero/config.py, offload_ratio_check",
         name="less-than-1-needs-stage",
     ),
-    *(
-        _refuse("gradient_allreduce_op", _sums_with(other), f"sum is not possible {where}; use mean", CONFIG)
-        for where, other in (
-            ("at zero_optimization.stage 3", lambda seen: seen.stage == 3),
-            ("with zenflow", lambda seen: ZERO + "zenflow.topk_ratio" in seen.values),
-            ("with compile.deepcompile", lambda seen: seen["compile.deepcompile"]),
-        )
+    _refuse(
+        "gradient_allreduce_op",
+        lambda seen: seen["gradient_allreduce_op"] == "sum" and seen.stage == 3,
+        "sum is not possible at zero_optimization.stage 3; use mean",
+        CONFIG,
     ),
+    _refuse(
+        "gradient_allreduce_op",
+        # A zenflow section fills in its topk_ratio; without one there is no value.
+        lambda seen: seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values,
+        "sum is not possible with zenflow; use mean",
+        CONFIG,
+    ),
+    _refuse(
+        "gradient_allreduce_op",
+        lambda seen: seen["gradient_allreduce_op"] == "sum" and seen["compile.deepcompile"],
+        "sum is not possible with compile.deepcompile; use mean",
+        CONFIG,
+    ),
+    # Axes
     _refuse(
         ZERO + "stage",
         lambda seen: seen.piped and seen.stage >= 2,
@@ -184,6 +197,7 @@ REFUSALS = Checks(
         since="0.18.6",
         name="is-not-tensor_parallel-autotp_size-which",
     ),
+    # Sections of their own
     _refuse(
         "aio.use_gds",
         lambda seen: seen["aio.use_gds"] and seen["code.accelerator"] != "cuda",
@@ -235,12 +249,15 @@ def refused(seen: Seen) -> Iterator[str]:
     """Every combination that DeepSpeed refuses, a line each."""
     yield from REFUSALS.refused(seen)
     yield from _twice(seen)
-    yield from _facts(seen.given)
+    # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
+    for name in seen.given.get("autotuning.model_info") or ():
+        if name not in MODEL_INFO:
+            yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
     yield from _arguments(seen)
 
 
 def _twice(seen: Seen) -> Iterator[str]:
-    """An old key beside the one that replaces it (runtime/config_utils.py, _process_deprecated_field)."""
+    """Problems of an old key beside the one that replaces it (runtime/config_utils.py, _process_deprecated_field)."""
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in seen.given and seen.wrote(section):
             yield f"{old}: given beside {section}, which replaces it; drop {old}"
@@ -251,17 +268,11 @@ def _twice(seen: Seen) -> Iterator[str]:
 
 
 MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
-
-
-def _facts(given: Flat) -> Iterator[str]:
-    """Unknown names in autotuning.model_info (autotuning/config.py, get_model_info_config)."""
-    for name in given.get("autotuning.model_info") or ():
-        if name not in MODEL_INFO:
-            yield f"autotuning.model_info.{name}: unknown key{nearest(str(name), MODEL_INFO)}"
+"""Names in autotuning.model_info, with their defaults."""
 
 
 def _arguments(seen: Seen) -> Iterator[str]:
-    """Arguments that the scheduler cannot be built without (runtime/lr_schedules.py)."""
+    """Problems of arguments that are missing, and without which the scheduler cannot be built (runtime/lr_schedules.py)."""
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         if f"scheduler.params.{argument}" not in seen.given:

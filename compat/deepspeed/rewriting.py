@@ -16,18 +16,23 @@ from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release
 
 VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
-"""A scalar, or a shell expansion in its place."""
+"""A value on one line: a scalar, or a shell expansion such as `${LR}` in the place of one."""
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
     """The text of `original`, read for release `was`, with the values of `given`. Unchanged values are not touched.
 
-    Raises `TranslationError` if a key was removed or a value spans several lines. The result was read back and compared.
+    Raises `TranslationError` if a key was removed or a value spans several lines: the result is read back, and must have
+    exactly the values of `given`.
     """
-    before, document = _reading(original, was), _document(original)
+    before, document = _reading(original, was), original.document
+    if isinstance(document.data, Script):
+        # The config inside the script, whose lines are those of the script.
+        document = scripts.read(document.data).document
     if before is None:
-        raise TranslationError(f"{document.name}: release {was.version} cannot read it any more; write JSON")
+        raise TranslationError(f"{document.name}: release {was.version} cannot read it; write JSON")
     text = original.text
+    # Known keys first: each takes the first match on its line, and a new key is put in front of what its line has.
     for path, value in sorted(given.items(), key=lambda item: before.given.get(item[0]) is None):
         if not path.startswith("code.") and before.given.get(path) != value:
             text = _put(text, path, value, before, document)
@@ -41,13 +46,8 @@ def _file_part(given: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in given.items() if not path.startswith("code.")}
 
 
-def _document(original: Original) -> Document:
-    """The config, with its lines in the text."""
-    data = original.document.data
-    return scripts.read(data).document if isinstance(data, Script) else original.document
-
-
 def _reading(original: Original, release: Release) -> Reading | None:
+    """The values of the file or the script; None if the release refuses it."""
     try:
         return read(original.document, release, lenient=True)
     except BridgeError:
@@ -59,9 +59,11 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
     section, _, key = path.rpartition(".")
     lines, shown = text.split("\n"), json.dumps(value)
     if path in before.given:
+        # The key as the user spelled it: a second name, such as prefetch_bucket_size, stays.
         origin = before.origins.get(path)
         line = origin.line if origin and origin.line else document.line(*path.split("."))
         key = origin.spelling.rpartition(".")[2] if origin and origin.spelling else key
+        # HJSON takes keys without quotes. The value ends before a comma, a bracket, a comment or the end of the line.
         pattern, new = rf'(["\']?{re.escape(key)}["\']?\s*:\s*){VALUE}(?=\s*(?:[,}}\]]|(?://|#).*|$))', rf"\g<1>{shown}"
     else:
         name = section.rpartition(".")[2]
@@ -69,5 +71,6 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         pattern, new = rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)", rf'\g<1>"{key}": {shown}, '
     if line is None or line > len(lines):
         raise TranslationError(f"{path}: has no line of its own; write JSON")
+    # `re.sub` reads \n in the replacement as a line break; JSON's own \n must stay two characters.
     lines[line - 1] = re.sub(pattern, new.replace("\\n", "\\\\n"), lines[line - 1], count=1)
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000
+"""Elements in one bucket if the plan leaves it open: DeepSpeed's own default (runtime/zero/config.py)."""
 HALF = ("bf16", "fp16")
 
 
@@ -22,6 +23,7 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             ("code.tensor_parallel", "tensor_parallel.autotp_size"),
             "parallel.tensor",
+            # A plan does not tell who splits the layers, so it is written as groups that the script builds.
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
             effect=Effect.ROUNDING,
@@ -51,7 +53,11 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             ("code.expert_parallel", "expert_parallel.enabled", "expert_parallel.autoep_size"),
             "parallel.expert",
-            _read_expert,
+            lambda values, context: {
+                "parallel.expert": (values.get("expert_parallel.enabled") and values.get("expert_parallel.autoep_size"))
+                or values.get("code.expert_parallel")
+                or 1
+            },
             lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
             effect=Effect.ROUNDING,
             lossy="AutoEP becomes MoE layers in the model's code",
@@ -67,13 +73,17 @@ UNSERVED = (
     "Ulysses splits whole heads over its ranks, and DeepSpeed's pipeline engine has no groups for it; if it cannot be used, "
     "these ranks become data-parallel ranks"
 )
+"""The reason why a plan's context ranks may not be written."""
 
 
 def _unserved(values: Group) -> bool:
     """Whether DeepSpeed cannot split these sequences: in a pipeline, or if the ranks do not divide the heads."""
     ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
+    if ranks == 1:
+        return False
+    # Tensor ranks split the heads first; Ulysses then splits those that each of them has left.
     uneven = heads is not None and heads % (ranks * (values.get("parallel.tensor") or 1)) != 0
-    return ranks > 1 and ((values.get("parallel.pipeline") or 1) > 1 or uneven)
+    return (values.get("parallel.pipeline") or 1) > 1 or uneven
 
 
 def _above_one(path: str, size: int | None) -> Group:
@@ -88,13 +98,9 @@ def _read_context(values: Group, context: Context) -> Group:
     return {"parallel.context": max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)}
 
 
-def _read_expert(values: Group, context: Context) -> Group:
-    automatic = values.get("expert_parallel.autoep_size") if values.get("expert_parallel.enabled") else None
-    return {"parallel.expert": automatic or values.get("code.expert_parallel") or 1}
-
-
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
+"""Methods of PipelineModule and rules of a plan, by each other's name."""
 
 
 def pipeline_rules() -> tuple[Rule, ...]:
@@ -105,7 +111,11 @@ def pipeline_rules() -> tuple[Rule, ...]:
             "code.partition_method",
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             _read_partition,
-            _write_partition,
+            lambda values, context: (
+                {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
+                if (values.get("parallel.pipeline") or 1) > 1
+                else {}
+            ),
             effect=Effect.COST,
             sees=("code.pipeline_stages", "parallel.pipeline"),
             lossy="PipelineModule splits layers uniformly, by parameters or by type; stage boundaries cannot be given",
@@ -136,14 +146,10 @@ def pipeline_rules() -> tuple[Rule, ...]:
 def _read_partition(values: Group, context: Context) -> Group:
     if (values.get("code.pipeline_stages") or 1) == 1:
         return {}
+    # PipelineModule's own default is parameters.
     method = (values.get("code.partition_method") or "parameters").lower()
+    # "type:block" spreads the layers of that class evenly, as the plan's rule spreads its layers.
     return {"stages.rule": "even" if method.startswith("type:") else PARTITIONS.get(method)}
-
-
-def _write_partition(values: Group, context: Context) -> Group:
-    if (values.get("parallel.pipeline") or 1) == 1:
-        return {}
-    return {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
 
 
 AXES = (
@@ -179,12 +185,12 @@ def _write_batch(values: Group, context: Context) -> Group:
     anew = bool(whole) and _unserved(values)
     if anew and micro and context.world_size:
         data = context.world_size // prod(values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline"))
-        fits = f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
-        ConfigError.raise_if(
-            [f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks"] if whole % (micro * data) else []
-        )
+        if whole % (micro * data):
+            fits = f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
+            raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
         "train_micro_batch_size_per_gpu": micro,
+        # More data ranks make fewer micro batches each. DeepSpeed works out the number if it is left out.
         "gradient_accumulation_steps": None if anew else steps,
         "train_batch_size": whole,
     }
@@ -193,11 +199,14 @@ def _write_batch(values: Group, context: Context) -> Group:
 def _read_batch(values: Group, context: Context) -> Group:
     micro, steps = values.get("train_micro_batch_size_per_gpu"), values.get("gradient_accumulation_steps")
     total = values.get("train_batch_size")
+    data = _data_ranks(values, context)
     # Without a world size the three batch keys together imply the data-parallel ranks.
-    data = _data_ranks(values, context) or (total // (micro * steps) if micro and steps and total else None)
+    if not data and micro and steps and total:
+        data = total // (micro * steps)
     return {
         "batch.micro": micro,
         "batch.accumulation": steps,
+        # Not DeepSpeed's total: with AutoTP that counts all ranks as data-parallel ranks.
         "batch.global_": micro * steps * data if micro and steps and data else total,
         "parallel.data": data,
     }
@@ -229,9 +238,11 @@ ZERO = convert(
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
     """The ZeRO stage at or near `stage` at which DeepSpeed gets the numbers right."""
-    # Stage 0 is wrong in half precision and with clipping in a pipeline (see `traps`); pipelines refuse stages 2 and 3.
+    # Pipelines refuse stages 2 and 3.
+    highest = 1 if pipeline > 1 else 3
+    # Stage 0 makes a step too many in half precision, and in a pipeline it clips by the first stage's norm (`traps`).
     least = 1 if half or (pipeline > 1 and clip > 0) else 0
-    return max(least, min(stage, 1) if pipeline > 1 else stage)
+    return max(least, min(stage, highest))
 
 
 def _stage(values: Group) -> int:
@@ -247,13 +258,16 @@ def _read_stage(values: Group) -> int:
 
 def exchange_rules() -> tuple[Rule, ...]:
     """Buckets, overlap and offload of the sharded exchange."""
-    section = "zero_optimization"
     return (
         convert(
             BUCKETS,
             ("zero.bucket", "zero.gather_bucket"),
             lambda values, context: dict(zip(("zero.bucket", "zero.gather_bucket"), map(values.get, BUCKETS), strict=True)),
-            _write_buckets,
+            # A plan without a size for gathers means one size for both.
+            lambda values, context: {
+                BUCKETS[0]: values.get("zero.bucket", BUCKET),
+                BUCKETS[1]: values.get("zero.gather_bucket", values.get("zero.bucket", BUCKET)),
+            },
             effect=Effect.COST,
             carries=dict(zip(BUCKETS, ("zero.bucket", "zero.gather_bucket"), strict=True)),
         ),
@@ -267,16 +281,7 @@ def exchange_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
-        convert(
-            f"{section}.overlap_comm",
-            "zero.overlap",
-            _read_overlap,
-            _write_overlap,
-            effect=Effect.COST,
-            sees=(f"{section}.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
-            lossy="DeepSpeed overlaps reductions at stage 1 and above, without a pipeline",
-            source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
-        ),
+        OVERLAP,
         only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights ahead", effect=Effect.COST),
         convert(
             MICS,
@@ -302,31 +307,39 @@ OVERLAPPED = "tensor_parallel.tp_overlap_comm"
 BUCKETS = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
 MICS = "zero_optimization.mics_shard_size"
 
-
-def _write_buckets(values: Group, context: Context) -> Group:
-    reduced = values.get("zero.bucket", BUCKET)
-    return dict(zip(BUCKETS, (reduced, values.get("zero.gather_bucket", reduced)), strict=True))
+OVERLAP = convert(
+    "zero_optimization.overlap_comm",
+    "zero.overlap",
+    lambda values, context: (
+        {"zero.overlap": values.get("zero_optimization.overlap_comm")}
+        if _read_stage(values) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
+        else {}
+    ),
+    lambda values, context: (
+        {"zero_optimization.overlap_comm": bool(values.get("zero.overlap"))}
+        if _stage(values) >= 1 and (values.get("parallel.pipeline") or 1) == 1
+        else {}
+    ),
+    effect=Effect.COST,
+    sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
+    lossy="DeepSpeed overlaps reductions at stage 1 and above, without a pipeline",
+    source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
+)
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
+    """Replica groups of MiCS. Its key counts the ranks of one group, the plan counts the groups; -1 is off."""
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
-    grouped = size > 0 and data and data % size == 0 and _read_stage(values) == 3
-    return {"zero.replicas": data // size} if grouped and data else {}
+    if size > 0 and data and data % size == 0 and _read_stage(values) == 3:
+        return {"zero.replicas": data // size}
+    return {}
 
 
 def _write_replicas(values: Group, context: Context) -> Group:
     replicas, data = values.get("zero.replicas") or 1, values.get("parallel.data") or 1
-    return {MICS: data // replicas} if replicas > 1 and data % replicas == 0 and _stage(values) == 3 else {}
-
-
-def _read_overlap(values: Group, context: Context) -> Group:
-    works = _read_stage(values) >= 1 and (values.get("code.pipeline_stages") or 1) == 1
-    return {"zero.overlap": values.get("zero_optimization.overlap_comm")} if works else {}
-
-
-def _write_overlap(values: Group, context: Context) -> Group:
-    works = _stage(values) >= 1 and (values.get("parallel.pipeline") or 1) == 1
-    return {"zero_optimization.overlap_comm": bool(values.get("zero.overlap"))} if works else {}
+    if replicas > 1 and data % replicas == 0 and _stage(values) == 3:
+        return {MICS: data // replicas}
+    return {}
 
 
 OPTIMIZER_DEVICE, PARAM_DEVICE = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
@@ -351,34 +364,40 @@ OFFLOAD = convert(
         f"{PARAM_DEVICE}.device": "zero.offload.parameters",
         f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
     },
-    blurs=lambda values: _pinned_apart(values),
+    # A plan has one switch for both sections.
+    blurs=lambda values: len(_pinned(values)) > 1,
     lossy="DeepSpeed offloads optimizer state only at ZeRO stage 1 and above, and a part of it, or parameters, only at stage 3",
     source="reference: offload below these stages is accepted and ignored",
 )
 
 
 def _read_offload(values: Group) -> Group:
-    stage = values.get("zero_optimization.stage") or 0
-    optimizer = (values.get(f"{OPTIMIZER_DEVICE}.device") or "none") if stage >= 1 else "none"
-    parameters = (values.get(f"{PARAM_DEVICE}.device") or "none") if stage == 3 else "none"
+    devices = _devices(values)
+    optimizer = devices[OPTIMIZER_DEVICE]
+    # DeepSpeed splits the optimizer's state between devices only at stage 3 (runtime/zero/config.py, offload_ratio_check).
+    ratio = values.get(f"{OPTIMIZER_DEVICE}.ratio") if values.get("zero_optimization.stage") == 3 else None
     return {
         "zero.offload.optimizer": optimizer,
-        "zero.offload.optimizer_ratio": values.get(f"{OPTIMIZER_DEVICE}.ratio") if stage == 3 and optimizer != "none" else None,
-        "zero.offload.parameters": parameters,
-        "zero.offload.pinned": next(iter(_pinned(values, optimizer, parameters)), None),
+        "zero.offload.optimizer_ratio": ratio if optimizer != "none" else None,
+        "zero.offload.parameters": devices[PARAM_DEVICE],
+        "zero.offload.pinned": next(iter(_pinned(values)), None),
     }
 
 
-def _pinned(values: Group, optimizer: str, parameters: str) -> list[bool]:
+def _devices(values: Group) -> dict[str, str]:
+    """The device of each section at the config's stage; none if DeepSpeed ignores the section there."""
+    stage = values.get("zero_optimization.stage") or 0
+    least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
+    return {
+        section: (values.get(f"{section}.device") or "none") if stage >= first else "none"
+        for section, first in least.items()
+    }
+
+
+def _pinned(values: Group) -> list[bool]:
     """The pin_memory values of the sections that offload, without repetition: two if they differ."""
-    kept = {OPTIMIZER_DEVICE: optimizer, PARAM_DEVICE: parameters}
-    found = (bool(values.get(f"{section}.pin_memory")) for section, device in kept.items() if device != "none")
-    return list(dict.fromkeys(found))
-
-
-def _pinned_apart(values: Group) -> bool:
-    read = _read_offload(values)
-    return len(_pinned(values, read["zero.offload.optimizer"], read["zero.offload.parameters"])) > 1
+    kept = [section for section, device in _devices(values).items() if device != "none"]
+    return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
 
 
 def _write_offload(values: Group) -> Group:
@@ -429,6 +448,7 @@ COMMUNICATION = convert(
     lambda values, context: _read_communication(values, context),
     lambda values, context: _write_communication(values),
     effect=EFFECTS["precision.communicate"],
+    # The format depends on what is computed and accumulated in, and those in turn on the stage.
     sees=(
         "fp16.enabled",
         "bf16.enabled",
@@ -453,10 +473,13 @@ COMMUNICATION = convert(
 
 
 def _computed(values: Group) -> str:
-    return "bf16" if values.get("bf16.enabled") else "fp16" if values.get("fp16.enabled") else "fp32"
+    if values.get("bf16.enabled"):
+        return "bf16"
+    return "fp16" if values.get("fp16.enabled") else "fp32"
 
 
 def _accumulated(values: Group, compute: str) -> str:
+    """Format in which gradients add up. Stage 0 has no other than the model's (engine.py: _do_optimizer_sanity_check)."""
     given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return given or compute
 
@@ -474,12 +497,14 @@ def _read_precision(values: Group) -> Group:
 def _read_communication(values: Group, context: Context) -> Group:
     """The format of gradient reductions, if it differs from that of accumulation and no sequence-parallel ranks use another."""
     compute = _computed(values)
+    # Unset, the format is that of training, even if gradients accumulate in fp32 (engine.py: communication_data_type).
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
     return {} if apart or exchanged == _accumulated(values, compute) else {"precision.communicate": exchanged}
 
 
 def _write_communication(values: Group) -> Group:
+    # A plan without the field reduces in the format of accumulation, which DeepSpeed does only if told so.
     exchanged = values.get("precision.communicate") or (values.get("precision.reduce") if _stage(values) else None)
     return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
@@ -495,7 +520,7 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""Stands for a window of 0. DeepSpeed accepts 0 only with a constant scale, and then uses no window."""
+"""The window of a plan for one of 0. DeepSpeed accepts 0 only with a constant scale, and then uses no window."""
 
 SCALES = ("static", "initial", "hysteresis")
 
@@ -518,7 +543,7 @@ WINDOW = convert(
     "fp16.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_window(values),
-    lambda values, context: _where_half(values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")),
+    lambda values, context: _in_fp16(values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed's scale doubles one good step after its window, and that step's gradients are divided by the new scale",
@@ -528,7 +553,7 @@ FLOOR = convert(
     "fp16.min_loss_scale",
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_floor(values),
-    lambda values, context: _where_half(values, "fp16.min_loss_scale", _floor(values, context)),
+    lambda values, context: _write_floor(values, context),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed's smallest scale is a whole number, and an overflow at it ends the run",
@@ -554,6 +579,8 @@ def _read_loss_scale(values: Group) -> Group:
 def _read_window(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
+    # The scaler asks for a whole window of good steps behind the overflow, and doubles in the step after it. With a
+    # constant scale nothing grows, so there is nothing to be late.
     late = None if values.get("fp16.loss_scale") else True
     return {
         "precision.loss_scale.window": values.get("fp16.loss_scale_window") or UNUSED_WINDOW,
@@ -564,18 +591,21 @@ def _read_window(values: Group) -> Group:
 def _read_floor(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
+    # An overflow at the smallest scale ends the run, unless the scale is constant.
     final = None if values.get("fp16.loss_scale") else True
     return {"precision.loss_scale.minimum": values.get("fp16.min_loss_scale"), "precision.loss_scale.final": final}
 
 
-def _where_half(values: Group, path: str, value: float | None) -> Group:
+def _in_fp16(values: Group, path: str, value: float | None) -> Group:
     return {path: value} if values.get("precision.compute") == "fp16" else {}
 
 
-def _floor(values: Group, context: Context) -> int | None:
+def _write_floor(values: Group, context: Context) -> Group:
     minimum = values.get("precision.loss_scale.minimum")
-    # From 0.19.3 on DeepSpeed refuses a smallest scale of 0.
-    return None if minimum is None else max(1 if context.since("0.19.3") else 0, round(minimum))
+    if minimum is not None:
+        # From 0.19.3 on DeepSpeed refuses a smallest scale of 0.
+        minimum = max(1 if context.since("0.19.3") else 0, round(minimum))
+    return _in_fp16(values, "fp16.min_loss_scale", minimum)
 
 
 def _write_loss_scale(values: Group) -> Group:
@@ -583,7 +613,9 @@ def _write_loss_scale(values: Group) -> Group:
         return {}
     static, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     return {
+        # 0 asks for a dynamic scale.
         "fp16.loss_scale": static or 0,
+        # The key is the exponent: the nearest power of two from 1 on.
         "fp16.initial_scale_power": None if initial is None else max(0, round(log2(initial))),
         "fp16.hysteresis": hysteresis,
     }
@@ -616,6 +648,7 @@ RECOMPUTE = convert(
 
 def _read_recompute(values: Group) -> Group:
     piped = (values.get("code.pipeline_stages") or 1) > 1
+    # Both count layers. Only the pipeline engine reads the file's key; elsewhere the model's code calls the function.
     interval = values.get("pipeline.activation_checkpoint_interval") if piped else values.get("code.checkpoint_interval")
     if not interval and not values.get("code.checkpointing"):
         return {"recompute.granularity": "none"}
@@ -631,12 +664,15 @@ def _read_recompute(values: Group) -> Group:
 def _write_recompute(values: Group) -> Group:
     if values.get("recompute.granularity") != "full":
         return {}
+    # "block" counts the layers that are recomputed in a stage; DeepSpeed has no such number and recomputes each.
     interval = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
-    piped = (values.get("parallel.pipeline") or 1) > 1
-    path = "pipeline.activation_checkpoint_interval" if piped else "code.checkpoint_interval"
+    if (values.get("parallel.pipeline") or 1) > 1:
+        # The reentrant form needs inputs with gradients, and token ids have none (pipe/module.py: _is_checkpointable).
+        calls: Group = {"pipeline.activation_checkpoint_interval": interval, "pipeline.use_reentrant": False}
+    else:
+        calls = {"code.checkpoint_interval": interval, "code.checkpointing": True}
     return {
-        path: interval,
-        **({"pipeline.use_reentrant": False} if piped else {"code.checkpointing": True}),
+        **calls,
         "activation_checkpointing.partition_activations": bool(values.get("recompute.partition")),
         "activation_checkpointing.cpu_checkpointing": bool(values.get("recompute.offload")),
     }
@@ -728,13 +764,15 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "managed_gradient_accumulation": ("either DeepSpeed's engine or the script counts micro batches", Effect.NONE),
     "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
 }
-"""Sections and keys without a Plan field: the reason why they stay behind, and the effect of that on the run."""
+"""Sections and keys without a Plan field: the reason why no plan has them, and the effect on the run if they are dropped.
+
+The longest entry that covers a key is the one for it."""
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 
 
 def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """One row for each section, over every key that `claimed` does not name."""
+    """One row for each reason, over every key that `claimed` does not name."""
     rows: dict[tuple[str, Effect], list[str]] = {}
     for path in fields(DeepSpeed):
         if path not in claimed:

@@ -1,7 +1,7 @@
-"""A learning-rate schedule as Python text for `torch.optim.lr_scheduler.LambdaLR`, step by step as a Plan means it.
+"""A learning-rate schedule as Python text for `torch.optim.lr_scheduler.LambdaLR`, with a Plan's rate in every step.
 
-DeepSpeed's own schedulers start one step late and warm up over two steps at least (runtime/lr_schedules.py), so a schedule
-that came from elsewhere is made by the script.
+The script builds a schedule that came from another stack. DeepSpeed's own schedulers start one step late and warm up over
+at least two steps (runtime/lr_schedules.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARES = {
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""Share of the range from minimum to peak that is left in the decay of wsd, where `done` runs from 0 to 1."""
+"""Share of the range from minimum to peak that is left during the decay of wsd, where `done` runs from 0 to 1."""
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,15 +36,21 @@ def said(values: Mapping[str, Any]) -> dict[str, Any]:
 def steers(values: Mapping[str, Any]) -> bool:
     """Whether the schedule changes the learning rate and a Plan can express it."""
     found = said(values)
+    # A constant rate without warmup is what the optimizer has anyway.
     still = found.get("name") == "constant" and not found.get("warmup_steps")
     return bool(found) and not still and found.get("name") != OTHER
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """The definition of `lr_factor(step)`: learning rate over the optimizer's, for optimizer steps counted from 0."""
+    """Lines that define `lr_factor(step)`: the rate at a step, counted from 0, as a share of the optimizer's rate.
+
+    LambdaLR multiplies the optimizer's rate by this share.
+    """
     found = said(values)
-    name, warmup, total = found.get("name") or "constant", found.get("warmup_steps") or 0, found.get("total_steps")
+    name, warmup = found.get("name") or "constant", found.get("warmup_steps") or 0
+    total = found.get("total_steps")
     yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {found.get('minimum') or 0.0}"
+    # A peak of 0 has no shares: the function would divide by it.
     if not values.get("optimizer.params.lr", 1.0):
         yield ""
         yield ""
@@ -60,14 +66,12 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     if warmup:
         yield "    if step <= warmup:"
         yield "        return (start + (peak - start) * step / warmup) / peak"
+    # wsd decays over the last `decay` steps, the other shapes over all steps after the warmup.
     if name == "wsd":
         yield "    done = min(1.0, max(0, step - (total - decay)) / max(1, decay))"
-    elif "done" in DECAYS[name]:
-        yield "    done = min(1.0, (step - warmup) / max(1, total - warmup))"
-    yield f"    return ({_rate(name, found)}) / peak"
-
-
-def _rate(name: str, found: Mapping[str, Any]) -> str:
-    if name == "wsd":
-        return f"minimum + (peak - minimum) * {SHARES[found.get('decay_shape') or 'linear']}"
-    return DECAYS[name]
+        rate = f"minimum + (peak - minimum) * {SHARES[found.get('decay_shape') or 'linear']}"
+    else:
+        rate = DECAYS[name]
+        if "done" in rate:
+            yield "    done = min(1.0, (step - warmup) / max(1, total - warmup))"
+    yield f"    return ({rate}) / peak"

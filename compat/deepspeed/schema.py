@@ -1,4 +1,4 @@
-"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described. `releases` tells which release reads a key."""
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described. `releases` lists the keys of each release."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ DTYPES = {
 """DeepSpeed's spellings of a number format, and the short one (runtime/config.py, DtypeEnum)."""
 
 
-def _dtype(value: Any) -> Any:
-    return DTYPES.get(value, value) if isinstance(value, str) else value
-
-
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
@@ -38,25 +34,27 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _names(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else _tuple(value)
-
-
 def _scalar(value: Any) -> Any:
+    # pydantic would take true for 1.0.
     if value is True or value is False:
         raise ValueError("expected a number, not true or false")
     return value
 
 
+# 2 to the power of 128 is more than the largest number in fp32.
 ScalePower = Annotated[Whole, Ge(0), Le(127)]
-Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
+Dtype = Annotated[
+    Literal["fp32", "fp16", "bf16"],
+    BeforeValidator(lambda value: DTYPES.get(value, value) if isinstance(value, str) else value),
+]
 CommDtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_lower)]
 Fraction = Annotated[Real, Ge(0), Le(1)]
 NonNegative = Annotated[Real, Ge(0)]
 Positive = Annotated[Real, Gt(0)]
 Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+# DeepSpeed takes one name for a list of one (runtime/zero/leaf_module_config.py, _coerce_container_types).
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value))]
 Auto = Literal["auto"]
 Rates = Annotated[NonNegative | tuple[NonNegative, ...], BeforeValidator(_tuple), BeforeValidator(_scalar)]
 Opaque = dict[str, Any]

@@ -18,6 +18,7 @@ TRAINER = "--deepspeed"
 """This option names a file if the script uses Hugging Face's Trainer; otherwise it is a switch."""
 
 CODE: Mapping[str, str] = {
+    # `ds-sequence-parallel-size` is Ulysses: it splits samples. Megatron's `sequence-parallel` is another thing.
     "tensor-model-parallel-size": "tensor_parallel",
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
@@ -48,7 +49,13 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
-    return Found(document, _trained(said) if _trainer(launch) else None, _code(said), launch.ranks, tuple(assumed(script)))
+    # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts take the bare switch, and `--deepspeed_config FILE`.
+    trainer = any(
+        text == TRAINER and _names_file(after) for text, after in zip(launch.texts, launch.words[1:], strict=False)
+    )
+    trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
+    filled = arguments(trained, whole=False) if trainer else None
+    return Found(document, filled, _code(said), launch.ranks, tuple(assumed(script)))
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:
@@ -67,17 +74,13 @@ def _names_file(word: Pieces) -> bool:
     return spelled(word).endswith((".json", ".hjson")) and not spelled(word).startswith("-")
 
 
-def _trainer(launch: Launch) -> bool:
-    pairs = zip(launch.texts, launch.words[1:], strict=False)
-    return any(text == TRAINER and _names_file(after) for text, after in pairs)
-
-
 def _here(script: Script, content: Pieces) -> Document:
     """The text that the script itself writes to the config file."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
     )
     document = parse(spelled(content), script.name, ".hjson")
+    # Lines are counted from the script's first, so that a message points into the file that the user has.
     first = (line_of(content, script.text) or 1) - 1
     return replace(document, lines={key: line + first for key, line in document.lines.items()})
 
@@ -92,12 +95,13 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
     found = find(name, folder_of(script.name))
     if found is None:
         here = "no such file in the script's folder, or where this command runs"
-        raise SourceError(f"{script.name}: line {line}: {name}: {here}; put it there, or give --allow-path FOLDER it starts from")
+        give = "put it there, or give the folder in which the script starts with --allow-path FOLDER"
+        raise SourceError(f"{script.name}: line {line}: {name}: {here}; {give}")
     return load(found)
 
 
 def cut_folder(path: Pieces) -> Pieces:
-    """A path below the folder that the script is started in, as one relative to it."""
+    """The path without a leading `$PWD/`, so relative to the folder in which the script starts; other paths unchanged."""
     first = spelled(path[:1])
     return cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
 
@@ -114,12 +118,10 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
             yield name, attached if tied else "true" if after is None or after.startswith("--") else after
 
 
-def _trained(said: Mapping[str, str]) -> dict[str, Any]:
-    return arguments({name: scalar(value) for name, value in said.items() if name in DEFAULTS}, whole=False)
-
-
 def _code(said: Mapping[str, str]) -> dict[str, Any]:
+    """The code part by the flags of Megatron-DeepSpeed. An axis of one rank splits nothing and is left out."""
     sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
+    # With this flag the model is no PipelineModule, whatever the size of the axis (its pretrain_gpt.py, model_provider).
     if "no-pipeline-parallel" in said:
         sizes.pop("pipeline_stages", None)
     checkpointing = {"checkpointing": True} if "deepspeed-activation-checkpointing" in said else {}

@@ -1,4 +1,4 @@
-"""Generated DeepSpeed configs: batches, axes, optimizers and schedulers that hold together, and what each release reads."""
+"""Generated DeepSpeed configs: batches, axes, optimizers and schedulers that fit together, and the keys of each release."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Axes and batch first, then choices that each hold together."""
+    """Axes and batch first, then groups of settings that each fit together."""
+    # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
     data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES) or 1
     batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
@@ -72,7 +73,7 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
-    """The mesh of data and sequence ranks that the file describes; counted by the batch from 0.17.0 on."""
+    """The mesh of data and sequence ranks that the file describes. The batch divides by it from 0.17.0 on."""
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
     counted = sequence if release(case.version).since("0.17.0") else 1
@@ -133,19 +134,27 @@ CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps",
 def _built(section: str, version: str) -> list[Groups]:
     """One strategy for each type that the release builds, with the arguments that it takes; its own types more often."""
     at = release(version)
-    forms = {name: at.forms(section + "s", name) for name in at.types[section + "s"]}
-    built = [(_type(section, name, known), known[0].args is not None) for name, known in forms.items() if known]
-    return [groups for groups, own in built for _ in range(10 if own else 1)]
+    found: list[Groups] = []
+    for name in at.types[section + "s"]:
+        forms = at.forms(section + "s", name)
+        if forms:
+            # DeepSpeed's own types have listed arguments, so more can go wrong with them.
+            often = 1 if forms[0].args is None else 10
+            found += [_type(section, name, forms)] * often
+    return found
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
+    """A section with this type, required arguments, and some of the others."""
     own = forms[0].args is not None
+    # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
     required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
     taken = {f"{section}.params.{argument}" for form in forms for argument in (*(form.args or ()), *form.ignored)}
     must = {f"{section}.type": st.sampled_from(spellings), **{path: _field(path) for path in sorted(required)}}
     unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
     defaults = {f"{section}.params.{name}": value for form in forms for name, value in (form.args or {}).items()}
+    # A switch at its default would test nothing.
     switches = {path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)}
     return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches)
 

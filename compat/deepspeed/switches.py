@@ -8,42 +8,30 @@ WANDB, AUTOCAST, MOMENTS = "wandb", "torch_autocast", "bf16.bf16_optimizer_state
 OFF: Group = {}
 
 
-def _read_project(values: Group) -> Group:
-    on = values.get(f"{WANDB}.enabled")
-    return {"run.project": values.get(f"{WANDB}.project"), "run.entity": values.get(f"{WANDB}.team")} if on else OFF
-
-
-def _write_project(values: Group) -> Group:
-    project, entity = values.get("run.project"), values.get("run.entity")
-    return {f"{WANDB}.enabled": True, f"{WANDB}.project": project, f"{WANDB}.team": entity} if project or entity else OFF
-
-
-def _read_autocast(values: Group) -> Group:
-    return {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"} if values.get(f"{AUTOCAST}.enabled") else OFF
-
-
-def _write_autocast(values: Group) -> Group:
-    format_ = values.get("precision.autocast")
-    return {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": format_} if format_ in ("bf16", "fp16", "fp32") else OFF
-
-
 def _write_moments(values: Group) -> Group:
     """DeepSpeed keeps moments in bf16 only together with bf16 master weights, and only from ZeRO stage 1 on."""
-    alone = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
-    return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and alone else OFF
-
-
-def _method(values: Group) -> Group:
-    ranks = max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)
-    return {"parallel.context_method": "a2a"} if ranks > 1 else OFF
+    fits = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
+    return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and fits else OFF
 
 
 RULES: tuple[Rule, ...] = (
     convert(
         (f"{WANDB}.enabled", f"{WANDB}.project", f"{WANDB}.team"),
         ("run.project", "run.entity"),
-        lambda values, context: _read_project(values),
-        lambda values, context: _write_project(values),
+        lambda values, context: (
+            {"run.project": values.get(f"{WANDB}.project"), "run.entity": values.get(f"{WANDB}.team")}
+            if values.get(f"{WANDB}.enabled")
+            else OFF
+        ),
+        lambda values, context: (
+            {
+                f"{WANDB}.enabled": True,
+                f"{WANDB}.project": values.get("run.project"),
+                f"{WANDB}.team": values.get("run.entity"),
+            }
+            if values.get("run.project") or values.get("run.entity")
+            else OFF
+        ),
         effect=EFFECTS["run.project"],
         carries={f"{WANDB}.enabled": "run.project", f"{WANDB}.project": "run.project", f"{WANDB}.team": "run.entity"},
         lossy="a project name is dropped if logging to it is off",
@@ -52,8 +40,14 @@ RULES: tuple[Rule, ...] = (
     convert(
         (f"{AUTOCAST}.enabled", f"{AUTOCAST}.dtype"),
         "precision.autocast",
-        lambda values, context: _read_autocast(values),
-        lambda values, context: _write_autocast(values),
+        lambda values, context: (
+            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"} if values.get(f"{AUTOCAST}.enabled") else OFF
+        ),
+        lambda values, context: (
+            {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": values["precision.autocast"]}
+            if values.get("precision.autocast") in ("bf16", "fp16", "fp32")
+            else OFF
+        ),
         effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
         lossy="DeepSpeed's autocast is in bf16, fp16 or fp32",
         source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
@@ -71,7 +65,12 @@ RULES: tuple[Rule, ...] = (
     convert(
         (),
         "parallel.context_method",
-        lambda values, context: _method(values),
+        # Ulysses, of the script or of the file, is the one method that DeepSpeed has.
+        lambda values, context: (
+            {"parallel.context_method": "a2a"}
+            if (values.get("code.context_parallel") or 1) > 1 or (values.get("sequence_parallel_size") or 1) > 1
+            else OFF
+        ),
         lambda values, context: OFF,
         effect=EFFECTS["parallel.context_method"],
         sees=("code.context_parallel", "sequence_parallel_size"),

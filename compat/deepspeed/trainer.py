@@ -1,7 +1,8 @@
 """Hugging Face's Trainer: the values that its TrainingArguments fill into a DeepSpeed file, and contradictions between both.
 
-It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py: `trainer_config_process`, `trainer_config_finalize`
-and `fill_match`; also `TrainingArguments` with `get_warmup_steps`, and `Trainer.create_scheduler`.
+It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py: `trainer_config_process`,
+`trainer_config_finalize` and `fill_match`. It also follows `TrainingArguments.get_warmup_steps` and
+`Trainer.create_scheduler`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ SCHEDULES: Mapping[str, str] = {
 }
 """Schedules of the Trainer that a plan knows (transformers/optimization.py). They start at 0 and decay to 0."""
 WITHOUT_WARMUP = "constant"
+"""The Trainer's schedule that takes no warmup, whatever its arguments say (optimization.py: get_scheduler)."""
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 NODE_LOCAL = "checkpoint.use_node_local_storage"
@@ -52,11 +54,11 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 @dataclass(frozen=True)
 class Filling:
-    """What the Trainer does to a file.
+    """How the Trainer changes a file.
 
     `values` replace "auto", by key, and `facts` resolve the "auto" of further keys. An explicit value must equal the one in
-    `demands`, which also names the arguments that it comes from. `sets` are written in any case. `schedule` is the Trainer's
-    own schedule, by names of the code part.
+    `demands`, which also names the arguments that it comes from. `sets` are written even over explicit values. `schedule` is
+    the Trainer's own schedule, by names of the code part.
     """
 
     values: Mapping[str, Any]
@@ -90,8 +92,11 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 
 
 def _flaw(value: Any, usual: Any) -> str:
+    """The problem with an argument's value, judged by its default `usual`; empty if there is none."""
+    # lr_scheduler_kwargs, whose default is None, takes anything.
     if usual is None:
         return ""
+    # The switch comes first: true and false are whole numbers to Python.
     if isinstance(usual, bool):
         fits, wanted = isinstance(value, bool), "true or false"
     elif isinstance(usual, str):
@@ -105,8 +110,11 @@ def _flaw(value: Any, usual: Any) -> str:
 
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
     """The effect of the arguments `given` on `world` ranks in a run of `total` optimizer steps (None: not known)."""
-    args = {name: _typed(value, DEFAULTS[name]) for name, value in given.items()}
+    # A dump of JSON may hold 8.0 for a batch of 8, and the sizes below go into messages and files.
+    sizes = {name for name, usual in DEFAULTS.items() if isinstance(usual, int) and not isinstance(usual, bool)}
+    args: dict[str, Any] = {name: int(value) if name in sizes else value for name, value in given.items()}
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
+    # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
     warmup, rate = _warmup(args, total), args["learning_rate"]
     demands: dict[str, tuple[Any, str]] = {
@@ -124,6 +132,7 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     if world is not None:
         demands[TOTAL] = (world * micro * steps, "world size+per_device_train_batch_size+gradient_accumulation_steps")
     if warmup is not None:
+        # At least 1, because recent DeepSpeed refuses 0 (trainer_config_finalize).
         demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
@@ -136,12 +145,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]
     known = {name: fact for name, fact in facts.items() if fact is not None}
+    # Further arguments, such as a number of cycles or a final rate, make a schedule that no plan knows.
     schedule = {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
     return Filling(values, known, demands, sets, schedule)
-
-
-def _typed(value: Any, usual: Any) -> Any:
-    return int(value) if isinstance(usual, int) and not isinstance(usual, bool) else value
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
@@ -156,9 +162,13 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
     """The Trainer's own schedule by names of the code part; empty if no plan knows it or if its length is not known."""
+    # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
     name = SCHEDULES.get(kind.removeprefix("SchedulerType.").lower())
     if name is None or warmup is None or (total is None and name != "constant"):
         return {}
-    ends = {"total_steps": total, "minimum": 0.0} if name != "constant" else {}
-    warm = 0 if kind == WITHOUT_WARMUP else warmup
-    return {"name": name, "warmup_steps": warm, **({"warmup_from": 0.0} if warm else {}), **ends}
+    found: dict[str, Any] = {"name": name, "warmup_steps": 0 if kind == WITHOUT_WARMUP else warmup}
+    if found["warmup_steps"]:
+        found["warmup_from"] = 0.0
+    if name != "constant":
+        found |= {"total_steps": total, "minimum": 0.0}
+    return found

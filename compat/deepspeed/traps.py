@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from bridge.checks import Check, Checks, Remark, told
 from bridge.dialect import Config
+from bridge.errors import nearest
 from bridge.findings import Finding
 from bridge.rules import Effect
 from compat.deepspeed.batch import ranks
@@ -34,26 +34,24 @@ def _fused(seen: Seen) -> bool:
     return name in FUSED and not (name == "lion" and offloaded(seen.values))
 
 
-def _autotp(seen: Seen) -> bool:
-    return (seen["tensor_parallel.autotp_size"] or 0) > 1
-
-
-def _lr_differs(seen: Seen) -> bool:
-    # With lr 0.001 both defaults give the same numbers.
-    silent = seen["scheduler.type"] == "WarmupLR" and "scheduler.params.warmup_max_lr" not in seen.given
-    return silent and seen["optimizer.params.lr"] != 0.001
+WARMUP_MAX_LR = 0.001
+"""DeepSpeed's default of warmup_max_lr: always for WarmupDecayLR, and before 0.17.2 for WarmupLR (runtime/lr_schedules.py)."""
 
 
 def _lr_overridden(seen: Seen) -> bool:
-    """WarmupDecayLR, and WarmupLR with a warmup_max_lr, replace the optimizer's learning rate."""
-    sets = seen["scheduler.type"] == "WarmupDecayLR" or "scheduler.params.warmup_max_lr" in seen.given
-    warms = seen["scheduler.type"] in ("WarmupLR", "WarmupDecayLR")
-    peak = seen["scheduler.params.warmup_max_lr"]
-    wins = 0.001 if peak is None else peak
-    return warms and sets and seen.wrote("optimizer.params.lr") and seen["optimizer.params.lr"] != wins
+    """Whether the scheduler replaces the optimizer's learning rate by another one.
+
+    WarmupDecayLR does so always, WarmupLR if warmup_max_lr is given.
+    """
+    kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
+    sets = kind == "WarmupDecayLR" or (kind == "WarmupLR" and "scheduler.params.warmup_max_lr" in seen.given)
+    if not sets or not seen.wrote("optimizer.params.lr"):
+        return False
+    return bool(seen["optimizer.params.lr"] != (WARMUP_MAX_LR if peak is None else peak))
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
+"""DeepSpeedConfig accepts the setting; the run stops later."""
 
 TRAPS = Checks(
     RELEASES,
@@ -189,7 +187,7 @@ TRAPS = Checks(
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
-    # Numbers
+    # Settings that change the numbers. The engine accumulates, clips and scales in its own way at each stage.
     Check(
         "gradient_clipping",
         lambda seen: "gradient_clipping" not in seen.given,
@@ -200,6 +198,8 @@ TRAPS = Checks(
     ),
     Check(
         ZERO + "stage",
+        # A step with zero gradients moves no weights, but it counts: Adam's bias correction has the step as exponent.
+        # Pipelines in bf16 take BF16_Optimizer, which makes no such step.
         lambda seen: (
             seen.stage == 0
             and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
@@ -212,6 +212,8 @@ TRAPS = Checks(
     ),
     Check(
         "gradient_clipping",
+        # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages are such ranks to DeepSpeed
+        # (runtime/pipe/topology.py: get_model_parallel_rank).
         lambda seen: seen.piped and seen.stage == 0 and seen.precision == "fp32" and seen["gradient_clipping"] > 0,
         "with a pipeline at stage 0 in fp32 the gradient norm covers only the first pipeline stage; use ZeRO stage 1 or "
         "gradient_clipping 0",
@@ -240,7 +242,7 @@ TRAPS = Checks(
     ),
     Check(
         TOTAL,
-        lambda seen: _autotp(seen) and TOTAL in seen.given,
+        lambda seen: (seen["tensor_parallel.autotp_size"] or 0) > 1 and TOTAL in seen.given,
         "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the batch is smaller by a factor of "
         f"autotp_size; give only {MICRO} and {STEPS}",
         Effect.NUMBERS,
@@ -328,7 +330,12 @@ TRAPS = Checks(
     ),
     Check(
         "scheduler.params.warmup_max_lr",
-        _lr_differs,
+        # With an lr of 0.001 both defaults give the same numbers.
+        lambda seen: (
+            seen["scheduler.type"] == "WarmupLR"
+            and "scheduler.params.warmup_max_lr" not in seen.given
+            and seen["optimizer.params.lr"] != WARMUP_MAX_LR
+        ),
         "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's lr since; write it out",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
@@ -384,36 +391,37 @@ def inspect(config: Config) -> Iterator[Finding]:
 
 
 def _strange(seen: Seen) -> Iterator[Remark]:
-    """Types that neither DeepSpeed nor PyTorch has (runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config)."""
+    """Remarks on types that neither DeepSpeed nor PyTorch has.
+
+    Source: runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config.
+    """
     for section, what in (("optimizer", "an optimizer"), ("scheduler", "a scheduler")):
         path, known = f"{section}.type", f"{section}s"
         name = seen[path]
         if name is not None and not seen.at.forms(known, name):
-            close = _closest(str(name), seen.at.types[known])
+            close = nearest(str(name), seen.at.types[known])
             yield path, f"{name}: not {what} of this release or of PyTorch: {NOT_THERE}{close}", Effect.STOPS
 
 
-def _closest(name: str, known: tuple[str, ...]) -> str:
-    proper = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), proper, n=1, cutoff=0.7)
-    return f"; did you mean {proper[close[0]]}?" if close else ""
-
-
 def _old_names(seen: Seen) -> Iterator[Remark]:
-    """Old names that still work (runtime/config_utils.py)."""
+    """Remarks on old names that still work (runtime/config_utils.py)."""
     for path in seen.given:
-        instead = "bf16" if path.startswith("bfloat16.") else KEYS[path].instead if path in KEYS else ""
+        instead = KEYS[path].instead if path in KEYS else ""
+        if path.startswith("bfloat16."):
+            instead = "bf16"
+        # These two do not work any more. Each has a check of its own.
         if instead and path not in ("optimizer.params.max_grad_norm", ZERO + "cpu_offload_use_pin_memory"):
             yield path, f"old name; use {instead}", Effect.NONE
 
 
 def _arguments(seen: Seen) -> Iterator[Remark]:
-    """Arguments that only another implementation of the same optimizer takes."""
+    """Remarks on arguments that only another implementation of the same optimizer takes."""
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next((row for row in forms if row.form == wanted(seen.values)), forms[0] if forms else None)
     for path in seen.given:
         argument = path.removeprefix("optimizer.params.")
+        # A type without a list of arguments takes any; max_grad_norm has a check of its own.
         if form is None or form.args is None or argument == path or argument == "max_grad_norm":
             continue
         if argument not in (*form.args, *form.ignored):
@@ -421,8 +429,8 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
 
 
 def _world(seen: Seen) -> Iterator[Remark]:
-    """A batch solved for an assumed number of ranks."""
+    """A remark if the batch was solved for an assumed number of ranks."""
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
-        how = "as the batch keys imply" if all(key in seen.given for key in (TOTAL, STEPS, MICRO)) else "the least"
+        how = "as the batch keys imply" if all(key in seen.given for key in (TOTAL, STEPS, MICRO)) else "the least possible"
         yield "world_size", f"not given; taken as {assumed.world} ({how})", Effect.NONE

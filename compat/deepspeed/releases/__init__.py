@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -33,8 +33,8 @@ KNOWN: tuple[str, ...] = RELEASES.known
 class Key:
     """History of one key: read from `since` on, no longer read from `until` on, an error from `rejected` on.
 
-    The key `instead` replaces it. A release without a `default` leaves the key unset. `bound` holds limits that are newer than
-    the schema's, such as `>0`, by release.
+    The key `instead` replaces it. A release without a `default` leaves the key unset. `bound` has, by release, limits that the
+    schema does not have, such as `>0`.
     """
 
     key: str
@@ -127,6 +127,7 @@ class Release(AnyRelease):
     def defaults(self) -> MappingProxyType[str, Any]:
         """Defaults of keys that are not set, without those of optional sections."""
         always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
+        # A missing offload section means the device "none", and many checks ask for the device.
         devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
 
@@ -162,12 +163,17 @@ class Release(AnyRelease):
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
         """Names of its `optimizers` and `schedulers`."""
-        return {kind: _unique(row.type for row in rows if row.known(self.version)) for kind, rows in _types().items()}
+        return {
+            # A type with several implementations has a row for each.
+            kind: tuple(dict.fromkeys(row.type for row in rows if row.known(self.version)))
+            for kind, rows in _types().items()
+        }
 
 
 @cache
 def moves() -> tuple[Move, ...]:
     """Renamed keys, oldest first."""
+    # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
     return tuple(renamed(row.key, row.instead, row.until) for row in sorted(gone, key=lambda row: RELEASES.place(row.until)))
 
@@ -199,10 +205,6 @@ def _named(kind: str, name: str) -> tuple[Type, ...]:
     rows = _types()[kind]
     lower = tuple(row for row in rows if kind == "optimizers" and row.type.islower() and row.type == name.lower())
     return lower or tuple(row for row in rows if row.type == name)
-
-
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 @cache
