@@ -10,20 +10,12 @@ SEEDS = ("seed", "rng.seed")
 BACKENDS = ("dist_env.backend", D + "backend")
 
 
-def _seed(values: Group, context: Context) -> Group:
-    seed = next((values[path] for path in SEEDS if values.get(path) is not None), None)
-    return {"run.seed": seed}
-
-
-def _write_seed(values: Group, context: Context) -> Group:
-    return {"seed": values.get("run.seed")}
-
-
 SEED = convert(
     SEEDS,
     "run.seed",
-    _seed,
-    _write_seed,
+    # The first that is given: the training recipes read the top level, and ignore the section.
+    lambda values, context: {"run.seed": next((values[path] for path in SEEDS if values.get(path) is not None), None)},
+    lambda values, context: {"seed": values.get("run.seed")},
     effect=EFFECTS["run.seed"],
     blurs=lambda values: None not in (values.get("seed"), values.get("rng.seed")) and values["seed"] != values["rng.seed"],
     lossy="a plan has one seed",
@@ -31,14 +23,10 @@ SEED = convert(
 )
 
 
-def _backend(values: Group, context: Context) -> Group:
-    return {"run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)}
-
-
 BACKEND = convert(
     BACKENDS,
     "run.backend",
-    _backend,
+    lambda values, context: {"run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)},
     lambda values, context: {BACKENDS[0]: values.get("run.backend")},
     effect=Effect.COST,
     source="components/distributed/init_utils.py: initialize_distributed",
@@ -48,39 +36,38 @@ EPOCHS = convert(
     STEP + "num_epochs",
     "run.epochs",
     lambda values, context: {"run.epochs": float(values[STEP + "num_epochs"])} if values.get(STEP + "num_epochs") else {},
-    lambda values, context: {STEP + "num_epochs": int(values["run.epochs"])} if _whole(values.get("run.epochs")) else {},
+    # A plan may have parts of an epoch.
+    lambda values, context: (
+        {STEP + "num_epochs": int(values["run.epochs"])}
+        if values.get("run.epochs") is not None and float(values["run.epochs"]).is_integer()
+        else {}
+    ),
     effect=EFFECTS["run.epochs"],
     lossy="AutoModel counts whole epochs",
     source="components/training/step_scheduler.py: num_epochs",
 )
 
 
-def _whole(epochs: float | None) -> bool:
-    return epochs is not None and epochs == int(epochs)
-
-
 EVERY, SAVED = STEP + "ckpt_every_steps", "checkpoint.enabled"
 
 
 def _saves(values: Group, context: Context) -> Group:
+    # With checkpoints off the interval has no effect; a plan tells that by an interval of 0.
     every = 0 if values.get(SAVED) is False else values.get(EVERY)
     return {} if every is None else {"run.save_interval": max(0, every)}
-
-
-def _write_saves(values: Group, context: Context) -> Group:
-    every = values.get("run.save_interval")
-    return {SAVED: False} if every == 0 else {EVERY: every}
 
 
 SAVES = convert(
     (EVERY, SAVED),
     "run.save_interval",
     _saves,
-    _write_saves,
+    lambda values, context: (
+        {SAVED: False} if values.get("run.save_interval") == 0 else {EVERY: values.get("run.save_interval")}
+    ),
     effect=EFFECTS["run.save_interval"],
     blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
     lossy="without checkpoints, the interval between them is not kept",
-    source="components/checkpoint/checkpointing.py: save_model returns where config.enabled is off",
+    source="components/checkpoint/checkpointing.py: save_model returns if config.enabled is off",
 )
 
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}

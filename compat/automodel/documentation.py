@@ -28,7 +28,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "pp_batch_size",
         "the total batch of a pipeline stage",
-        "recipes overwrite it by step_scheduler.local_batch_size",
+        "recipes overwrite it with step_scheduler.local_batch_size",
         DOCSTRING,
         RECIPE,
     ),
@@ -49,7 +49,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "patch_stage_backward_maybe_with_nosync",
         "a switch of the pipeline config",
-        "recipes overwrite it by model.backend.enable_fsdp_optimizations",
+        "recipes overwrite it with model.backend.enable_fsdp_optimizations",
         DOCSTRING,
         RECIPE,
     ),

@@ -1,4 +1,4 @@
-"""Values that AutoModel refuses or fills in, as a pure function of the given values, the release and the world size."""
+"""The values that AutoModel refuses, and those that it fills in, by the release and the world size."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_si
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
 """Settings of the `distributed` section that every strategy takes (recipes/_dist_utils.py, parse_distributed_section)."""
 AXES = ("tp_size", "cp_size", "pp_size")
+"""Axes whose ranks are not data-parallel ranks. Expert ranks are taken from these and the data ranks."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
 SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
@@ -47,11 +48,18 @@ def size(given: Given, name: str) -> int:
 
 def effective(given: Given, release: Release, world_size: int | None = None, entry: str = "recipe") -> dict[str, Any]:
     """Values that a run starts with, by path. Raises one `ConfigError` with every reason to stop."""
+    # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
-        return _object(given, release)
+        ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
+        return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
+    # Sizes of the model from its class, where the recipe does not override them, must fit the ranks too.
     kind, whole = strategy(given, release), {**sizes(given), **given}
-    problems = [
-        *_unread(given, release),
+    problems = [f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED]
+    if given.get("clip_grad_norm.max_norm") == 0:
+        problems.append(
+            "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out for 1.0, or give a high bound"
+        )
+    problems += [
         *_strategy(given, release, kind),
         *_mesh(whole, release, world_size, kind),
         *_pipeline(whole, release),
@@ -62,23 +70,11 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
     return _filled(given, release, world_size, kind)
 
 
-def _object(given: Given, release: Release) -> dict[str, Any]:
-    """A pipeline config alone. It is a plain dataclass: only its schedule and its batch are checked."""
-    ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
-    return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
-
-
-# What is refused
-
-
-def _unread(given: Given, release: Release) -> Iterator[str]:
-    yield from (f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED)
-    if given.get("clip_grad_norm.max_norm") == 0:
-        yield "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out for 1.0, or give a high bound"
+# Reasons to refuse
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
-    """Options of another strategy (distributed/config.py, _resolve_strategy_config)."""
+    """Problems of options that belong to another strategy (distributed/config.py, _resolve_strategy_config)."""
     taken = COMMON | release.strategies[kind]
     for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
         if name not in taken:
@@ -93,7 +89,7 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
-    """Mesh sizes that do not fit the strategy or the world size (distributed/mesh_utils.py)."""
+    """Problems of mesh sizes that do not fit the strategy or the world size (distributed/mesh_utils.py)."""
     alone = {"ddp": ("tp_size", "pp_size", "cp_size", "ep_size"), "megatron_fsdp": ("pp_size", "ep_size")}.get(kind, ())
     for name in alone:
         if size(given, name) > 1:
@@ -110,7 +106,10 @@ def _equation(given: Given) -> str:
 
 
 def _shared(given: Given) -> Iterator[str]:
-    """distributed/parallelizer.py, validate_tp_mesh; experts: components/moe."""
+    """Problems of sizes that the ranks of an axis cannot share evenly.
+
+    Source: distributed/parallelizer.py, validate_tp_mesh; for experts components/moe.
+    """
     shared = {"num_attention_heads": "tp_size", "num_key_value_heads": "tp_size", **dict.fromkeys(EXPERTS, "ep_size")}
     for name, axis in shared.items():
         count, ranks = given.get(f"model.config.{name}"), size(given, axis)
@@ -145,7 +144,7 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
         return
     if data % replicas or (replicas >= data and replicas > 1):
         yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below it"
-    # Later releases build expert groups from more axes of the mesh.
+    # Expert groups are made of data ranks, since 0.2.0 also of context ranks, and since 0.5.0 also of tensor ranks.
     factors = {"dp_size": data}
     if release.since("0.2.0"):
         factors["cp_size"] = size(given, "cp_size")
@@ -200,7 +199,10 @@ def passed(given: Given) -> tuple[int | None, int]:
 
 
 def _passes(given: Given) -> Iterator[str]:
-    """pipelining/autopipeline.py: AutoPipeline.__init__; functional.py: build_pipeline_schedule."""
+    """Problems of a pass that is no whole number of micro batches.
+
+    Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py: build_pipeline_schedule.
+    """
     batch, micro = passed(given)
     if batch is not None and batch % micro:
         where = "step_scheduler.local_batch_size" if "step_scheduler.local_batch_size" in given else PP + "pp_batch_size"
@@ -208,7 +210,10 @@ def _passes(given: Given) -> Iterator[str]:
 
 
 def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
-    """recipes/llm/train_ft.py needs a micro batch for each rank; torch's schedules need full rounds, DualPipeV two for each."""
+    """Problems of too few micro batches in a pass, or of a number that leaves a round unfilled.
+
+    recipes/llm/train_ft.py needs one for each rank. Of torch's schedules some need equal rounds, and DualPipeV two for each rank.
+    """
     batch, micro = passed(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
     if count is None or "step_scheduler.local_batch_size" not in given:
@@ -227,7 +232,10 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
 
 
 def _split(given: Given, kind: Schedule) -> Iterator[str]:
-    """functional.py: split_model_into_stages. The number of layers is checked if the recipe tells it."""
+    """Problems of the split into stages, with the number of layers if the recipe tells it.
+
+    Source: functional.py: split_model_into_stages.
+    """
     ranks, parts, layers = size(given, "pp_size"), given.get(PP + "module_fqns_per_model_part"), given.get(LAYERS)
     if parts is not None:
         yield from (f"{PP}module_fqns_per_model_part: {problem}" for problem in _parts(parts, ranks, layers, kind))
@@ -237,6 +245,7 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
         return
     wanted, rounding = given.get(PP + "layers_per_stage"), given.get(PP + "round_virtual_stages_to_pp_multiple")
     try:
+        # AutoModel counts the stages even if the recipe names the parts, and stops if the numbers do not fit.
         if parts is not None:
             number(layers, wanted, ranks, kind, rounding)
         else:
@@ -263,7 +272,7 @@ def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, k
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:
-    """training/step_scheduler.py: StepScheduler.__init__."""
+    """Problems of a step that is no whole number of passes (training/step_scheduler.py: StepScheduler.__init__)."""
     total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
     data = data_ranks(given, world_size)
     if total and local and data and total % (local * data):
@@ -274,7 +283,7 @@ def _steps(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def _learning_rate(given: Given) -> Iterator[str]:
-    """optim/scheduler.py: OptimizerParamScheduler.__init__."""
+    """Problems of the learning-rate schedule (optim/scheduler.py: OptimizerParamScheduler.__init__)."""
     section = {path.partition(".")[2]: value for path, value in given.items() if path.startswith("lr_scheduler.")}
     if not section:
         return
@@ -287,6 +296,7 @@ def _learning_rate(given: Given) -> Iterator[str]:
         yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
         yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; give it"
+    # get_lr finds no shape for the decay, but only in the first step that decays.
     if section.get("lr_decay_style") == "WSD" and section.get("lr_wsd_decay_style") is None and section.get("wsd_decay_steps"):
         yield "lr_scheduler.lr_wsd_decay_style: missing; training stops when WSD's final decay starts; give it"
     if section.get("override_opt_param_scheduler") and section.get("use_checkpoint_opt_param_scheduler", True):
@@ -296,7 +306,7 @@ def _learning_rate(given: Given) -> Iterator[str]:
 def learning_rate(given: Given) -> dict[str, Any]:
     """Settings of the learning-rate schedule, computed ones included (optim/optimizer.py, LRSchedulerConfig.build).
 
-    Without lr_decay_steps the decay ends with the run. Only `max_steps` tells its length without the data.
+    Without lr_decay_steps the decay ends with the run. Without the data, only `max_steps` tells how long that is.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get("optimizer.lr", given.get("lr_scheduler.max_lr"))
@@ -314,7 +324,7 @@ def learning_rate(given: Given) -> dict[str, Any]:
     return {name: given.get(f"lr_scheduler.{name}", value) for name, value in filled.items()}
 
 
-# What is filled in
+# Values that AutoModel fills in
 
 
 def _filled(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
@@ -322,8 +332,13 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
     values |= given
     if release.nested:
         values[D + "strategy"] = kind
-    if given.get("model.torch_dtype", "auto") == "auto" and _from_config(given):
+    # A model with random weights has no stored format to follow; it starts in bf16 (_transformers/auto_model.py). Only
+    # from_config takes a config that is made from a class or a model type.
+    builder = given.get(BUILT)
+    anew = str(builder).endswith(".from_config") if builder else any(given.get(path) is not None for path in NAMED)
+    if given.get("model.torch_dtype", "auto") == "auto" and anew:
         values["model.torch_dtype"] = "bf16"
+    # Before 0.3.0 recipes clip at a constant and do not read the key.
     if not release.since("0.3.0"):
         values["clip_grad_norm.max_norm"] = 1.0
     data = data_ranks(given, world_size)
@@ -332,17 +347,9 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
         values |= {f"lr_scheduler.{name}": value for name, value in learning_rate(given).items() if value is not None}
     if kind == "fsdp2":
         values |= _formats(given, release)
+        # In a pipeline each micro batch would gather the weights again (distributed/config.py: FSDP2Config).
         values[D + "reshard_after_forward"] = given.get(D + "reshard_after_forward", not piped(given))
     return {**values, **_piped(given, release, values)} if piped(given) else values
-
-
-def _from_config(given: Given) -> bool:
-    """Whether the model starts from random weights, by default in bf16 (_transformers/auto_model.py).
-
-    Only from_config takes a config that is made from a class or a model type.
-    """
-    target = given.get(BUILT)
-    return str(target).endswith(".from_config") if target else any(given.get(path) is not None for path in NAMED)
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:
@@ -359,7 +366,9 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
     pipeline = {**release.defaults("pipeline"), **{path: value for path, value in given.items() if path.startswith(PP)}}
     pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
     batch, micro = passed(given)
-    if _thd(given):
+    packing = (given.get("packed_sequence.*") or {}).get("packing_strategy")
+    # Packed tokens without padding (thd) are split over context ranks, which needs Transformer Engine.
+    if size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and packing == "thd":
         # Each micro batch becomes one packed row, so a pass has as many rows as micro batches.
         batch, micro = (batch // micro if batch else None), 1
     pipeline[PP + "pp_microbatch_size"] = micro
@@ -368,6 +377,7 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
     if release.reads(PP + "patch_stage_backward_maybe_with_nosync"):
         patch = given.get("model.backend.enable_fsdp_optimizations", False)
         pipeline[PP + "patch_stage_backward_maybe_with_nosync"] = patch
+    # Stages send what a sharded module returns (recipes/_dist_utils.py, parse_distributed_section).
     output = values.get(D + "mp_policy.output_dtype") or values.get(D + "mp_policy.param_dtype")
     if PP + "dtype" not in pipeline and output is not None:
         pipeline[PP + "dtype"] = output
@@ -375,9 +385,3 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
     if PP + "pp_seq_len" not in pipeline and length and release.reads(PP + "pp_seq_len"):
         pipeline[PP + "pp_seq_len"] = length
     return pipeline
-
-
-def _thd(given: Given) -> bool:
-    """Whether packed tokens without padding (thd) are split over context ranks, which needs Transformer Engine."""
-    strategy = (given.get("packed_sequence.*") or {}).get("packing_strategy")
-    return size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and strategy == "thd"

@@ -1,4 +1,4 @@
-"""Recipes in YAML, JSON, mappings, overrides and live objects to typed values by path; and back to explicit YAML."""
+"""Reads recipes in YAML, JSON, mappings, overrides and live objects into typed values by path, and writes explicit YAML."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGET = "_target_"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
-"""A setting for which null is not the default but means off. It is kept as an empty list."""
+"""A setting whose null means off, while its default is SIGTERM. The null is kept as an empty list."""
 IGNORED = ("clip_grad_norm.max_norm",)
 """Settings that older releases ignore instead of refusing them."""
 
@@ -100,6 +100,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     if isinstance(source, Written):
         document = load(source.text)
         return _mapping(document), document, RECIPE
+    # A live PipelineConfig is known by its parts, so that AutoModel need not be installed.
     if hasattr(source, "pp_schedule") and hasattr(source, "to_dict"):
         return _as_recipe(source.to_dict())
     words = flags_of(source)
@@ -114,7 +115,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
-    """A recipe, unchanged; a pipeline config alone is put into its place in a recipe."""
+    """A recipe, unchanged; a pipeline config alone, at its place in a recipe. With it the kind of source."""
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
@@ -137,6 +138,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         flat[name[2:]] = scalar(value if equals else rest.pop(0))
     try:
         return nest(flat)
+    # A name that is a value cannot hold another name too.
     except (AttributeError, TypeError):
         raise SourceError("overrides: one sets a section, another a setting inside of it; keep one") from None
 
@@ -159,7 +161,7 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
 
     def recipe(self, data: Mapping[str, Any]) -> None:
-        """Read all sections. The older layout is read as the newer one."""
+        """Read all sections. Settings of the older layout are kept under their newer paths."""
         sections = dict(data)
         old, distributed = sections.get(OLD), sections.get("distributed")
         nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
@@ -177,6 +179,7 @@ class _Reader:
 
     def section(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
         """Read the mapping `data`, which stands at `path`."""
+        # Without a setting nothing would tell that the section was there.
         if path in EMPTY and not data:
             name, value, what = EMPTY[path]
             self.given[f"{path}.{name}"] = value
@@ -186,9 +189,11 @@ class _Reader:
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
         """Read each entry of `data`. Entries of a free-form section that are not typed are kept together."""
         others: dict[str, Any] = {}
+        # Arguments that the class named in the section does not take: AutoModel stops at them.
         refused = dict(signatures.refused(path, data)) if REST in level else {}
         for name, value in data.items():
             written = f"{path}.{name}" if path else str(name)
+            # "*" is our name for the rest of a section; a recipe that has such a key means another thing.
             entry = None if name == REST else level.get(name)
             if name in refused:
                 self.unread(written, refused[name])
@@ -245,6 +250,7 @@ class _Reader:
         try:
             known = typed(path, value)
         except ValueError as error:
+            # A section of one's own may have a name that AutoModel uses for something else.
             if "." not in path and path != "seed":
                 others[path] = _plain(value)
             else:
@@ -271,6 +277,7 @@ class _Reader:
         self.unread(written, f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}")
 
     def unread(self, written: str, message: str) -> None:
+        """Note an error about a setting that is not read, or a finding if reading is lenient."""
         if self.lenient:
             self.finding(written, f"{message}; left out", Effect.NUMBERS)
         else:
@@ -292,6 +299,7 @@ class _Reader:
         if not isinstance(name, str):
             return
         try:
+            # A mapping has no folder, so its name is taken as it stands.
             path = find(name, folder) if self.document else own(name)
             if path is None:
                 self.finding(f"{PIPELINE}.pp_schedule_csv", f"{shown(name)} was not found, so it was not checked", Effect.NONE)
@@ -310,6 +318,7 @@ class _Reader:
                 f"{PIPELINE}.pp_schedule_csv",
                 f"{name} has {len(found.ranks)} rows, expected one for each of {ranks} pipeline ranks",
             )
+        # Micro batches of one pass: the local batch passes the pipeline at once.
         count = batch // (self.given.get(f"{PIPELINE}.pp_microbatch_size") or 1) if batch else None
         if count and found.microbatches != count:
             self.problem(
@@ -341,6 +350,7 @@ def _meant(path: str, value: Any) -> Any:
         return ()
     if nullable(path) and value in (None, "none", "None", NULL):
         return NULL
+    # For activation_checkpointing the text none is a mode of its own: off.
     if value in ("none", "None") and expected(path) != "true, false or selective":
         return None
     return scalar(value) if isinstance(value, str) and not takes_text(path) else value
@@ -354,6 +364,7 @@ def _plain(value: Any) -> Any:
 
 
 def _flaw(value: Any) -> str:
+    """The problem with a value that no file can hold; empty if there is none."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -372,19 +383,16 @@ def history(path: str, release: Release) -> str:
 # Writing
 
 
-@cache
-def _order() -> Mapping[str, int]:
-    return {path: position for position, path in enumerate(fields(AutoModel))}
-
-
 def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
     """The recipe as nested mappings, in the layout of the release or in the older one that it came in."""
     root: dict[str, Any] = {}
-    for path in sorted(given, key=lambda path: _order()[path]):
+    order = {path: place for place, path in enumerate(fields(AutoModel))}
+    for path in sorted(given, key=lambda path: order[path]):
         *parents, leaf = place_of(path, given, release)
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
+        # The rest of a section stands beside its typed settings.
         place.update(given[path] if leaf == REST else {leaf: _spelled(path, given[path])})
     return root
 
@@ -447,15 +455,14 @@ def _inline(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
     if isinstance(value, float):
-        return _real(value)
+        # YAML 1.1 takes 1e-08 for a text: it wants a point before the exponent, and a sign in it.
+        digits, exponent, power = repr(value).partition("e")
+        if "." not in digits:
+            digits += ".0"
+        if exponent and power[0] not in "+-":
+            power = "+" + power
+        return digits + exponent + power
     return _word(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _real(value: float) -> str:
-    """A number that YAML 1.1 loaders also read as one: with a point before the exponent, and a sign in it."""
-    digits, exponent, power = repr(value).partition("e")
-    point = digits if "." in digits else digits + ".0"
-    return point + (exponent + power if power[:1] in ("", "-", "+") else f"e+{power}")
 
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
@@ -465,9 +472,11 @@ def _word(text: str) -> str:
     """A text, quoted if a loader would read the bare text as another type."""
     if PLAIN.fullmatch(text) and text.isascii() and text not in (".", "..") and scalar(text) == text:
         return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
-
-
-def _escaped(char: str) -> str:
-    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    # YAML refuses characters that do not print, except as escapes.
+    found = ""
+    for char in json.dumps(text, ensure_ascii=False):
+        if char.isprintable():
+            found += char
+        else:
+            found += f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    return found

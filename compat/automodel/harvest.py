@@ -54,19 +54,20 @@ SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_set
 
 def facts(tree: Tree) -> Facts:
     """Rows for the release, and names that are gathered over all releases. It needs the release's code."""
-    found = [row for section in SECTIONS for row in _section(section)]
-    found += [row for name in STRATEGIES for row in _strategy(name)]
+    found: list[Row] = []
+    for section, places in SECTIONS.items():
+        found += _taken_by(places, {"section": section})
+    for name, places in STRATEGIES.items():
+        found += _taken_by(places, {"section": "distributed", "strategy": name})
+    # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
+    for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
+        found.append({"section": "distributed", "name": name, "type": "int | None", "default": value})
     unread: list[str] = []
-    gathered = {"takes": dict(_takes(unread)), "known": dict(_known(unread))}
-    return Facts({"classes.json": [*found, *_sizes()]}, {"signatures.json": gathered}, unread)
-
-
-def _section(section: str) -> Iterator[Row]:
-    yield from _taken_by(SECTIONS[section], {"section": section})
-
-
-def _strategy(name: str) -> Iterator[Row]:
-    yield from _taken_by(STRATEGIES[name], {"section": "distributed", "strategy": name})
+    known: dict[str, list[str]] = {}
+    for section, places in FREE.items():
+        known |= _named(section, [PARTS + place for place in places], unread)
+    gathered = {"takes": dict(_takes(unread)), "known": known}
+    return Facts({"classes.json": found}, {"signatures.json": gathered}, unread)
 
 
 def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
@@ -76,12 +77,8 @@ def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
     config = cls is not None and cls.__name__.endswith("Config")
     for row in arguments(cls, cls() if config else None) if cls else ():
         if row["name"] not in GIVEN_BY_CODE.get(section, ()):
+            # A default that depends on this machine is no fact of the release.
             yield {**of, **row, **({"default": None} if section.startswith(DEVICE) else {})}
-
-
-def _sizes() -> Iterator[Row]:
-    sizes = first([f"{name}:_PARALLELISM_DEFAULTS" for name in SIZES]) or {}
-    yield from ({"section": "distributed", "name": name, "type": "int | None", "default": value} for name, value in sizes.items())
 
 
 def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -89,23 +86,17 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
     for target in taken():
         module, _, name = target.rpartition(".")
         if module.startswith(PACKAGE.folder):
-            yield from _named(target, [f"{module}:{name}"], unread)
+            yield from _named(target, [f"{module}:{name}"], unread).items()
 
 
-def _known(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
-    for section, places in FREE.items():
-        yield from _named(section, [PARTS + place for place in places], unread)
-
-
-def _named(what: str, places: Sequence[str], unread: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Arguments of a class, if the release has it. Classes that cannot be imported are noted in `unread`."""
+def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
+    """Arguments of a class by `what`; empty if the release lacks it. A class that cannot be imported is noted in `unread`."""
     try:
         cls = first(places)
     except Exception as error:  # old releases raise many kinds of errors on import
         unread.append(f"{what}: {type(error).__name__}: {error}")
-        return
-    if cls is not None:
-        yield what, sorted(row["name"] for row in arguments(cls) if "." not in row["name"])
+        return {}
+    return {} if cls is None else {what: sorted(row["name"] for row in arguments(cls) if "." not in row["name"])}
 
 
 def path_of(file: str, row: Row) -> str:

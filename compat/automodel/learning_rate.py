@@ -19,9 +19,11 @@ TENTH = 10
 
 
 def _read(values: Group, context: Context) -> Group:
+    # Without the section AutoModel builds no scheduler, and the rate stays.
     if L + "lr_decay_style" not in values:
         return {S + "name": "constant", S + "warmup_steps": 0}
     name, warmup = STYLES.get(values.get(L + "lr_decay_style") or ""), values.get(L + "lr_warmup_steps")
+    # A constant rate without warmup has no length. With a warmup it has one: lr_decay_steps must be more than the warmup.
     ends = name != "constant" or bool(warmup)
     return {
         S + "name": name,
@@ -42,22 +44,22 @@ def writes_section(values: Group) -> bool:
 
 
 def _write(values: Group, context: Context) -> Group:
-    name, warmup = values.get(S + "name"), values.get(S + "warmup_steps")
+    name, steps = values.get(S + "name"), values.get(S + "decay_steps")
     if name is None or not writes_section(values):
         return {}
+    decay: dict[str, object] = {}
+    if name == "wsd":
+        # AutoModel stops without either of them.
+        length = max(1, (values.get(S + "total_steps") or 0) // TENTH) if steps is None else steps
+        decay = {LENGTH: length, LAST: values.get(S + "decay_shape") or "linear"}
     return {
         L + "lr_decay_style": FLAGS[name],
-        L + "lr_warmup_steps": warmup,
+        L + "lr_warmup_steps": values.get(S + "warmup_steps"),
         L + "init_lr": values.get(S + "warmup_from"),
         L + "lr_decay_steps": values.get(S + "total_steps"),
         L + "min_lr": values.get(S + "minimum"),
-        **(_decay(values) if name == "wsd" else {}),
+        **decay,
     }
-
-
-def _decay(values: Group) -> Group:
-    steps, total = values.get(S + "decay_steps"), values.get(S + "total_steps") or 0
-    return {LENGTH: max(1, total // TENTH) if steps is None else steps, LAST: values.get(S + "decay_shape") or "linear"}
 
 
 RULE = convert(

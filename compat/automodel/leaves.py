@@ -1,4 +1,4 @@
-"""Types of a recipe's settings."""
+"""Types of a recipe's settings, and the words for them in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a recipe, a class of Hugging Face config with overrides <-> the plan's model."""
+"""The model of a recipe <-> the plan's model. A recipe names a class of Hugging Face config, and overrides some of its keys."""
 
 from __future__ import annotations
 
@@ -47,18 +47,15 @@ get no labels (recipes/llm/train_ft.py: labels are taken out of the batch).
 """
 
 
-def _balanced(values: Group, named: Family) -> dict[str, Any]:
-    """The switch with the value that takes effect: on for AutoModel's own code, off for others."""
-    if named.name in OWN:
-        return {SWITCH: True}
-    return {SWITCH: None} if values.get(C + SWITCH) and named.name else {}
-
-
 def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """AutoModel's own code computes the loss in every block and divides it by top_k (components/moe/layers.py: Gate)."""
-    if named.name in OWN and said.get(BALANCE) == "pooled":
-        return {**said, BALANCE: "batch", LOSS: said[LOSS] / said[CHOSEN]} if said.get(CHOSEN) else {**said, BALANCE: "batch"}
-    return said
+    """`said` with the loss as AutoModel's own code has it: in every block, divided by top_k (components/moe/layers.py: Gate).
+
+    Transformers pools the routing of all blocks in one loss.
+    """
+    if named.name not in OWN or said.get(BALANCE) != "pooled":
+        return said
+    loss = {LOSS: said[LOSS] / said[CHOSEN]} if said.get(CHOSEN) else {}
+    return {**said, BALANCE: "batch", **loss}
 
 
 def _of_each_block(plan: Group, chosen: Family) -> Group:
@@ -66,6 +63,7 @@ def _of_each_block(plan: Group, chosen: Family) -> Group:
     loss, experts = plan.get(LOSS), plan.get(CHOSEN)
     if chosen.name not in OWN or not loss or not experts:
         return plan
+    # The factor that yields exactly this loss when it is read, since a product and a quotient may differ in the last digit.
     return {**plan, LOSS: undone(lambda number: number / experts, loss * experts, loss)}
 
 
@@ -79,7 +77,12 @@ def family(values: Group) -> Family:
 def meant(values: Group) -> Mapping[str, Any]:
     """The plan's model fields from a recipe. Keys that its family does not have keep the meaning of other families."""
     named = family(values)
-    given = {key: values[path] for path, key in KEYS.items() if path in values} | _balanced(values, named)
+    given = {key: values[path] for path, key in KEYS.items() if path in values}
+    # The switch with the value that takes effect: on in AutoModel's own code, off elsewhere.
+    if named.name in OWN:
+        given[SWITCH] = True
+    elif named.name and given.get(SWITCH):
+        given[SWITCH] = None
     said = _each_block(dict(meaning(given, named, beyond=True)), named)
     if BASE in said:
         # A base means rotary positions, even if the class of the config is not known.
@@ -137,10 +140,13 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 
 def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
+    """The family to write a plan's model in, and its keys with their values."""
+    # Rotary settings in one group, rope_parameters, unless the file that is written anew has them apart.
     grouped = context.since(GROUPED) and not apart([KEYS[path] for path in context.had if path in KEYS])
     return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
 
 
+# Every group of keys is written by a rule of its own, and all of them need the whole model.
 @lru_cache(32)
 def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
@@ -174,22 +180,16 @@ def _strange(values: Group) -> bool:
     return any(values.get(path) is not None for path in NAMED) and not family(values).name
 
 
-def _stored(values: Group) -> bool:
-    """Whether the recipe builds the model in another way than with random weights from a config."""
-    return values.get(BUILT) not in (None, ANEW)
-
-
-def _said(values: Group) -> Group:
-    return {"model.family": family(values).name or None}
-
-
 OTHERS = tuple(path for path in (*KEYS, *NAMED, *MODEL))
 FAMILY = convert(
     (*NAMED, BUILT),
     "model.family",
-    lambda values, context: _said(values),
+    lambda values, context: {"model.family": family(values).name or None},
     _write_family,
-    effect=lambda values: Effect.NUMBERS if _strange(values) or _stored(values) else EFFECTS["model.family"],
+    # A plan starts from random weights; any other way to build the model brings weights of its own.
+    effect=lambda values: (
+        Effect.NUMBERS if _strange(values) or values.get(BUILT) not in (None, ANEW) else EFFECTS["model.family"]
+    ),
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
@@ -221,6 +221,7 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
 
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
+    """The rule between keys of the model's config and fields of the plan's model, both without their leading sections."""
     theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
     carries = {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {CLASS: ours}
     tied = TIE in theirs

@@ -1,4 +1,4 @@
-"""Optimizer classes that recipes name, the plan's name of each, and the defaults of their arguments."""
+"""Optimizer classes that recipes name, the plan's name for each, and the defaults of their arguments."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
 def _fused(values: Group) -> bool:
-    """Whether only Transformer Engine's Adam can do it: no bias correction, or moments in other formats than the weights."""
+    """Whether a plan needs Transformer Engine's Adam: it has no bias correction, or moments in formats of their own."""
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (None, ("fp32", "fp32"))
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 
@@ -95,25 +95,24 @@ def is_fused(target: str | None) -> bool:
     return target in CLASSES and "FusedAdam" in str(target)
 
 
-def _steps_as_torch(target: str | None) -> bool:
-    """Whether a class makes the same steps as torch's. The formats of Transformer Engine's moments have their own row."""
-    return str(target).startswith("torch.optim.") or is_fused(target)
-
-
-def _or_usual(value: bool | None, switch: str) -> bool:
-    """The switch, or its default: bias correction is on, the others are off."""
-    return switch == "bias_correction" if value is None else value
-
-
 def _read_switches(values: Group, context: Context) -> Group:
-    taken = (switch for switch in SWITCHES if _name(values) in TAKING[switch])
-    return {f"optimizer.{switch}": _or_usual(values.get(f"optimizer.{switch}"), switch) for switch in taken}
+    found = {}
+    for switch in SWITCHES:
+        if _name(values) in TAKING[switch]:
+            value = values.get(f"optimizer.{switch}")
+            # By default bias correction is on, and the others are off.
+            found[f"optimizer.{switch}"] = switch == "bias_correction" if value is None else value
+    return found
 
 
 def _write_switches(values: Group, context: Context) -> Group:
-    taken = (switch for switch in SWITCHES if values.get("optimizer.name") in TAKING[switch])
-    found = {switch: values.get(f"optimizer.{switch}") for switch in taken}
-    return {f"optimizer.{switch}": value for switch, value in found.items() if value not in (None, ADAM[f"optimizer.{switch}"])}
+    found = {}
+    for switch in SWITCHES:
+        value = values.get(f"optimizer.{switch}")
+        # A usual value is left out: torch's Adam takes no bias_correction at all.
+        if values.get("optimizer.name") in TAKING[switch] and value not in (None, ADAM[f"optimizer.{switch}"]):
+            found[f"optimizer.{switch}"] = value
+    return found
 
 
 SWITCHED: Rule = convert(
@@ -139,7 +138,10 @@ RULE: Rule = convert(
         PEAK: "optimizer.lr",
         **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
     },
-    blurs=lambda values: not _steps_as_torch(values.get("optimizer._target_")),
+    # These make the same steps as torch's. The formats of Transformer Engine's moments have their own row.
+    blurs=lambda values: not (
+        str(values.get("optimizer._target_")).startswith("torch.optim.") or is_fused(values.get("optimizer._target_"))
+    ),
     lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in other formats",
     source="recipes name the class; its constructor has the defaults",
 )

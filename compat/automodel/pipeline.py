@@ -52,8 +52,10 @@ def pipeline(config: Config) -> PipelineConfig:
     parts = found.get("module_fqns_per_model_part")
     if parts is not None:
         found["module_fqns_per_model_part"] = [list(part) for part in parts]
-    loss = config.opaque.get(PP + "loss_fn")
-    return PipelineConfig(version=config.version, **{**found, **({"loss_fn": loss} if loss is not None else {})})
+    # A function from the user's code, which no file can hold.
+    if config.opaque.get(PP + "loss_fn") is not None:
+        found["loss_fn"] = config.opaque[PP + "loss_fn"]
+    return PipelineConfig(version=config.version, **found)
 
 
 def live(config: Config) -> Any:
@@ -62,6 +64,7 @@ def live(config: Config) -> Any:
         have = installed("nemo-automodel")
     except PackageNotFoundError:
         raise VersionError("automodel: nemo-automodel is not installed; install it, or write the recipe as YAML") from None
+    # The main branch of a day calls itself by the release before it, without the day.
     if have.partition("+")[0] != config.version.partition(".post")[0]:
         raise VersionError(f"automodel: the config is for {config.version}, but {have} is installed; read the config for {have}")
     if not config.effective.get(PP + "pp_schedule"):

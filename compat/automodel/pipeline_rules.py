@@ -9,6 +9,7 @@ from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, named, number, request
 
 D, PP = "distributed.", "distributed.pipeline."
+"""Sections of a recipe, and the beginning of their settings' paths."""
 LAYERS = "model.config.num_hidden_layers"
 AUTOPIPELINE = "nemo_automodel.components.distributed.pipelining.AutoPipeline"
 
@@ -55,22 +56,30 @@ def _read_stages(values: Group) -> Group:
 
 
 def _virtual(values: Group, ranks: int) -> int | None:
-    kind, layers = SCHEDULES[values[PP + "pp_schedule"].lower()], values.get(LAYERS)
-    if values.get(SPLIT[0]) is None or kind.single or layers is None:
-        return 1 if kind.single else 2 if values.get(SPLIT[0]) is None or kind.pair else None
-    return number(layers, values[SPLIT[0]], ranks, kind, values.get(SPLIT[1])) // ranks
+    """Virtual stages of each rank; None if they depend on a number of layers that the recipe does not tell."""
+    kind, layers, wanted = SCHEDULES[values[PP + "pp_schedule"].lower()], values.get(LAYERS), values.get(SPLIT[0])
+    if kind.single:
+        return 1
+    # AutoModel's default for schedules with several stages (functional.py, calculate_virtual_stages).
+    if wanted is None:
+        return 2
+    if layers is None:
+        return 2 if kind.pair else None
+    return number(layers, wanted, ranks, kind, values.get(SPLIT[1])) // ranks
 
 
 def _write_stages(values: Group) -> Group:
     ranks, cuts = values.get("parallel.pipeline") or 1, values.get("stages.boundaries")
     if ranks == 1:
         return {}
+    # Names say exactly where to cut; a number of layers for each stage can only ask for even stages.
     if cuts and _nameable(cuts, ranks):
         return {SPLIT[2]: named(cuts)}
     layers, virtual, wanted = (values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage"))
     kind = SCHEDULES[named_kind(values)]
     if virtual is None and wanted and values.get("stages.rule") == "even" and wanted == int(wanted):
         return {SPLIT[0]: int(wanted)}
+    # A pair schedule has two stages on each rank, which is the default.
     if layers is None or virtual is None or kind.pair:
         return {}
     asked = request(layers, ranks, ranks * virtual, kind)
@@ -83,12 +92,17 @@ NAMEABLE = 10_000
 
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
     """Whether module names can express the split: each rank has the same number of stages, and no stage is empty."""
-    return cuts[-1] <= NAMEABLE and (len(cuts) - 1) % ranks == 0 and all(first < last for first, last in pairwise(cuts))
+    # The cuts are the first layer of each stage and then the number of layers, so there is one more than stages.
+    stages = len(cuts) - 1
+    return cuts[-1] <= NAMEABLE and stages % ranks == 0 and all(first < last for first, last in pairwise(cuts))
 
 
+# In reverse, so that of two schedules with the same name in a plan the first wins: ZBVZeroBubble, not DualPipeV.
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
+"""Schedules for several stages on each rank, by their form for one."""
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {"zero_bubble": "1f1b", "zero_bubble_v": "1f1b"}
+"""Schedules for one stage on each rank, by their form for several. A split backward needs several."""
 
 SCHEDULE = convert(
     (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),
@@ -110,6 +124,7 @@ def _read_schedule(values: Group) -> Group:
         return {}
     csv, parts = values.get(PP + "pp_schedule_csv"), values.get(SPLIT[2])
     name = SCHEDULES[values[PP + "pp_schedule"].lower()].ours
+    # With one part for each rank, a schedule for several runs as its form for one.
     if parts is not None and len(parts) == pipeline_ranks(values):
         name = PLAIN.get(name or "", name)
     return {"schedule.name": "csv" if csv else name, "schedule.csv": csv}
@@ -126,6 +141,7 @@ def _stages_a_rank(values: Group) -> int | None:
 def named_kind(values: Group) -> str:
     """The schedule's name in lower case, replaced by its variant for one or for several stages on each rank."""
     name, count = values.get("schedule.name") or "1f1b", _stages_a_rank(values)
+    # The CSV file replaces the schedule, but AutoModel still places the stages by the name.
     if name == "csv":
         name = "1f1b" if count == 1 else "interleaved_1f1b"
     if count == 1:

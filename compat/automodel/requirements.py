@@ -1,4 +1,4 @@
-"""Settings without which AutoModel's recipes cannot start."""
+"""Settings that AutoModel's recipes need to start."""
 
 from __future__ import annotations
 

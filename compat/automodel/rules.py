@@ -47,6 +47,7 @@ def mesh_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "parallel.expert_tensor",
+            # Only a plan with expert ranks has a size for them.
             lambda values, context: {"parallel.expert_tensor": 1} if (values.get(D + "ep_size") or 1) > 1 else {},
             lambda values, context: {},
             effect=Effect.ROUNDING,
@@ -57,7 +58,11 @@ def mesh_rules() -> tuple[Rule, ...]:
             D + "sequence_parallel",
             "parallel.sequence",
             lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _can_split_norms(values)},
-            lambda values, context: {D + "sequence_parallel": True} if _splits_norms(values, context) else {},
+            lambda values, context: (
+                {D + "sequence_parallel": True}
+                if values.get("parallel.sequence") and strategy(values, context) == "fsdp2"
+                else {}
+            ),
             effect=Effect.COST,
             sees=(D + "tp_size", D + "strategy", *STRATEGY_SEES),
             blurs=lambda values: not _can_split_norms(values),
@@ -81,10 +86,6 @@ def _axis(theirs: str, ours: str) -> Rule:
 
 def _can_split_norms(values: Group) -> bool:
     return (values.get(D + "tp_size") or 1) > 1 and values.get(D + "strategy") == "fsdp2"
-
-
-def _splits_norms(values: Group, context: Context) -> bool:
-    return bool(values.get("parallel.sequence")) and strategy(values, context) == "fsdp2"
 
 
 # Batch
@@ -112,8 +113,10 @@ BATCH = convert(
 def _read_batch(values: Group) -> Group:
     total, data = values.get(STEP), values.get(D + "dp_size")
     local, passed = values.get(PASS), values.get(PP + "pp_batch_size")
+    # Without a pipeline the local batch is one micro batch; with one it is all that pass the pipeline together.
     micro = values.get(MICRO) if pipeline_ranks(values) > 1 else local
     if pipeline_ranks(values) > 1 and local and passed:
+        # Packed tokens make a pass of rows, one for each micro batch, and the samples are those of the local batch.
         micro = local * micro // passed
     steps = total // (micro * data) if total and micro and data else None
     return {"batch.micro": micro, "batch.accumulation": steps, "batch.global_": total, "parallel.data": data}
@@ -122,16 +125,16 @@ def _read_batch(values: Group) -> Group:
 def _write_batch(values: Group) -> Group:
     micro, steps = values.get("batch.micro"), values.get("batch.accumulation")
     batch = {STEP: values.get("batch.global_"), D + "dp_size": values.get("parallel.data")}
-    if (values.get("parallel.pipeline") or 1) == 1:
+    ranks = values.get("parallel.pipeline") or 1
+    if ranks == 1:
         return {**batch, PASS: micro}
-    return {**batch, MICRO: micro, PASS: micro * _together(values, steps) if micro and steps else None}
-
-
-def _together(values: Group, steps: int) -> int:
-    """Micro batches of one pass: the most of a step's that the schedule takes at once."""
-    ranks, rounds = values["parallel.pipeline"], SCHEDULES[named_kind(values)].rounds
+    if not micro or not steps:
+        return {**batch, MICRO: micro, PASS: None}
+    rounds = SCHEDULES[named_kind(values)].rounds
+    # The most micro batches that pass at once: bubbles are fewest then. Torch's schedules with rounds need equal ones.
     counts = (count for count in divisors(steps) if count >= ranks)
-    return next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
+    together = next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
+    return {**batch, MICRO: micro, PASS: micro * together}
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -174,17 +177,19 @@ def _split(name: str | None) -> bool:
 
 
 def _read_zero(values: Group) -> Group:
-    kind = values.get(D + "strategy") or _managed(values.get(D + "_target_"))
+    kind = _kind(values)
     if kind == "ddp":
         return {"zero.stage": 0, "zero.replicas": 1}
     if kind == "megatron_fsdp":
         return {"zero.stage": values.get(D + "zero_dp_strategy"), "zero.replicas": 1}
+    # FSDP2 shards gradients in any case. Weights that stay gathered after forward are those of ZeRO stage 2.
     breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
     resharded = values.get(D + "reshard_after_forward") and not breaks
     return {"zero.stage": 3 if resharded else 2, "zero.replicas": values.get(D + "dp_replicate_size")}
 
 
 def _managed(target: str | None) -> str:
+    """The strategy of a manager class. FSDP2Manager is the default of the older layout."""
     name = (target or "").rpartition(".")[2]
     return {"DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp", "NVFSDPManager": "megatron_fsdp"}.get(name, "fsdp2")
 
@@ -194,13 +199,6 @@ MANAGERS = {
     "megatron_fsdp": "nemo_automodel.components.distributed.megatron_fsdp.MegatronFSDPManager",
     "ddp": "nemo_automodel.components.distributed.ddp.DDPManager",
 }
-
-
-def _replicas(values: Group) -> int | None:
-    """Number of replica groups, if they divide the data ranks evenly and each has more than one rank."""
-    replicas, data = values.get("zero.replicas"), values.get("parallel.data")
-    fits = not replicas or not data or replicas == 1 or (data % replicas == 0 and replicas < data)
-    return replicas if fits else None
 
 
 def _write_zero(values: Group, context: Context) -> Group:
@@ -214,7 +212,11 @@ def _write_zero(values: Group, context: Context) -> Group:
     # Schedules with a split backward lose gradients if weights are resharded after forward (see `traps`).
     breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
     resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
-    return {**named, **resharded, D + "dp_replicate_size": _replicas(values)}
+    replicas, data = values.get("zero.replicas"), values.get("parallel.data")
+    # AutoModel refuses groups that do not divide the data ranks, and groups of one rank, which would shard nothing.
+    if replicas and data and replicas > 1 and (data % replicas or replicas >= data):
+        replicas = None
+    return {**named, **resharded, D + "dp_replicate_size": replicas}
 
 
 # Precision
@@ -254,14 +256,16 @@ PRECISION = convert(
 
 
 def _read_precision(values: Group) -> Group:
-    kind = values.get(D + "strategy") or _managed(values.get(D + "_target_"))
+    kind = _kind(values)
     stored = values.get(MODEL_DTYPE)
     stored = None if stored == "auto" else stored
     if kind == "fsdp2":
+        # Weights are gathered in one format, and stored and updated in another.
         compute = values.get(POLICY + "param_dtype") or stored
         return {**_formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute), **_autocast(values)}
     if kind == "ddp":
         return {**_formats(stored, stored, stored), **_autocast(values)}
+    # Megatron-FSDP computes in the stored format, and has a switch for each of the other two.
     reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
     return _formats(stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce)
 
@@ -281,6 +285,7 @@ def _write_precision(values: Group, context: Context) -> Group:
         policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute, "cast_forward_inputs": True}
         return {MODEL_DTYPE: master, D + "autocast_dtype": cast, **{POLICY + name: value for name, value in policy.items()}}
     if kind == "ddp":
+        # DDP has one format for everything. Autocast is its only way to compute in another.
         return {MODEL_DTYPE: master, D + "autocast_dtype": cast or (compute if compute != master else None)}
     return {
         MODEL_DTYPE: compute,
@@ -326,7 +331,11 @@ UNBOUND = 1e9
 CLIP = convert(
     "clip_grad_norm.max_norm",
     "optimizer.clip",
-    lambda values, context: {"optimizer.clip": _clip(values.get("clip_grad_norm.max_norm"))},
+    lambda values, context: {
+        "optimizer.clip": 0.0
+        if (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND
+        else values.get("clip_grad_norm.max_norm")
+    },
     lambda values, context: (
         {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND} if values.get("optimizer.clip") is not None else {}
     ),
@@ -334,10 +343,6 @@ CLIP = convert(
     blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
     source="recipes/llm/train_ft.py: max_grad_norm is 1.0 unless given",
 )
-
-
-def _clip(bound: float | None) -> float | None:
-    return 0.0 if bound is not None and bound >= UNBOUND else bound
 
 
 PACKED, SAMPLE = "packed_sequence.packed_sequence_size", "dataset.seq_len"
@@ -357,7 +362,9 @@ ASYNC = convert(
     "parallel.tensor_overlap",
     lambda values, context: _read_async(values),
     lambda values, context: (
-        {D + "enable_async_tensor_parallel": values.get("parallel.tensor_overlap")} if _can_overlap(values, context) else {}
+        {D + "enable_async_tensor_parallel": values.get("parallel.tensor_overlap")}
+        if (values.get("parallel.tensor") or 1) > 1 and strategy(values, context) == "fsdp2"
+        else {}
     ),
     effect=Effect.COST,
     sees=(D + "strategy", D + "_target_", D + "tp_size", *STRATEGY_SEES),
@@ -372,37 +379,31 @@ def _read_async(values: Group) -> Group:
     return {"parallel.tensor_overlap": values.get(D + "enable_async_tensor_parallel")} if works else {}
 
 
-def _can_overlap(values: Group, context: Context) -> bool:
-    return (values.get("parallel.tensor") or 1) > 1 and strategy(values, context) == "fsdp2"
-
-
 SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
 SWITCHES = (D + "overlap_grad_reduce", D + "overlap_param_gather")
 
 
 def _kind(values: Group) -> str:
+    """The strategy of a recipe, which older layouts tell by the manager class."""
     return values.get(D + "strategy") or _managed(values.get(D + "_target_"))
-
-
-def _stays(values: Group, context: Context) -> str:
-    """The strategy that the plan of these settings would get."""
-    sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
-    buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
-    return strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
 
 
 OVERLAP = convert(
     SWITCHES,
     ("zero.overlap", "zero.overlap_gather"),
     lambda values, context: _read_overlap(values, context),
-    lambda values, context: _write_overlap(values, context),
+    lambda values, context: (
+        dict(zip(SWITCHES, (values.get("zero.overlap"), values.get("zero.overlap_gather")), strict=True))
+        if strategy(values, context) == "megatron_fsdp"
+        else {}
+    ),
     effect=Effect.COST,
     sees=(
         *(D + name for name in ("strategy", "_target_", "zero_dp_strategy", *SIZES)),
         *switches.BUFFERS,
         *STRATEGY_SEES,
     ),
-    blurs=lambda values: _kind(values) == "megatron_fsdp" and not all(values.get(path) is not False for path in SWITCHES),
+    blurs=lambda values: _kind(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES),
     carries={D + "overlap_grad_reduce": "zero.overlap", D + "overlap_param_gather": "zero.overlap_gather"},
     lossy="FSDP2 and DDP always overlap; only Megatron-FSDP has a switch for each overlap",
     source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
@@ -410,21 +411,19 @@ OVERLAP = convert(
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    kind = _kind(values) if _kind(values) != "megatron_fsdp" else _stays(values, context)
+    kind = _kind(values)
+    if kind == "megatron_fsdp":
+        # The plan of these settings may be written with another strategy, whose overlap is then the one that the plan has.
+        sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
+        buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
+        kind = strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
     if kind == "ddp":
+        # Every rank holds all weights, so nothing is gathered.
         return {"zero.overlap": True}
     if kind == "fsdp2":
         return {"zero.overlap": True, "zero.overlap_gather": True}
-    switches = (values.get(D + name) for name in ("overlap_grad_reduce", "overlap_param_gather"))
-    return {
-        path: value for path, value in zip(("zero.overlap", "zero.overlap_gather"), switches, strict=True) if value is not None
-    }
-
-
-def _write_overlap(values: Group, context: Context) -> Group:
-    if strategy(values, context) != "megatron_fsdp":
-        return {}
-    return dict(zip(SWITCHES, (values.get("zero.overlap"), values.get("zero.overlap_gather")), strict=True))
+    found = {"zero.overlap": values.get(SWITCHES[0]), "zero.overlap_gather": values.get(SWITCHES[1])}
+    return {path: value for path, value in found.items() if value is not None}
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -470,8 +469,16 @@ OFFLOADED, PINNED = ("zero.offload.optimizer", "zero.offload.parameters"), D + "
 OFFLOAD = convert(
     (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
     (*OFFLOADED, "zero.offload.pinned"),
-    lambda values, context: {**dict.fromkeys(OFFLOADED, _device(values)), "zero.offload.pinned": _pinned(values)},
-    lambda values, context: {PINNED: values.get("zero.offload.pinned") is not False} if _offloads(values, context) else {},
+    lambda values, context: {
+        **dict.fromkeys(OFFLOADED, _device(values)),
+        # Torch's CPUOffloadPolicy pins host memory by default.
+        "zero.offload.pinned": values.get(PINNED) is not False if _device(values) == "cpu" else None,
+    },
+    lambda values, context: (
+        {PINNED: values.get("zero.offload.pinned") is not False}
+        if any(values.get(path) in ("cpu", "nvme") for path in OFFLOADED) and strategy(values, context) == "fsdp2"
+        else {}
+    ),
     effect=Effect.COST,
     sees=STRATEGY_SEES,
     lossy="only FSDP2 offloads, and only to host memory: weights, gradients and optimizer state together",
@@ -479,24 +486,14 @@ OFFLOAD = convert(
 )
 
 
-def _pinned(values: Group) -> bool | None:
-    """Whether host memory is pinned, torch's default; None without offload."""
-    return values.get(PINNED) is not False if _device(values) == "cpu" else None
-
-
 def _device(values: Group) -> str:
     return "cpu" if any(values.get(f"{D}offload_policy.{name}") is not None for name in ("_target_", "pin_memory")) else "none"
-
-
-def _offloads(values: Group, context: Context) -> bool:
-    devices = {values.get("zero.offload.optimizer"), values.get("zero.offload.parameters")}
-    return bool(devices & {"cpu", "nvme"}) and strategy(values, context) == "fsdp2"
 
 
 Weight = Effect | Callable[[Group], Effect]
 
 
-def _where_on(values: Group) -> Effect:
+def _if_on(values: Group) -> Effect:
     """Effect of switches that change the numbers if one of them is on."""
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
@@ -515,6 +512,7 @@ def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
 
 
 def _loss(values: Group) -> Effect:
+    """Effect of the loss section: every stack has the cross entropy, and other classes have no counterpart."""
     said = values.get("loss_fn")
     name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
     return Effect.ROUNDING if name in ENTROPIES else Effect.NUMBERS
@@ -540,7 +538,7 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "model": ("which model is built, and what weights it starts from", Effect.NUMBERS),
     "model.*": ("which model is built, and what weights it starts from", lambda values: _beyond(values, "model.*", KERNELS)),
     "model.backend": ("how the model is computed", Effect.ROUNDING),
-    "model.backend.fake_balanced_gate": ("how tokens reach experts", _where_on),
+    "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
     "fp8": ("8-bit products of torchao", Effect.NUMBERS),
@@ -550,7 +548,7 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "dataloader": ("how the training data is drawn", Effect.NUMBERS),
     "peft": ("which weights train", Effect.NUMBERS),
     "freeze_config": ("which weights train", Effect.NUMBERS),
-    "loss_fn": ("the loss", lambda values: _loss(values)),
+    "loss_fn": ("the loss", _loss),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),
@@ -560,13 +558,15 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "checkpoint.*": ("where and how AutoModel's checkpoints lie", lambda values: _beyond(values, "checkpoint.*", FORMS)),
     "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
 }
-"""Sections and settings without a Plan field: the reason why they stay behind, and the effect of that on the run."""
+"""Sections and settings without a Plan field: the reason why no plan has them, and the effect on the run if they are dropped.
+
+The longest entry that covers a setting is the one for it."""
 PIPELINE: tuple[str, Weight] = ("how AutoModel takes a model apart", Effect.NONE)
 SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
     PP + "pp_recv_buffer_pool": ("how many receive buffers a stage holds", Effect.COST),
     PP + "pp_recv_buffer_pool_slack": ("how many receive buffers a stage holds", Effect.COST),
-    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", _where_on),
+    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", _if_on),
 }
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
 

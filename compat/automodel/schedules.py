@@ -1,4 +1,4 @@
-"""Schedules of torch.distributed.pipelining by name, and the compute-only CSV files that describe one."""
+"""Schedules of torch.distributed.pipelining by name, and CSV files that describe one by its computations alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from bridge.layout.schedule.table import cells
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule class. `single` runs one stage on each rank, others run several. `ours` is the plan's name of it.
+    """One schedule class. `single` runs one stage on each rank, others run several. `ours` is the plan's name for it.
 
-    `split` schedules split the backward pass; `pair` ones need two stages on each rank; `abstract` ones only run a CSV file;
-    `v` ones place stages in the shape of a V. AutoModel's splitter does so for only one of torch's two V schedules.
+    `split` schedules split the backward pass; `pair` ones need two stages on each rank; `rounds` ones need rounds of equally
+    many micro batches; `abstract` ones only run a CSV file. For `v` ones AutoModel places the stages in the shape of a V, which
+    it does for only one of torch's two V schedules.
     """
 
     name: str
@@ -73,11 +74,16 @@ def _advice(name: str) -> str:
 
 
 CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
+BEFORE = {"B": "F", "I": "F", "W": "I"}
+"""The action of the same stage and micro batch that an action needs."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A compute-only schedule: the actions of each rank in order, as (stage, action, micro batch); None is idle."""
+    """A schedule's computations: the actions of each rank in order, as (stage, action, micro batch); None is idle.
+
+    Actions are F, a forward pass; B, a whole backward pass; I and W, its parts for inputs and for weights.
+    """
 
     ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
 
@@ -123,6 +129,7 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
 
 
 def _flaws(found: Table) -> Iterator[str]:
+    """Problems of a table that torch could not run: stages on several ranks, gaps, and actions that never come."""
     homes: dict[int, int] = {}
     for rank, row in enumerate(found.ranks):
         for stage in sorted({cell[0] for cell in row if cell}):
@@ -141,13 +148,15 @@ def _row_flaws(row: Sequence[tuple[int, str, int] | None], microbatches: int) ->
     for stage in sorted({cell[0] for cell in row if cell}):
         for microbatch in range(microbatches):
             forward, *backward = (done[stage, action, microbatch] for action in "FBIW")
+            # Counts of B, I and W: one whole backward pass, or both of its parts.
             if forward != 1 or backward not in ([1, 0, 0], [0, 1, 1]):
                 yield f"stage {stage}: microbatch {microbatch} needs one F, and one B or one I and one W"
     seen: set[tuple[int, str, int]] = set()
     for cell in row:
         if cell:
             stage, action, microbatch = cell
-            before = {"F": (), "B": ("F",), "I": ("F",), "W": ("I",)}[action]
-            if any((stage, need, microbatch) in done and (stage, need, microbatch) not in seen for need in before):
-                yield f"stage {stage}: {action} of microbatch {microbatch} comes before its {before[0]}"
+            need = BEFORE.get(action)
+            # An action that is missing altogether was told above.
+            if need and (stage, need, microbatch) in done and (stage, need, microbatch) not in seen:
+                yield f"stage {stage}: {action} of microbatch {microbatch} comes before its {need}"
             seen.add(cell)

@@ -30,6 +30,7 @@ TAKEN = frozenset(("bf16", "auto", *(dot + name for dot in ("", "torch.") for na
 
 
 def _dtype(value: Any) -> Any:
+    # A live torch.dtype is known by its type's name, so that no torch has to be imported.
     text = str(value) if type(value).__name__ == "dtype" else value
     return DTYPES.get(text.lower().removeprefix("torch."), text) if isinstance(text, str) else text
 
@@ -38,23 +39,18 @@ def _tuple(value: Any) -> Any:
     return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _names(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else _tuple(value)
-
-
 NAMED_MODES = {
     **dict.fromkeys(("false", "off", "none", "disabled", "no"), False),
     **dict.fromkeys(("true", "on", "full", "enabled", "yes"), True),
 }
+"""Texts that AutoModel takes for a switch (recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
 
 
 def _mode(value: Any) -> Any:
-    text = value.lower().replace("-", "_") if isinstance(value, str) else value
-    return NAMED_MODES.get(text, text) if isinstance(text, str) else text
+    if not isinstance(value, str):
+        return value
+    text = value.lower().replace("-", "_")
+    return NAMED_MODES.get(text, text)
 
 
 Dtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16"], BeforeValidator(_dtype)]
@@ -63,11 +59,14 @@ NonNegative = Annotated[Real, Ge(0)]
 Positive = Annotated[Real, Gt(0)]
 Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value))]
 Parts = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_tuple)]
 Mode = Annotated[bool | Literal["selective"], BeforeValidator(_mode)]
 Rounding = Literal["up", "down"]
-Strategy = Annotated[Literal["fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "ddp"], BeforeValidator(_lower)]
+Strategy = Annotated[
+    Literal["fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "ddp"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+]
 Free = dict[str, Any]
 
 REST = "*"

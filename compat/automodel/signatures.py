@@ -12,7 +12,7 @@ from bridge.errors import nearest
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
-"""Packages of the classes in the harvested recipes. The arguments of other packages' classes are not known."""
+"""Packages of the classes in AutoModel's own recipes. The arguments of other packages' classes are not known."""
 BESIDE = {"optimizer": ("param_group_overrides",)}
 """Settings that AutoModel removes from a section before it calls the class."""
 APART = ("ci", "wandb", "benchmark")
@@ -46,17 +46,17 @@ def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[
 
     `before` is the number of names that had a message before it.
     """
-    known = _facts()["known"].get(path)
-    aside = not path and name.startswith("_") and not name.endswith("_")
-    if known is None or name in known or name in typed or aside or _foreign(section.get(TARGET)):
+    known, target = _facts()["known"].get(path), section.get(TARGET)
+    if known is None or name in known or name in typed:
+        return ""
+    # At the top level a name such as _shared is the author's own, unlike _target_.
+    if not path and name.startswith("_") and not name.endswith("_"):
+        return ""
+    # The arguments of another package's class are not known.
+    if isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]:
         return ""
     similar = nearest(name, {*known, *typed}, before)
     return f"no recipe of AutoModel's own has it here, and no known code reads it; kept{similar}"
-
-
-def _foreign(target: Any) -> bool:
-    """Whether a class is of another package, so that its arguments are not known."""
-    return isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:

@@ -1,4 +1,4 @@
-"""Generated AutoModel recipes: consistent meshes, batches and pipelines, and every setting of each release."""
+"""Generated AutoModel recipes: meshes, batches and pipelines that fit together, and every setting of each release."""
 
 from __future__ import annotations
 
@@ -62,12 +62,15 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Strategy, mesh and batch first, then groups of settings that are each consistent."""
+    """Strategy, mesh and batch first, then groups of settings that each fit together."""
+    # FSDP2 has most of the axes and options, so most recipes have it.
     kind = draw(st.sampled_from(("fsdp2", "fsdp2", "fsdp2", "fsdp2", "megatron_fsdp", "ddp")))
     sizes = _sizes(draw, case, kind)
     ranks = sizes["pp_size"]
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
-    first = {**_strategy(case, kind), **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
+    # Before 0.3.0 the manager class told the strategy.
+    named = {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
+    first = {**named, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
     return [
         {**first, **_batch(draw, case, sizes, first)},
@@ -76,10 +79,6 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
         *draw(_model(ranks > 1)),
         *(draw(choice(case.version)) for choice in CHOICES),
     ]
-
-
-def _strategy(case: Case, kind: str) -> Group:
-    return {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
 
 
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -139,6 +138,7 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> 
     others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
     data = sizes.get("dp_size") or (case.world_size or others) // others
     micro, ranks = first.get(PP + "pp_microbatch_size", 1), sizes["pp_size"]
+    # Twice the ranks fill the rounds of every schedule; DualPipeV needs as many.
     local = micro * 2 * ranks * draw(SMALL) if ranks > 1 else draw(SMALL)
     total = {"step_scheduler.global_batch_size": local * data * draw(SMALL)}
     return {"step_scheduler.local_batch_size": local, **draw(st.sampled_from((total, total, {})))}
@@ -148,8 +148,11 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> 
 def _split(draw: DrawFn, ranks: int, name: str) -> Group:
     """The split of layers into stages: by default, by a number of layers, or by names."""
     kind = SCHEDULES[name.lower()]
-    virtual = 1 if kind.single else 2 if kind.pair else draw(st.sampled_from((2, 2, 3, 4)))
+    virtual = 1
+    if not kind.single:
+        virtual = 2 if kind.pair else draw(st.sampled_from((2, 2, 3, 4)))
     size = draw(SMALL)
+    # The last stage may have fewer layers, but it has at least one.
     layers = ranks * virtual * size - draw(st.integers(0, size - 1))
     known = draw(st.sampled_from(({LAYERS: layers}, {LAYERS: layers}, {})))
     rounding = draw(

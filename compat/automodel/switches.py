@@ -1,4 +1,4 @@
-"""Switches of a recipe that other stacks have too: FP8, adapters, formats of moments, resumed schedules, FSDP's buffers."""
+"""Switches of a recipe that other stacks have too: FP8, adapters, formats of moments, resumed runs, Megatron-FSDP's buffers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ def _is_torchao(values: Group) -> bool:
 
 
 def _read_fp8(values: Group, context: Context) -> Group:
+    # The section alone switches FP8 on, with the recipe "current" (components/models/common/utils.py: TEFp8Config).
     recipe = values.get(TE + "recipe", "current" if values.get(TE + "*") else None)
+    if isinstance(recipe, str) and not context.since(SINCE.get(recipe, "0.3.0")):
+        recipe = "current"
     if recipe is not None:
-        known = recipe if not isinstance(recipe, str) or context.since(SINCE.get(recipe, "0.3.0")) else "current"
-        format_, scaling = RECIPES.get(known, (None, None)) if isinstance(known, str) else (None, None)
+        # A mapping is a recipe class of Transformer Engine with arguments, which no plan has.
+        format_, scaling = RECIPES.get(recipe, (None, None)) if isinstance(recipe, str) else (None, None)
         return {"precision.fp8": format_, "precision.fp8_recipe": scaling, "precision.fp8_weights": False if format_ else None}
+    # torchao's other recipes scale by rows, which no plan has.
     if not _is_torchao(values) or values.get(TORCHAO + "recipe_name") not in TENSORWISE:
         return {}
     gathers = bool(values.get(GATHER))
@@ -44,6 +48,7 @@ def _write_fp8(values: Group, context: Context) -> Group:
     recipe = NAMED.get(values.get("precision.fp8_recipe") or "")
     if not values.get("precision.fp8") or recipe is None:
         return {}
+    # Only torchao gathers weights in FP8, and releases before 0.3.0 have no section for Transformer Engine.
     if recipe == "current" and (values.get("precision.fp8_weights") or not context.since("0.3.0")):
         return {TORCHAO + "enabled": True, TORCHAO + "recipe_name": "tensorwise", GATHER: values.get("precision.fp8_weights")}
     if not context.since(SINCE.get(recipe, "0.3.0")):
@@ -84,6 +89,7 @@ PEFT = "peft."
 CLASS, REST = "nemo_automodel.components._peft.lora.PeftConfig", PEFT + "*"
 ADAPTERS = {"dim": "rank", "alpha": "alpha", "dropout": "dropout"}
 USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
+"""Defaults of PeftConfig (components/_peft/lora.py)."""
 ALL = {"match_all_linear": True}
 BEFORE = {"dropout_position": "pre"}
 """A plan's dropout is on an adapter's input; AutoModel's default is on its output."""
@@ -93,24 +99,21 @@ def _adapts(values: Group) -> bool:
     return any(values.get(PEFT + name) is not None for name in ("_target_", "*", *ADAPTERS))
 
 
-def _read_adapters(values: Group, context: Context) -> Group:
-    if not _adapts(values):
-        return {}
-    return {f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
-
-
 def _write_adapters(values: Group, context: Context) -> Group:
     if values.get("adapters.rank") is None:
         return {}
     found = {PEFT + theirs: values.get(f"adapters.{ours}", USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
-    alpha = found[PEFT + "alpha"]
-    whole = {PEFT + "alpha": int(alpha)} if alpha == int(alpha) else {}
-    return {PEFT + "_target_": CLASS, **found, **whole, REST: {**ALL, **(BEFORE if found[PEFT + "dropout"] else {})}}
+    # AutoModel declares alpha as a whole number.
+    if found[PEFT + "alpha"] == int(found[PEFT + "alpha"]):
+        found[PEFT + "alpha"] = int(found[PEFT + "alpha"])
+    rest = {**ALL, **BEFORE} if found[PEFT + "dropout"] else ALL
+    return {PEFT + "_target_": CLASS, **found, REST: dict(rest)}
 
 
 def _chooses(values: Group) -> bool:
     """Whether a recipe has settings of adapters that no plan has: chosen layers, other forms, dropout on the output."""
     rest = dict(values.get(REST) or {})
+    # Without dropout its position has no effect.
     late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
     told = {name: value for name, value in rest.items() if (name, value) not in (*ALL.items(), *BEFORE.items())}
     return _adapts(values) and (late or bool(told) or not rest.get("match_all_linear"))
@@ -119,7 +122,11 @@ def _chooses(values: Group) -> bool:
 LORA = convert(
     (PEFT + "_target_", *(PEFT + name for name in ADAPTERS), REST),
     tuple(f"adapters.{name}" for name in ADAPTERS.values()),
-    _read_adapters,
+    lambda values, context: (
+        {f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
+        if _adapts(values)
+        else {}
+    ),
     _write_adapters,
     carries={
         **{PEFT + theirs: f"adapters.{ours}" for theirs, ours in ADAPTERS.items()},
@@ -139,14 +146,15 @@ WIDE = "fp32"
 
 
 def _read_moments(values: Group, context: Context) -> Group:
-    told = tuple(values.get(path) or WIDE for path in FORMATS)
-    return {MOMENTS: told} if is_fused(values.get("optimizer._target_")) and told != (WIDE, WIDE) else {}
+    found = tuple(values.get(path) or WIDE for path in FORMATS)
+    # Only Transformer Engine's class takes these arguments; others would stop at them.
+    return {MOMENTS: found} if is_fused(values.get("optimizer._target_")) and found != (WIDE, WIDE) else {}
 
 
 def _write_moments(values: Group, context: Context) -> Group:
-    told = values.get(MOMENTS) or (WIDE, WIDE)
-    takes = values.get("optimizer.name") in ("adam", "adamw") and told != (WIDE, WIDE)
-    return dict(zip(FORMATS, told, strict=True)) if takes else {}
+    wanted = values.get(MOMENTS) or (WIDE, WIDE)
+    takes = values.get("optimizer.name") in ("adam", "adamw") and wanted != (WIDE, WIDE)
+    return dict(zip(FORMATS, wanted, strict=True)) if takes else {}
 
 
 MOMENT_FORMATS = convert(
@@ -171,6 +179,7 @@ def _read_resumed(values: Group, context: Context) -> Group:
         return {}
     if values.get(GIVEN):
         return {RESUMED: "given"}
+    # Without either switch a checkpoint's values win; with the second off, they have to equal the recipe's.
     return {RESUMED: "same" if values.get(STORED) is False else "checkpoint"}
 
 
@@ -204,6 +213,7 @@ BUFFERS = {
 
 
 def _buffered(values: Group) -> bool:
+    """Whether the strategy is Megatron-FSDP, by its name or by the class of the older layout."""
     return values.get(D + "strategy") == "megatron_fsdp" or "MegatronFSDP" in str(values.get(D + "_target_"))
 
 

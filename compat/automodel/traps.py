@@ -38,21 +38,19 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, 
         yield from _inert(given, effective)
     yield from _steps(given)
     yield from _seed(given)
-    yield from _beside(given)
-    yield from _own_code(given)
-
-
-def _beside(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """_transformers/auto_model.py: from_config and from_pretrained hand their other arguments to _consume_config_overrides."""
+    # from_config and from_pretrained take keys of the config beside their own arguments, and hand them to
+    # _consume_config_overrides (_transformers/auto_model.py).
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
         message = f"{key}: overrides the model's config, but is not translated from here; write it as model.config.{key}"
         yield "model.*", message, Effect.NUMBERS
+    yield from _own_code(given)
 
 
 def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """AutoModel finds its own model classes by `architectures`, which transformers' config classes leave empty.
+    """Remarks on a model for which AutoModel does not find its own code.
 
-    Source: _transformers/model_init.py, _resolve_custom_model_cls_for_config.
+    It looks by `architectures`, which transformers' config classes leave empty (_transformers/model_init.py,
+    _resolve_custom_model_cls_for_config).
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
     if made and named.name in OWN and CLASS in given and given.get(SHARE) != 0 and not said(given, f"{C}architectures"):
@@ -62,7 +60,10 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)), in every release."""
+    """Remarks on a seed in the rng section, which no release reads.
+
+    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)).
+    """
     seed, other = given.get("seed", SEED), given.get("rng.seed")
     if other is not None and other != seed:
         message = f"the training recipes do not read it; they use the top-level seed, here {seed}; set that"
@@ -91,7 +92,7 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
-    """recipes/llm/train_ft.py puts other sections' values into the pipeline config."""
+    """Remarks on settings of the pipeline that recipes overwrite with other sections' values (recipes/llm/train_ft.py)."""
     sources = {
         "pp_batch_size": "step_scheduler.local_batch_size",
         "patch_stage_backward_maybe_with_nosync": "model.backend.enable_fsdp_optimizations",
@@ -99,9 +100,10 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     }
     for name, source in sources.items():
         if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
-            yield PP + name, f"recipes overwrite it by {source}: {effective[PP + name]!r}", Effect.COST
+            yield PP + name, f"recipes overwrite it with {source}: {effective[PP + name]!r}", Effect.COST
     if PP + "loss_fn" in given:
-        yield PP + "loss_fn", "recipes overwrite it by the loss_fn section", Effect.NUMBERS
+        yield PP + "loss_fn", "recipes overwrite it with the loss_fn section", Effect.NUMBERS
+    # AutoModel keeps the format that is given, and sizes its receive buffers by it.
     output = effective.get(D + "mp_policy.output_dtype") or effective.get(D + "mp_policy.param_dtype")
     if output is not None and given.get(PP + "dtype", output) != output:
         yield PP + "dtype", f"stages send {output}; with another format here they can receive wrong values", Effect.NUMBERS
@@ -117,6 +119,7 @@ def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
+    # Seen in runs of torch 2.13: no layer of the last stage has a gradient then, and no message tells so.
     if kind.split and resharded:
         message = f"{kind.name} splits the backward pass, and then stages lose gradients without any message; set it to false"
         yield D + "reshard_after_forward", message, Effect.NUMBERS

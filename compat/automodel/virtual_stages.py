@@ -11,6 +11,7 @@ from bridge.errors import ConfigError
 from compat.automodel.schedules import Schedule, schedule
 
 LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)")
+"""The name of a decoder layer in most models of Hugging Face; the group is its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ def stages(
 ) -> Stages:
     """Split `num_layers` decoder layers for `pp_size` pipeline ranks. Raises `ConfigError` if AutoModel would stop.
 
-    `layers_per_stage` only sets the number of virtual stages, which is rounded as asked. Then layers are distributed evenly,
-    longer stages first. Source: components/distributed/pipelining/functional.py.
+    `layers_per_stage` only sets the number of virtual stages, which is rounded as asked. Layers are then spread evenly over
+    these, longer stages first. Source: components/distributed/pipelining/functional.py.
     """
     kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
     count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
@@ -63,9 +64,10 @@ def filled(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Sc
 
 
 def number(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
-    """Number of virtual stages (functional.py, calculate_virtual_stages)."""
+    """Number of virtual stages over all ranks (functional.py, calculate_virtual_stages)."""
     if layers_per_stage is None:
         return pp_size if kind.single else 2 * pp_size
+    # Rounded up: a last stage with fewer layers is a stage too.
     wanted = -(-num_layers // layers_per_stage)
     count = _rounded(wanted, pp_size, rounding)
     per_rank, where = count // pp_size, f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give"
@@ -90,6 +92,7 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
     """Stage numbers of each rank: in a loop, or in a V for one schedule (functional.py, stage_ids_this_rank)."""
+    # In a V the first rank also has the last stage, so that the loss starts the backward pass where the forward pass began.
     if kind.v:
         return tuple((rank, count - 1 - rank) for rank in range(pp_size))
     return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
@@ -100,11 +103,17 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
     # Without rounding first; then numbers that round down to `count`, then numbers that round up to it.
-    wanted = (count, *range(count + 1, count + pp_size), *range(count - 1, count - pp_size, -1))
-    for stages in wanted:
-        size = -(-num_layers // stages) if stages > 0 else 0
-        if size and -(-num_layers // size) == stages:
-            return size, None if stages == count else "down" if stages > count else "up"
+    roundings = (
+        ((count,), None),
+        (range(count + 1, count + pp_size), "down"),
+        (range(count - 1, max(0, count - pp_size), -1), "up"),
+    )
+    for candidates, rounding in roundings:
+        for wanted in candidates:
+            # The smallest size whose stages are few enough. They may be fewer still: ten layers never make six stages.
+            size = -(-num_layers // wanted)
+            if -(-num_layers // size) == wanted:
+                return size, rounding
     return None
 
 
@@ -114,6 +123,7 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
 def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
     """First layer of each part, then the number of layers; None if the parts do not hold layers 0, 1, 2, ... in order."""
     layers = [sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts]
+    # One after the other they have to count up from 0, without a gap and without a layer twice.
     if [layer for part in layers for layer in part] != list(range(sum(map(len, layers)))):
         return None
     ends = [0]
@@ -127,6 +137,7 @@ def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     parts = [[f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)]
     parts[0].insert(0, "model.embed_tokens")
     parts[-1] += ["model.norm", "lm_head"]
+    # Every stage computes rotary angles itself; a part without the module would have none.
     return tuple((*part, "model.rotary_emb") for part in parts)
 
 

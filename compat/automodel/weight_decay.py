@@ -21,30 +21,24 @@ RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
 """Examples of the kinds of parameters that a plan distinguishes, by their names in most models of Hugging Face."""
 
 
-def _read_ramp(values: Group, context: Context) -> Group:
-    if values.get(THEIRS[0]) not in ("linear", "cosine"):
-        return {}
-    return dict(zip(PLAN, (values.get(path) for path in THEIRS), strict=True))
-
-
-def _write_ramp(values: Group, context: Context) -> Group:
-    told = [values.get(path) for path in PLAN]
-    return dict(zip(THEIRS, told, strict=True)) if told[0] else {}
-
-
 def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
-    """Factors on learning rate and weight decay of each kind of parameter, by the first matching pattern; None: not readable."""
+    """Factors on learning rate and weight decay of each kind of parameter, by its example's name.
+
+    The first matching pattern decides; without one both are 1. None: a group has no factors that can be read.
+    """
     groups = values.get(GROUPS) or ()
     try:
-        found = [(re.compile(str(group["pattern"])), _factor(group, "lr_mult"), _factor(group, "wd_mult")) for group in groups]
+        found = [
+            (re.compile(str(group["pattern"])), float(group.get("lr_mult", 1.0)), float(group.get("wd_mult", 1.0)))
+            for group in groups
+        ]
     except (re.error, KeyError, TypeError, ValueError):
         return None
-    names = (*SPARED_NAMES, WEIGHT, EMBEDDING, OUTPUT)
-    return {name: next(((rate, decay) for pattern, rate, decay in found if pattern.search(name)), (1.0, 1.0)) for name in names}
-
-
-def _factor(group: Mapping[str, Any], name: str) -> float:
-    return float(group.get(name, 1.0))
+    factors = {}
+    for name in (*SPARED_NAMES, WEIGHT, EMBEDDING, OUTPUT):
+        matches = ((rate, decay) for pattern, rate, decay in found if pattern.search(name))
+        factors[name] = next(matches, (1.0, 1.0))
+    return factors
 
 
 def _read_groups(values: Group, context: Context) -> Group:
@@ -61,23 +55,25 @@ def _read_groups(values: Group, context: Context) -> Group:
 def _write_groups(values: Group, context: Context) -> Group:
     if not context.since(SINCE):
         return {}
-    spared = [dict(SPARED)] if values.get(SCOPE) in ("matrices", "not_layernorm") else []
-    rates = [_rated(name, values[ours]) for ours, name in RATES.items() if values.get(ours, 1.0) != 1]
-    return {GROUPS: [*spared, *rates]} if spared or rates else {}
-
-
-def _rated(name: str, factor: float) -> dict[str, Any]:
-    return {"pattern": name.split(".")[-2], "lr_mult": factor}
+    groups = [dict(SPARED)] if values.get(SCOPE) in ("matrices", "not_layernorm") else []
+    for ours, name in RATES.items():
+        if values.get(ours, 1.0) != 1:
+            # The module's name without the prefix, which differs between models: embed_tokens, lm_head.
+            groups.append({"pattern": name.split(".")[-2], "lr_mult": values[ours]})
+    return {GROUPS: groups} if groups else {}
 
 
 def _odd(values: Group) -> bool:
     """Whether groups have factors that no plan has: for other parameters, or on the decay of only some biases and norms."""
+    if not values.get(GROUPS):
+        return False
     factors = _factors(values)
-    if factors is None or not values.get(GROUPS):
-        return bool(values.get(GROUPS))
+    if factors is None:
+        return True
     decays = {factors[name][1] for name in SPARED_NAMES}
     usual = len(decays) == 1 and decays <= {0.0, 1.0} and all(factors[name][1] == 1 for name in (WEIGHT, EMBEDDING, OUTPUT))
     rated = all(factors[name][0] == 1 for name in (*SPARED_NAMES, WEIGHT))
+    # A pattern that matches no example is for parameters that no plan tells apart.
     unseen = any(not any(re.search(str(group["pattern"]), name) for name in factors) for group in values[GROUPS])
     return unseen or not (usual and rated)
 
@@ -86,8 +82,11 @@ RULES = (
     convert(
         THEIRS,
         PLAN,
-        _read_ramp,
-        _write_ramp,
+        # A constant style, or none, is no ramp.
+        lambda values, context: (
+            dict(zip(PLAN, map(values.get, THEIRS), strict=True)) if values.get(THEIRS[0]) in ("linear", "cosine") else {}
+        ),
+        lambda values, context: dict(zip(THEIRS, map(values.get, PLAN), strict=True)) if values.get(PLAN[0]) else {},
         effect=EFFECTS[PLAN[0]],
         carries=dict(zip(THEIRS, PLAN, strict=True)),
         source="components/optim/scheduler.py: OptimizerParamScheduler.get_wd",

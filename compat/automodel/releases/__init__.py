@@ -74,13 +74,11 @@ class Release(AnyRelease):
     def _rows(self) -> tuple[Row, ...]:
         return tuple(row for rows in _rows().values() for row in rows if row.known(self.version))
 
-    @cached_property
-    def _paths(self) -> frozenset[str]:
-        return frozenset(row.path for row in self._rows)
-
     def reads(self, path: str) -> bool:
         """Whether it has the setting at `path`."""
-        return path in self._paths if path in _rows() else self.within(since(path), until(path))
+        # A setting may go and come back, so the rows decide. Settings without a class have one window.
+        rows = _rows().get(path)
+        return any(row.known(self.version) for row in rows) if rows else self.within(since(path), until(path))
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
@@ -105,13 +103,16 @@ class Release(AnyRelease):
             rows = (row for row in _rows().get(path, ()) if row.known(self.version) and row.strategy in ("", part))
             row = next(rows, None)
             value = row.default if row else None
+            # A class whose default is None leaves the value to the recipe's code.
             yield path, _DECIDED["usual"].get(path) if value is None else value
 
 
 def since(path: str) -> str:
     """First release that has the setting at `path`."""
     rows = _rows().get(path)
-    return _first(row.since or KNOWN[0] for row in rows) if rows else str(_DECIDED["since"].get(path, KNOWN[0]))
+    if not rows:
+        return str(_DECIDED["since"].get(path, KNOWN[0]))
+    return min((row.since or KNOWN[0] for row in rows), key=RELEASES.place)
 
 
 def until(path: str) -> str:
@@ -120,10 +121,6 @@ def until(path: str) -> str:
     if not rows:
         return str(_DECIDED["until"].get(path, ""))
     return "" if any(not row.until for row in rows) else max((row.until for row in rows), key=RELEASES.place)
-
-
-def _first(versions: Iterator[str]) -> str:
-    return min(versions, key=RELEASES.place)
 
 
 def instead(path: str) -> str:
