@@ -111,8 +111,8 @@ def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
     ("content", "named"),
     [
         (ACCELERATE, "name the training's own launch or config"),
-        (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "name zero.json"),
-        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "write that as JSON, deepspeed_config_file: FILE"),
+        (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "read zero.json"),
+        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "set deepspeed_config_file to the file"),
     ],
 )
 @pytest.mark.parametrize("stack", [(), ("--from", "deepspeed")], ids=["recognised", "named"])

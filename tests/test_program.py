@@ -57,7 +57,7 @@ def test_the_script_of_deepspeed_is_whole(more: str, tmp_path: Path, capsys: pyt
 
 REFUSED = {
     "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2": "share their weights",
-    "--context-parallel-size 2": "Ulysses'",
+    "--context-parallel-size 2": "Ulysses attention",
     "--optimizer soap": "names no optimizer",
 }
 

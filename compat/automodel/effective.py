@@ -131,7 +131,7 @@ def _divides(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def data_ranks(given: Given, world_size: int | None) -> int | None:
-    """Data-parallel ranks; None if neither the recipe nor the world size tells."""
+    """Data-parallel ranks; None if neither the recipe nor the world size tells their number."""
     data: int | None = given.get(D + "dp_size")
     if data is None and world_size is not None:
         return world_size // prod(size(given, name) for name in AXES) or None
@@ -143,7 +143,7 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
     if data is None:
         return
     if data % replicas or (replicas >= data and replicas > 1):
-        yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below it"
+        yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) that is smaller"
     # Expert groups are made of data ranks, since 0.2.0 also of context ranks, and since 0.5.0 also of tensor ranks.
     factors = {"dp_size": data}
     if release.since("0.2.0"):
@@ -268,7 +268,7 @@ def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, k
     elif ends is None:
         yield "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel leaves out others"
     elif layers is not None and ends[-1] != layers:
-        yield f"found {ends[-1]} layers, expected {layers} by {LAYERS}"
+        yield f"found {ends[-1]} layers, expected {layers}, as {LAYERS} says"
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:

@@ -140,7 +140,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         return nest(flat)
     # A name that is a value cannot hold another name too.
     except (AttributeError, TypeError):
-        raise SourceError("overrides: one sets a section, another a setting inside of it; keep one") from None
+        raise SourceError("overrides: one is the value of a section, another a setting inside it; keep one") from None
 
 
 STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
@@ -166,7 +166,7 @@ class _Reader:
         old, distributed = sections.get(OLD), sections.get("distributed")
         nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
         if isinstance(old, Mapping) and old and nested is not None:
-            self.problem(OLD, f"found with {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one")
+            self.problem(OLD, f"given beside {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one")
         elif isinstance(old, Mapping):
             self.old_layout(sections.pop(OLD))
         self.section(sections, "", tree())
@@ -175,7 +175,8 @@ class _Reader:
         """Read `autopipeline`, whose settings are those of the pipeline section."""
         self.walk(old, OLD, {**tree()["distributed"]["pipeline"], **tree()[OLD]})
         if self.release.nested:
-            self.finding(OLD, f"the layout before {NEW_LAYOUT}; {self.release.version} takes the same in {PIPELINE}", Effect.NONE)
+            message = f"this is the layout before {NEW_LAYOUT}; for {self.release.version} write it in {PIPELINE}"
+            self.finding(OLD, message, Effect.NONE)
 
     def section(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
         """Read the mapping `data`, which stands at `path`."""
@@ -323,7 +324,7 @@ class _Reader:
         if count and found.microbatches != count:
             self.problem(
                 f"{PIPELINE}.pp_schedule_csv",
-                f"{name} has {found.microbatches} micro batches, expected {count} by the batch sizes",
+                f"{name} has {found.microbatches} micro batches, expected {count}, as the batch sizes imply",
             )
 
     # Collecting

@@ -194,7 +194,7 @@ FAMILY = convert(
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
     note="the model class, and the initial weights",
-    lossy="no plan has this family, or only one near to it",
+    lossy="a plan has no such family, or only a similar one",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 

@@ -521,22 +521,22 @@ def _loss(values: Group) -> Effect:
 SECTIONS: dict[str, tuple[str, Weight]] = {
     "distributed": ("a setting of AutoModel's sharding", Effect.COST),
     "autopipeline": ("a drawing of the schedule", Effect.NONE),
-    "distributed.check_for_nan_in_grad": ("a check that no longer has effect", Effect.NONE),
+    "distributed.check_for_nan_in_grad": ("a check without effect", Effect.NONE),
     "distributed.report_nan_in_param_grad": ("a check of each gradient", Effect.NONE),
     "distributed.calculate_per_token_loss": ("how losses are averaged", Effect.NUMBERS),
     "distributed.moe.lm_head_precision": ("formats inside the model", Effect.ROUNDING),
     "distributed.moe.mp_policy": ("formats inside the model", Effect.ROUNDING),
     "distributed.enable_compile": ("torch.compile of the model", Effect.ROUNDING),
     "distributed.tp_plan": ("how modules are split over tensor ranks", Effect.ROUNDING),
-    "step_scheduler": ("when AutoModel ends, saves and logs", Effect.NONE),
+    "step_scheduler": ("the steps at which AutoModel ends, saves and logs", Effect.NONE),
     "step_scheduler.start_step": ("where a resumed run starts", Effect.NUMBERS),
     "step_scheduler.start_epoch": ("where a resumed run starts", Effect.NUMBERS),
     "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
     "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
-    "optimizer.foreach": ("which kernels make the optimizer's step", Effect.ROUNDING),
-    "optimizer.fused": ("which kernels make the optimizer's step", Effect.ROUNDING),
-    "model": ("which model is built, and what weights it starts from", Effect.NUMBERS),
-    "model.*": ("which model is built, and what weights it starts from", lambda values: _beyond(values, "model.*", KERNELS)),
+    "optimizer.foreach": ("the kernels of the optimizer's step", Effect.ROUNDING),
+    "optimizer.fused": ("the kernels of the optimizer's step", Effect.ROUNDING),
+    "model": ("the choice of the model and of its first weights", Effect.NUMBERS),
+    "model.*": ("the choice of the model and of its first weights", lambda values: _beyond(values, "model.*", KERNELS)),
     "model.backend": ("how the model is computed", Effect.ROUNDING),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
@@ -546,27 +546,27 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "packed_sequence": ("how samples are packed", Effect.NUMBERS),
     "dataset": ("the training data", Effect.NUMBERS),
     "dataloader": ("how the training data is drawn", Effect.NUMBERS),
-    "peft": ("which weights train", Effect.NUMBERS),
-    "freeze_config": ("which weights train", Effect.NUMBERS),
+    "peft": ("the choice of the weights that train", Effect.NUMBERS),
+    "freeze_config": ("the choice of the weights that train", Effect.NUMBERS),
     "loss_fn": ("the loss", _loss),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
     "rng": ("how random states are kept", Effect.NUMBERS),
-    "checkpoint": ("AutoModel's checkpoints, and what weights a run starts from", Effect.NUMBERS),
-    "checkpoint.*": ("where and how AutoModel's checkpoints lie", lambda values: _beyond(values, "checkpoint.*", FORMS)),
-    "*": ("other sections, 8-bit products among them", Effect.NUMBERS),
+    "checkpoint": ("AutoModel's checkpoints, and the weights that a run starts from", Effect.NUMBERS),
+    "checkpoint.*": ("place and format of AutoModel's checkpoints", lambda values: _beyond(values, "checkpoint.*", FORMS)),
+    "*": ("other sections of a recipe", Effect.NUMBERS),
 }
 """Sections and settings without a Plan field: the reason why no plan has them, and the effect on the run if they are dropped.
 
 The longest entry that covers a setting is the one for it."""
-PIPELINE: tuple[str, Weight] = ("how AutoModel takes a model apart", Effect.NONE)
+PIPELINE: tuple[str, Weight] = ("the way in which AutoModel splits a model into stages", Effect.NONE)
 SETTINGS: dict[str, tuple[str, Weight]] = {
-    PP + "pp_batch_size": ("recipes put the local batch size there", Effect.NONE),
+    PP + "pp_batch_size": ("recipes overwrite it with the local batch size", Effect.NONE),
     PP + "pp_recv_buffer_pool": ("how many receive buffers a stage holds", Effect.COST),
     PP + "pp_recv_buffer_pool_slack": ("how many receive buffers a stage holds", Effect.COST),
-    PP + "scale_grads_in_schedule": ("gradients are scaled twice with it", _if_on),
+    PP + "scale_grads_in_schedule": ("it scales gradients a second time", _if_on),
 }
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
 
@@ -601,7 +601,7 @@ CLASS = convert(
     lambda values, context: {},
     lambda values, context: {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {},
     effect=Effect.NONE,
-    note="the class that runs the recipe, whether it trains anew or further; the app refuses a file that names none",
+    note="the class that runs the recipe; the app refuses a file that names none",
     source="cli/app.py: main",
 )
 

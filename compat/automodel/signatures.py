@@ -56,7 +56,7 @@ def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[
     if isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]:
         return ""
     similar = nearest(name, {*known, *typed}, before)
-    return f"no recipe of AutoModel's own has it here, and no known code reads it; kept{similar}"
+    return f"no recipe of AutoModel's own has it here, and no known code reads it; it is kept{similar}"
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:

@@ -26,7 +26,7 @@ class DeepSpeedFile(Config):
 
     @cached_property
     def ds_config(self) -> dict[str, Any]:
-        """What goes into the file, nested."""
+        """The nested mapping that goes into the file."""
         from compat.deepspeed.formats import plain
 
         return plain(self.given, self.opaque)

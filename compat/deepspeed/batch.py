@@ -14,7 +14,7 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """World size, the ranks over which DeepSpeed divides the batch, and the keys with their sizes that make these fewer."""
+    """World size, the ranks over which DeepSpeed divides the batch, and in words the keys whose ranks share a batch."""
 
     world: int
     dividing: int

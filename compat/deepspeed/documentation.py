@@ -1,4 +1,4 @@
-"""Where DeepSpeed's pages and docstrings say one thing and its code does another."""
+"""Contradictions between DeepSpeed's pages or docstrings and its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's values one at a time: what a key takes."""
+"""The values that each key of DeepSpeed takes, and the words for them in messages."""
 
 from __future__ import annotations
 

@@ -297,11 +297,11 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     if piped and code.size(values, "tensor_parallel") > 1:
         yield "a pipeline with tensor groups needs layers that share their weights"
     if code.size(values, "context_parallel") > 1:
-        yield "ranks that share a sequence need the model's attention to be Ulysses' (deepspeed.sequence)"
+        yield "ranks that share a sequence need Ulysses attention in the model (deepspeed.sequence)"
     if piped and family not in (None, *PIPELINES):
-        yield f"nothing here puts the layers of a {family} model into a pipeline; do that by hand"
+        yield f"no template here puts the layers of a {family} model into a pipeline; do that by hand"
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
-        yield "nothing here gives a pipeline's layers sliding windows or attention dropout; do that by hand"
+        yield "no template here gives a pipeline's layers sliding windows or attention dropout; do that by hand"
     if values.get("optimizer.type") is None:
         yield "the file names no optimizer, because DeepSpeed does not have this one"
     if schedule.said(values).get("name") == schedule.OTHER:
@@ -392,8 +392,8 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
 
 def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:
     """The training script for the config file `name` and the model in the file `beside`; `course` holds values of the plan."""
-    problems = [f"script: {problem}; or drop --script and write your own by the code part" for problem in refused(values, model)]
-    BridgeError.raise_if(problems)
+    instead = "or drop --script, and write a script of your own from the code part"
+    BridgeError.raise_if(f"script: {problem}; {instead}" for problem in refused(values, model))
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
     layers = PIPELINES.get(model.get("model_type") or "", ROTARY)

@@ -1,4 +1,4 @@
-"""What DeepSpeed refuses when it reads a config: one row for each combination, with the place that checks it."""
+"""Combinations that DeepSpeed refuses when it reads a config: a row each, with the place in its source that checks it."""
 
 from __future__ import annotations
 

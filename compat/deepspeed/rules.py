@@ -366,7 +366,10 @@ OFFLOAD = convert(
     },
     # A plan has one switch for both sections.
     blurs=lambda values: len(_pinned(values)) > 1,
-    lossy="DeepSpeed offloads optimizer state only at ZeRO stage 1 and above, and a part of it, or parameters, only at stage 3",
+    lossy=(
+        "DeepSpeed offloads optimizer state only from ZeRO stage 1 on; it offloads parameters, or a part of that state, at "
+        "stage 3 alone"
+    ),
     source="reference: offload below these stages is accepted and ignored",
 )
 
@@ -464,7 +467,7 @@ COMMUNICATION = convert(
         "precision.compute",
         "precision.reduce",
     ),
-    lossy="DeepSpeed has no fp64, and reduces over sequence-parallel ranks in a format with its own key",
+    lossy="DeepSpeed has no fp64; reductions over sequence-parallel ranks have a format and a key of their own",
     source=(
         "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
         "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
@@ -699,8 +702,8 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.round_robin_gradients": ("which rank owns which gradient", Effect.COST),
-    "tensor_parallel": ("how AutoTP replaces layers is DeepSpeed's own", Effect.COST),
-    "expert_parallel": ("how AutoEP replaces layers is DeepSpeed's own", Effect.COST),
+    "tensor_parallel": ("AutoTP replaces layers in its own way", Effect.COST),
+    "expert_parallel": ("AutoEP replaces layers in its own way", Effect.COST),
     **{
         f"expert_parallel.{name}": ("how AutoEP routes tokens to experts", Effect.NUMBERS)
         for name in (
@@ -728,7 +731,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
     "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
     "dataloader_drop_last": ("the last incomplete batch is dropped or trained on", Effect.NUMBERS),
-    "memory_breakdown": ("the time that logs of memory take", Effect.COST),
+    "memory_breakdown": ("logs of memory, which take time", Effect.COST),
     "disable_python_gc": ("when Python collects garbage", Effect.COST),
     "graph_harvesting": ("the step runs as a CUDA graph", Effect.COST),
     "torch_autocast": ("torch.autocast inside DeepSpeed's engine", Effect.NUMBERS),
@@ -744,7 +747,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "csv_monitor": ("logs of DeepSpeed's engine", Effect.NONE),
     "comet": ("logs of DeepSpeed's engine", Effect.NONE),
     "timers": ("logs of DeepSpeed's engine", Effect.NONE),
-    "code": ("stands in the training script", Effect.NONE),
+    "code": ("a setting of the training script", Effect.NONE),
     "code.manual_accumulation": (
         "only the script knows how often it calls backward before a step; multiply the micro batches of a step by that number",
         Effect.NUMBERS,

@@ -28,7 +28,7 @@ class Seen(checks.Seen):
 
     @property
     def at(self) -> Release:
-        """Its release."""
+        """The release of the config."""
         return release(self.context.version)
 
     @property

@@ -183,7 +183,7 @@ def test_the_format_of_reduction_moved(version: str, expected: str) -> None:
         ({"distributed__pipeline__pp_microbatch_size": 3}, None, "expected a multiple of pp_microbatch_size (3)"),
         ({"distributed__tp_size": 4}, 12, "does not divide world size (12)"),
         ({"distributed__dp_size": 4}, 4, "is not the world size (4)"),
-        ({"distributed__dp_size": 4, "distributed__dp_replicate_size": 4}, None, "expected a divisor of dp_size (4) below it"),
+        ({"distributed__dp_size": 4, "distributed__dp_replicate_size": 4}, None, "a divisor of dp_size (4) that is smaller"),
         ({"distributed__ep_size": 3}, 8, "distributed.ep_size: found 3"),
         ({"distributed__strategy": "ddp"}, None, "strategy ddp has no such axis"),
         ({"distributed__strategy": "mfsdp"}, None, "strategy megatron_fsdp has no such axis"),
@@ -346,7 +346,7 @@ def test_a_schedule_file_beside_the_recipe_is_checked(tmp_path: Path) -> None:
 
 def test_a_schedule_file_must_fit_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(CSV, encoding="utf-8")
-    with pytest.raises(BridgeError, match="has 4 micro batches, expected 8 by"):
+    with pytest.raises(BridgeError, match="has 4 micro batches, expected 8, as"):
         READ(recipe(step_scheduler__local_batch_size=16, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
     with pytest.raises(BridgeError, match="has 2 rows, expected one for each of 4 pipeline ranks"):
         READ(recipe(distributed__pp_size=4, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
