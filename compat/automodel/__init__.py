@@ -25,7 +25,8 @@ GROUPED = """groups, named = json.loads(Path("{file}").read_text()), dict(model.
 groups = [{{**group, "params": [named[name] for name in group["params"]]}} for group in groups]
 optimizer = torch.optim.AdamW(groups)  # of the class that your script takes; a schedule starts from the rate of each group
 """
-# A torch checkpoint of parameters and optimizer state. The recipes' own checkpoints have other folders and names.
+# A torch checkpoint of parameters and optimizer state. The
+# recipes' own checkpoints have other folders and names.
 LOADING = """{imports}import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -159,7 +160,8 @@ class AutoModelDialect(PackagedDialect):
         at = release(version)
         parts = [at.defaults(part) for part in ("", "pipeline", *at.strategies)]
         taken = {path: value for part in parts for path, value in part.items()}
-        # An empty recipe last: several strategies have some options, and its strategy decides between their defaults.
+        # An empty recipe last: several strategies have some options,
+        # and its strategy decides between their defaults.
         taken |= self.config({}, version).effective.flat()
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
 

@@ -1,4 +1,5 @@
-"""The values that AutoModel refuses, and those that it fills in, by the release and the world size."""
+"""The values that AutoModel refuses, and those that it fills
+in, by the release and the world size."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_si
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
 """Settings of the `distributed` section that every strategy takes (recipes/_dist_utils.py, parse_distributed_section)."""
 AXES = ("tp_size", "cp_size", "pp_size")
-"""Axes whose ranks are not data-parallel ranks. Expert ranks are taken from these and the data ranks."""
+"""Axes whose ranks are not data-parallel ranks. Expert ranks
+are taken from these and the data ranks."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
 SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
@@ -52,7 +54,8 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
     if entry == OBJECT:
         ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
         return {**release.defaults("pipeline"), PP + "pp_batch_size": 1, **given}
-    # Sizes of the model from its class, where the recipe does not override them, must fit the ranks too.
+    # Sizes of the model from its class, where the recipe does not
+    # override them, must fit the ranks too.
     kind, whole = strategy(given, release), {**sizes(given), **given}
     problems = [f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED]
     if given.get("clip_grad_norm.max_norm") == 0:
@@ -74,7 +77,8 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
-    """Problems of options that belong to another strategy (distributed/config.py, _resolve_strategy_config)."""
+    """Problems of options that belong to another strategy
+    (distributed/config.py, _resolve_strategy_config)."""
     taken = COMMON | release.strategies[kind]
     for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
         if name not in taken:
@@ -89,7 +93,8 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
-    """Problems of mesh sizes that do not fit the strategy or the world size (distributed/mesh_utils.py)."""
+    """Problems of mesh sizes that do not fit the strategy or
+    the world size (distributed/mesh_utils.py)."""
     alone = {"ddp": ("tp_size", "pp_size", "cp_size", "ep_size"), "megatron_fsdp": ("pp_size", "ep_size")}.get(kind, ())
     for name in alone:
         if size(given, name) > 1:
@@ -144,7 +149,8 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
         return
     if data % replicas or (replicas >= data and replicas > 1):
         yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) that is smaller"
-    # Expert groups are made of data ranks, since 0.2.0 also of context ranks, and since 0.5.0 also of tensor ranks.
+    # Expert groups are made of data ranks, since 0.2.0 also of
+    # context ranks, and since 0.5.0 also of tensor ranks.
     factors = {"dp_size": data}
     if release.since("0.2.0"):
         factors["cp_size"] = size(given, "cp_size")
@@ -201,7 +207,8 @@ def passed(given: Given) -> tuple[int | None, int]:
 def _passes(given: Given) -> Iterator[str]:
     """Problems of a pass that is no whole number of micro batches.
 
-    Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py: build_pipeline_schedule.
+    Source: pipelining/autopipeline.py: AutoPipeline.__init__;
+    functional.py: build_pipeline_schedule.
     """
     batch, micro = passed(given)
     if batch is not None and batch % micro:
@@ -212,7 +219,8 @@ def _passes(given: Given) -> Iterator[str]:
 def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
     """Problems of too few micro batches in a pass, or of a number that leaves a round unfilled.
 
-    recipes/llm/train_ft.py needs one for each rank. Of torch's schedules some need equal rounds, and DualPipeV two for each rank.
+    recipes/llm/train_ft.py needs one for each rank. Of torch's
+    schedules some need equal rounds, and DualPipeV two for each rank.
     """
     batch, micro = passed(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
@@ -245,7 +253,8 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
         return
     wanted, rounding = given.get(PP + "layers_per_stage"), given.get(PP + "round_virtual_stages_to_pp_multiple")
     try:
-        # AutoModel counts the stages even if the recipe names the parts, and stops if the numbers do not fit.
+        # AutoModel counts the stages even if the recipe names the
+        # parts, and stops if the numbers do not fit.
         if parts is not None:
             number(layers, wanted, ranks, kind, rounding)
         else:
@@ -272,7 +281,8 @@ def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, k
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:
-    """Problems of a step that is no whole number of passes (training/step_scheduler.py: StepScheduler.__init__)."""
+    """Problems of a step that is no whole number of passes
+    (training/step_scheduler.py: StepScheduler.__init__)."""
     total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
     data = data_ranks(given, world_size)
     if total and local and data and total % (local * data):
@@ -283,7 +293,8 @@ def _steps(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def _learning_rate(given: Given) -> Iterator[str]:
-    """Problems of the learning-rate schedule (optim/scheduler.py: OptimizerParamScheduler.__init__)."""
+    """Problems of the learning-rate schedule
+    (optim/scheduler.py: OptimizerParamScheduler.__init__)."""
     section = {path.partition(".")[2]: value for path, value in given.items() if path.startswith("lr_scheduler.")}
     if not section:
         return
@@ -304,9 +315,11 @@ def _learning_rate(given: Given) -> Iterator[str]:
 
 
 def learning_rate(given: Given) -> dict[str, Any]:
-    """Settings of the learning-rate schedule, computed ones included (optim/optimizer.py, LRSchedulerConfig.build).
+    """Settings of the learning-rate schedule, computed ones
+    included (optim/optimizer.py, LRSchedulerConfig.build).
 
-    Without lr_decay_steps the decay ends with the run. Without the data, only `max_steps` tells how long that is.
+    Without lr_decay_steps the decay ends with the run. Without
+    the data, only `max_steps` tells how long that is.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get("optimizer.lr", given.get("lr_scheduler.max_lr"))
@@ -332,8 +345,9 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
     values |= given
     if release.nested:
         values[D + "strategy"] = kind
-    # A model with random weights has no stored format to follow; it starts in bf16 (_transformers/auto_model.py). Only
-    # from_config takes a config that is made from a class or a model type.
+    # A model with random weights has no stored format to follow; it
+    # starts in bf16 (_transformers/auto_model.py). Only from_config
+    # takes a config that is made from a class or a model type.
     builder = given.get(BUILT)
     anew = str(builder).endswith(".from_config") if builder else any(given.get(path) is not None for path in NAMED)
     if given.get("model.torch_dtype", "auto") == "auto" and anew:
@@ -347,7 +361,8 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
         values |= {f"lr_scheduler.{name}": value for name, value in learning_rate(given).items() if value is not None}
     if kind == "fsdp2":
         values |= _formats(given, release)
-        # In a pipeline each micro batch would gather the weights again (distributed/config.py: FSDP2Config).
+        # In a pipeline each micro batch would gather the weights
+        # again (distributed/config.py: FSDP2Config).
         values[D + "reshard_after_forward"] = given.get(D + "reshard_after_forward", not piped(given))
     return {**values, **_piped(given, release, values)} if piped(given) else values
 
@@ -367,7 +382,8 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
     pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
     batch, micro = passed(given)
     packing = (given.get("packed_sequence.*") or {}).get("packing_strategy")
-    # Packed tokens without padding (thd) are split over context ranks, which needs Transformer Engine.
+    # Packed tokens without padding (thd) are split over context
+    # ranks, which needs Transformer Engine.
     if size(given, "cp_size") > 1 and given.get("model.backend.attn") == "te" and packing == "thd":
         # Each micro batch becomes one packed row, so a pass has as many rows as micro batches.
         batch, micro = (batch // micro if batch else None), 1

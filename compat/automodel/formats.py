@@ -1,4 +1,5 @@
-"""Reads recipes in YAML, JSON, mappings, overrides and live objects into typed values by path, and writes explicit YAML."""
+"""Reads recipes in YAML, JSON, mappings, overrides and live
+objects into typed values by path, and writes explicit YAML."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ TARGET = "_target_"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
-"""A setting whose null means off, while its default is SIGTERM. The null is kept as an empty list."""
+"""A setting whose null means off, while its default is
+SIGTERM. The null is kept as an empty list."""
 IGNORED = ("clip_grad_norm.max_norm",)
 """Settings that older releases ignore instead of refusing them."""
 
@@ -115,7 +117,8 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
-    """A recipe, unchanged; a pipeline config alone, at its place in a recipe. With it the kind of source."""
+    """A recipe, unchanged; a pipeline config alone, at its
+    place in a recipe. With it the kind of source."""
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
@@ -194,7 +197,8 @@ class _Reader:
         refused = dict(signatures.refused(path, data)) if REST in level else {}
         for name, value in data.items():
             written = f"{path}.{name}" if path else str(name)
-            # "*" is our name for the rest of a section; a recipe that has such a key means another thing.
+            # "*" is our name for the rest of a section; a recipe
+            # that has such a key means another thing.
             entry = None if name == REST else level.get(name)
             if name in refused:
                 self.unread(written, refused[name])

@@ -90,7 +90,8 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
-    """Arguments of a class by `what`; empty if the release lacks it. A class that cannot be imported is noted in `unread`."""
+    """Arguments of a class by `what`; empty if the release lacks
+    it. A class that cannot be imported is noted in `unread`."""
     try:
         cls = first(places)
     except Exception as error:  # old releases raise many kinds of errors on import

@@ -23,7 +23,8 @@ def _read(values: Group, context: Context) -> Group:
     if L + "lr_decay_style" not in values:
         return {S + "name": "constant", S + "warmup_steps": 0}
     name, warmup = STYLES.get(values.get(L + "lr_decay_style") or ""), values.get(L + "lr_warmup_steps")
-    # A constant rate without warmup has no length. With a warmup it has one: lr_decay_steps must be more than the warmup.
+    # A constant rate without warmup has no length. With a warmup
+    # it has one: lr_decay_steps must be more than the warmup.
     ends = name != "constant" or bool(warmup)
     return {
         S + "name": name,

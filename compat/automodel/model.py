@@ -1,4 +1,5 @@
-"""The model of a recipe <-> the plan's model. A recipe names a class of Hugging Face config, and overrides some of its keys."""
+"""The model of a recipe <-> the plan's model. A recipe names a
+class of Hugging Face config, and overrides some of its keys."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ get no labels (recipes/llm/train_ft.py: labels are taken out of the batch).
 
 
 def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """`said` with the loss as AutoModel's own code has it: in every block, divided by top_k (components/moe/layers.py: Gate).
+    """`said` with the loss as AutoModel's own code has it: in every
+    block, divided by top_k (components/moe/layers.py: Gate).
 
     Transformers pools the routing of all blocks in one loss.
     """
@@ -63,7 +65,8 @@ def _of_each_block(plan: Group, chosen: Family) -> Group:
     loss, experts = plan.get(LOSS), plan.get(CHOSEN)
     if chosen.name not in OWN or not loss or not experts:
         return plan
-    # The factor that yields exactly this loss when it is read, since a product and a quotient may differ in the last digit.
+    # The factor that yields exactly this loss when it is read,
+    # since a product and a quotient may differ in the last digit.
     return {**plan, LOSS: undone(lambda number: number / experts, loss * experts, loss)}
 
 
@@ -141,7 +144,8 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
     """The family to write a plan's model in, and its keys with their values."""
-    # Rotary settings in one group, rope_parameters, unless the file that is written anew has them apart.
+    # Rotary settings in one group, rope_parameters, unless the
+    # file that is written anew has them apart.
     grouped = context.since(GROUPED) and not apart([KEYS[path] for path in context.had if path in KEYS])
     return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
 
@@ -221,7 +225,8 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
 
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
-    """The rule between keys of the model's config and fields of the plan's model, both without their leading sections."""
+    """The rule between keys of the model's config and fields
+    of the plan's model, both without their leading sections."""
     theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
     carries = {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {CLASS: ours}
     tied = TIE in theirs

@@ -1,4 +1,5 @@
-"""Optimizer classes that recipes name, the plan's name for each, and the defaults of their arguments."""
+"""Optimizer classes that recipes name, the plan's name for
+each, and the defaults of their arguments."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
 def _fused(values: Group) -> bool:
-    """Whether a plan needs Transformer Engine's Adam: it has no bias correction, or moments in formats of their own."""
+    """Whether a plan needs Transformer Engine's Adam: it has
+    no bias correction, or moments in formats of their own."""
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (None, ("fp32", "fp32"))
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 
@@ -138,7 +140,8 @@ RULE: Rule = convert(
         PEAK: "optimizer.lr",
         **{f"optimizer.{name}": f"optimizer.{name}" for name in NAMES},
     },
-    # These make the same steps as torch's. The formats of Transformer Engine's moments have their own row.
+    # These make the same steps as torch's. The formats of
+    # Transformer Engine's moments have their own row.
     blurs=lambda values: not (
         str(values.get("optimizer._target_")).startswith("torch.optim.") or is_fused(values.get("optimizer._target_"))
     ),

@@ -56,11 +56,13 @@ def _read_stages(values: Group) -> Group:
 
 
 def _virtual(values: Group, ranks: int) -> int | None:
-    """Virtual stages of each rank; None if they depend on a number of layers that the recipe does not tell."""
+    """Virtual stages of each rank; None if they depend on a
+    number of layers that the recipe does not tell."""
     kind, layers, wanted = SCHEDULES[values[PP + "pp_schedule"].lower()], values.get(LAYERS), values.get(SPLIT[0])
     if kind.single:
         return 1
-    # AutoModel's default for schedules with several stages (functional.py, calculate_virtual_stages).
+    # AutoModel's default for schedules with several stages
+    # (functional.py, calculate_virtual_stages).
     if wanted is None:
         return 2
     if layers is None:
@@ -72,7 +74,8 @@ def _write_stages(values: Group) -> Group:
     ranks, cuts = values.get("parallel.pipeline") or 1, values.get("stages.boundaries")
     if ranks == 1:
         return {}
-    # Names say exactly where to cut; a number of layers for each stage can only ask for even stages.
+    # Names say exactly where to cut; a number of layers for each
+    # stage can only ask for even stages.
     if cuts and _nameable(cuts, ranks):
         return {SPLIT[2]: named(cuts)}
     layers, virtual, wanted = (values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage"))
@@ -92,17 +95,20 @@ NAMEABLE = 10_000
 
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
     """Whether module names can express the split: each rank has the same number of stages, and no stage is empty."""
-    # The cuts are the first layer of each stage and then the number of layers, so there is one more than stages.
+    # The cuts are the first layer of each stage and then the
+    # number of layers, so there is one more than stages.
     stages = len(cuts) - 1
     return cuts[-1] <= NAMEABLE and stages % ranks == 0 and all(first < last for first, last in pairwise(cuts))
 
 
-# In reverse, so that of two schedules with the same name in a plan the first wins: ZBVZeroBubble, not DualPipeV.
+# In reverse, so that of two schedules with the same name in a
+# plan the first wins: ZBVZeroBubble, not DualPipeV.
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
 """Schedules for several stages on each rank, by their form for one."""
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {"zero_bubble": "1f1b", "zero_bubble_v": "1f1b"}
-"""Schedules for one stage on each rank, by their form for several. A split backward needs several."""
+"""Schedules for one stage on each rank, by their form for
+several. A split backward needs several."""
 
 SCHEDULE = convert(
     (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),

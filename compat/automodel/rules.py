@@ -113,10 +113,12 @@ BATCH = convert(
 def _read_batch(values: Group) -> Group:
     total, data = values.get(STEP), values.get(D + "dp_size")
     local, passed = values.get(PASS), values.get(PP + "pp_batch_size")
-    # Without a pipeline the local batch is one micro batch; with one it is all that pass the pipeline together.
+    # Without a pipeline the local batch is one micro batch; with
+    # one it is all that pass the pipeline together.
     micro = values.get(MICRO) if pipeline_ranks(values) > 1 else local
     if pipeline_ranks(values) > 1 and local and passed:
-        # Packed tokens make a pass of rows, one for each micro batch, and the samples are those of the local batch.
+        # Packed tokens make a pass of rows, one for each micro
+        # batch, and the samples are those of the local batch.
         micro = local * micro // passed
     steps = total // (micro * data) if total and micro and data else None
     return {"batch.micro": micro, "batch.accumulation": steps, "batch.global_": total, "parallel.data": data}
@@ -131,7 +133,8 @@ def _write_batch(values: Group) -> Group:
     if not micro or not steps:
         return {**batch, MICRO: micro, PASS: None}
     rounds = SCHEDULES[named_kind(values)].rounds
-    # The most micro batches that pass at once: bubbles are fewest then. Torch's schedules with rounds need equal ones.
+    # The most micro batches that pass at once: bubbles are fewest
+    # then. Torch's schedules with rounds need equal ones.
     counts = (count for count in divisors(steps) if count >= ranks)
     together = next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
     return {**batch, MICRO: micro, PASS: micro * together}
@@ -182,7 +185,8 @@ def _read_zero(values: Group) -> Group:
         return {"zero.stage": 0, "zero.replicas": 1}
     if kind == "megatron_fsdp":
         return {"zero.stage": values.get(D + "zero_dp_strategy"), "zero.replicas": 1}
-    # FSDP2 shards gradients in any case. Weights that stay gathered after forward are those of ZeRO stage 2.
+    # FSDP2 shards gradients in any case. Weights that stay
+    # gathered after forward are those of ZeRO stage 2.
     breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
     resharded = values.get(D + "reshard_after_forward") and not breaks
     return {"zero.stage": 3 if resharded else 2, "zero.replicas": values.get(D + "dp_replicate_size")}
@@ -213,7 +217,8 @@ def _write_zero(values: Group, context: Context) -> Group:
     breaks = piped and values.get("schedule.name") in ("zero_bubble", "zero_bubble_v")
     resharded = {} if stage is None else {D + "reshard_after_forward": stage == 3 and not breaks}
     replicas, data = values.get("zero.replicas"), values.get("parallel.data")
-    # AutoModel refuses groups that do not divide the data ranks, and groups of one rank, which would shard nothing.
+    # AutoModel refuses groups that do not divide the data ranks,
+    # and groups of one rank, which would shard nothing.
     if replicas and data and replicas > 1 and (data % replicas or replicas >= data):
         replicas = None
     return {**named, **resharded, D + "dp_replicate_size": replicas}
@@ -413,7 +418,8 @@ OVERLAP = convert(
 def _read_overlap(values: Group, context: Context) -> Group:
     kind = _kind(values)
     if kind == "megatron_fsdp":
-        # The plan of these settings may be written with another strategy, whose overlap is then the one that the plan has.
+        # The plan of these settings may be written with another
+        # strategy, whose overlap is then the one that the plan has.
         sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
         buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
         kind = strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
@@ -512,7 +518,8 @@ def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
 
 
 def _loss(values: Group) -> Effect:
-    """Effect of the loss section: every stack has the cross entropy, and other classes have no counterpart."""
+    """Effect of the loss section: every stack has the cross
+    entropy, and other classes have no counterpart."""
     said = values.get("loss_fn")
     name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
     return Effect.ROUNDING if name in ENTROPIES else Effect.NUMBERS
@@ -558,9 +565,11 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "checkpoint.*": ("place and format of AutoModel's checkpoints", lambda values: _beyond(values, "checkpoint.*", FORMS)),
     "*": ("other sections of a recipe", Effect.NUMBERS),
 }
-"""Sections and settings without a Plan field: the reason why no plan has them, and the effect on the run if they are dropped.
+"""Sections and settings without a Plan field: the reason why no
+plan has them, and the effect on the run if they are dropped.
 
-The longest entry that covers a setting is the one for it."""
+The longest entry that covers a setting is the one for it.
+"""
 PIPELINE: tuple[str, Weight] = ("the way in which AutoModel splits a model into stages", Effect.NONE)
 SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes overwrite it with the local batch size", Effect.NONE),

@@ -1,4 +1,5 @@
-"""Schedules of torch.distributed.pipelining by name, and CSV files that describe one by its computations alone."""
+"""Schedules of torch.distributed.pipelining by name, and CSV
+files that describe one by its computations alone."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from bridge.layout.schedule.table import cells
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule class. `single` runs one stage on each rank, others run several. `ours` is the plan's name for it.
+    """One schedule class. `single` runs one stage on each rank,
+    others run several. `ours` is the plan's name for it.
 
-    `split` schedules split the backward pass; `pair` ones need two stages on each rank; `rounds` ones need rounds of equally
-    many micro batches; `abstract` ones only run a CSV file. For `v` ones AutoModel places the stages in the shape of a V, which
-    it does for only one of torch's two V schedules.
+    `split` schedules split the backward pass; `pair` ones need two stages on each
+    rank; `rounds` ones need rounds of equally many micro batches; `abstract` ones
+    only run a CSV file. For `v` ones AutoModel places the stages in the shape of a
+    V, which it does for only one of torch's two V schedules.
     """
 
     name: str
@@ -80,9 +83,11 @@ BEFORE = {"B": "F", "I": "F", "W": "I"}
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule's computations: the actions of each rank in order, as (stage, action, micro batch); None is idle.
+    """A schedule's computations: the actions of each rank in
+    order, as (stage, action, micro batch); None is idle.
 
-    Actions are F, a forward pass; B, a whole backward pass; I and W, its parts for inputs and for weights.
+    Actions are F, a forward pass; B, a whole backward pass; I
+    and W, its parts for inputs and for weights.
     """
 
     ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
@@ -129,7 +134,8 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
 
 
 def _flaws(found: Table) -> Iterator[str]:
-    """Problems of a table that torch could not run: stages on several ranks, gaps, and actions that never come."""
+    """Problems of a table that torch could not run: stages on
+    several ranks, gaps, and actions that never come."""
     homes: dict[int, int] = {}
     for rank, row in enumerate(found.ranks):
         for stage in sorted({cell[0] for cell in row if cell}):

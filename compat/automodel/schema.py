@@ -43,7 +43,8 @@ NAMED_MODES = {
     **dict.fromkeys(("false", "off", "none", "disabled", "no"), False),
     **dict.fromkeys(("true", "on", "full", "enabled", "yes"), True),
 }
-"""Texts that AutoModel takes for a switch (recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
+"""Texts that AutoModel takes for a switch
+(recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
 
 
 def _mode(value: Any) -> Any:

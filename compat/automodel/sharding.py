@@ -29,8 +29,9 @@ def selects(kind: str, release: Release | Context) -> bool:
 def strategy(values: Group, context: Context) -> str:
     """The strategy for a plan: fsdp2, megatron_fsdp or ddp.
 
-    FSDP2 takes ZeRO stages 2 and 3 (before 0.5.0 only 3), and every mesh with pipeline or expert ranks or replica groups. DDP
-    takes stage 0 without tensor and context ranks. Megatron-FSDP takes everything else, and plans with its own switches.
+    FSDP2 takes ZeRO stages 2 and 3 (before 0.5.0 only 3), and every mesh with pipeline
+    or expert ranks or replica groups. DDP takes stage 0 without tensor and context
+    ranks. Megatron-FSDP takes everything else, and plans with its own switches.
     """
 
     def more(name: str) -> bool:

@@ -12,7 +12,8 @@ from bridge.errors import nearest
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
-"""Packages of the classes in AutoModel's own recipes. The arguments of other packages' classes are not known."""
+"""Packages of the classes in AutoModel's own recipes. The
+arguments of other packages' classes are not known."""
 BESIDE = {"optimizer": ("param_group_overrides",)}
 """Settings that AutoModel removes from a section before it calls the class."""
 APART = ("ci", "wandb", "benchmark")

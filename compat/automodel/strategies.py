@@ -1,4 +1,5 @@
-"""Generated AutoModel recipes: meshes, batches and pipelines that fit together, and every setting of each release."""
+"""Generated AutoModel recipes: meshes, batches and pipelines
+that fit together, and every setting of each release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Switches of a recipe that other stacks have too: FP8, adapters, formats of moments, resumed runs, Megatron-FSDP's buffers."""
+"""Switches of a recipe that other stacks have too: FP8, adapters,
+formats of moments, resumed runs, Megatron-FSDP's buffers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def _is_torchao(values: Group) -> bool:
 
 
 def _read_fp8(values: Group, context: Context) -> Group:
-    # The section alone switches FP8 on, with the recipe "current" (components/models/common/utils.py: TEFp8Config).
+    # The section alone switches FP8 on, with the recipe "current"
+    # (components/models/common/utils.py: TEFp8Config).
     recipe = values.get(TE + "recipe", "current" if values.get(TE + "*") else None)
     if isinstance(recipe, str) and not context.since(SINCE.get(recipe, "0.3.0")):
         recipe = "current"
@@ -48,7 +50,8 @@ def _write_fp8(values: Group, context: Context) -> Group:
     recipe = NAMED.get(values.get("precision.fp8_recipe") or "")
     if not values.get("precision.fp8") or recipe is None:
         return {}
-    # Only torchao gathers weights in FP8, and releases before 0.3.0 have no section for Transformer Engine.
+    # Only torchao gathers weights in FP8, and releases before
+    # 0.3.0 have no section for Transformer Engine.
     if recipe == "current" and (values.get("precision.fp8_weights") or not context.since("0.3.0")):
         return {TORCHAO + "enabled": True, TORCHAO + "recipe_name": "tensorwise", GATHER: values.get("precision.fp8_weights")}
     if not context.since(SINCE.get(recipe, "0.3.0")):
@@ -179,7 +182,8 @@ def _read_resumed(values: Group, context: Context) -> Group:
         return {}
     if values.get(GIVEN):
         return {RESUMED: "given"}
-    # Without either switch a checkpoint's values win; with the second off, they have to equal the recipe's.
+    # Without either switch a checkpoint's values win; with the
+    # second off, they have to equal the recipe's.
     return {RESUMED: "same" if values.get(STORED) is False else "checkpoint"}
 
 

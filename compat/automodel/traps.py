@@ -38,8 +38,8 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, 
         yield from _inert(given, effective)
     yield from _steps(given)
     yield from _seed(given)
-    # from_config and from_pretrained take keys of the config beside their own arguments, and hand them to
-    # _consume_config_overrides (_transformers/auto_model.py).
+    # from_config and from_pretrained take keys of the config beside their own arguments,
+    # and hand them to _consume_config_overrides (_transformers/auto_model.py).
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
         message = f"{key}: overrides the model's config, but is not translated from here; write it as model.config.{key}"
         yield "model.*", message, Effect.NUMBERS
@@ -49,8 +49,8 @@ def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, 
 def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
     """Remarks on a model for which AutoModel does not find its own code.
 
-    It looks by `architectures`, which transformers' config classes leave empty (_transformers/model_init.py,
-    _resolve_custom_model_cls_for_config).
+    It looks by `architectures`, which transformers' config classes leave empty
+    (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
     if made and named.name in OWN and CLASS in given and given.get(SHARE) != 0 and not said(given, f"{C}architectures"):
@@ -62,7 +62,8 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
     """Remarks on a seed in the rng section, which no release reads.
 
-    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup: StatefulRNG(seed=cfg.get("seed", 42)).
+    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py,
+    setup: StatefulRNG(seed=cfg.get("seed", 42)).
     """
     seed, other = given.get("seed", SEED), given.get("rng.seed")
     if other is not None and other != seed:
@@ -92,7 +93,8 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
-    """Remarks on settings of the pipeline that recipes overwrite with other sections' values (recipes/llm/train_ft.py)."""
+    """Remarks on settings of the pipeline that recipes overwrite
+    with other sections' values (recipes/llm/train_ft.py)."""
     sources = {
         "pp_batch_size": "step_scheduler.local_batch_size",
         "patch_stage_backward_maybe_with_nosync": "model.backend.enable_fsdp_optimizations",
@@ -119,7 +121,8 @@ def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     kind, resharded = chosen(given), given.get(D + "reshard_after_forward")
-    # Seen in runs of torch 2.13: no layer of the last stage has a gradient then, and no message tells so.
+    # Seen in runs of torch 2.13: no layer of the last stage has a
+    # gradient then, and no message tells so.
     if kind.split and resharded:
         message = f"{kind.name} splits the backward pass, and then stages lose gradients without any message; set it to false"
         yield D + "reshard_after_forward", message, Effect.NUMBERS

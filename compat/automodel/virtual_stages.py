@@ -32,10 +32,12 @@ def stages(
     schedule: str = "1f1b",
     round_virtual_stages_to_pp_multiple: str | None = None,
 ) -> Stages:
-    """Split `num_layers` decoder layers for `pp_size` pipeline ranks. Raises `ConfigError` if AutoModel would stop.
+    """Split `num_layers` decoder layers for `pp_size` pipeline
+    ranks. Raises `ConfigError` if AutoModel would stop.
 
-    `layers_per_stage` only sets the number of virtual stages, which is rounded as asked. Layers are then spread evenly over
-    these, longer stages first. Source: components/distributed/pipelining/functional.py.
+    `layers_per_stage` only sets the number of virtual stages, which is
+    rounded as asked. Layers are then spread evenly over these, longer
+    stages first. Source: components/distributed/pipelining/functional.py.
     """
     kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
     count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
@@ -92,7 +94,8 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
     """Stage numbers of each rank: in a loop, or in a V for one schedule (functional.py, stage_ids_this_rank)."""
-    # In a V the first rank also has the last stage, so that the loss starts the backward pass where the forward pass began.
+    # In a V the first rank also has the last stage, so that the
+    # loss starts the backward pass where the forward pass began.
     if kind.v:
         return tuple((rank, count - 1 - rank) for rank in range(pp_size))
     return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
@@ -110,7 +113,8 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
     )
     for candidates, rounding in roundings:
         for wanted in candidates:
-            # The smallest size whose stages are few enough. They may be fewer still: ten layers never make six stages.
+            # The smallest size whose stages are few enough. They may
+            # be fewer still: ten layers never make six stages.
             size = -(-num_layers // wanted)
             if -(-num_layers // size) == wanted:
                 return size, rounding

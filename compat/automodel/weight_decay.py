@@ -24,7 +24,8 @@ RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
 def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
     """Factors on learning rate and weight decay of each kind of parameter, by its example's name.
 
-    The first matching pattern decides; without one both are 1. None: a group has no factors that can be read.
+    The first matching pattern decides; without one both are 1.
+    None: a group has no factors that can be read.
     """
     groups = values.get(GROUPS) or ()
     try:
@@ -58,7 +59,8 @@ def _write_groups(values: Group, context: Context) -> Group:
     groups = [dict(SPARED)] if values.get(SCOPE) in ("matrices", "not_layernorm") else []
     for ours, name in RATES.items():
         if values.get(ours, 1.0) != 1:
-            # The module's name without the prefix, which differs between models: embed_tokens, lm_head.
+            # The module's name without the prefix, which differs
+            # between models: embed_tokens, lm_head.
             groups.append({"pattern": name.split(".")[-2], "lr_mult": values[ours]})
     return {GROUPS: groups} if groups else {}
 

@@ -51,7 +51,8 @@ BATCH = "train_micro_batch_size_per_gpu"
 
 
 def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
-    """State of torch's LambdaLR, which the script builds, after the hub's optimizer steps; empty if the script builds none.
+    """State of torch's LambdaLR, which the script builds, after
+    the hub's optimizer steps; empty if the script builds none.
 
     None keeps the state that the source has.
     """
@@ -117,7 +118,8 @@ class DeepSpeedDialect(PackagedDialect):
             return None
         from compat.deepspeed.trainer import arguments
 
-        # Every dump of TrainingArguments has its output_dir. A dump also holds names that no DeepSpeed key needs.
+        # Every dump of TrainingArguments has its output_dir. A
+        # dump also holds names that no DeepSpeed key needs.
         return arguments(said, "output_dir" in said)
 
     def _parsed(
@@ -207,7 +209,8 @@ class DeepSpeedDialect(PackagedDialect):
         """A script written here takes the checkpoint folder as an option; any other script needs a call."""
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
-        # The last bracket on a line of its own closes the call of deepspeed.initialize; loading needs the engine it returns.
+        # The last bracket on a line of its own closes the call of
+        # deepspeed.initialize; loading needs the engine it returns.
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
@@ -224,7 +227,8 @@ class DeepSpeedDialect(PackagedDialect):
         return beside(written, config, plan, model)
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Plan fields of the model that the script holds, because the model's config has no key for them."""
+        """Plan fields of the model that the script holds,
+        because the model's config has no key for them."""
         from compat.deepspeed.program import held
 
         return held(plan, model)
@@ -236,7 +240,8 @@ class DeepSpeedDialect(PackagedDialect):
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Number of top-level keys that are DeepSpeed's; 1 for a script that gives a DeepSpeed config to a run."""
+        """Number of top-level keys that are DeepSpeed's; 1 for a
+        script that gives a DeepSpeed config to a run."""
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
 
@@ -248,7 +253,8 @@ class DeepSpeedDialect(PackagedDialect):
         return sum(isinstance(key, str) and key in own for key in data)
 
     def mistaken(self, data: Any) -> str:
-        """The message for a file of accelerate or of Hugging Face's Trainer; empty for any other."""
+        """The message for a file of accelerate or of Hugging
+        Face's Trainer; empty for any other."""
         from compat.deepspeed.mistaken import mistaken
 
         return mistaken(data)
@@ -270,7 +276,8 @@ class DeepSpeedDialect(PackagedDialect):
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.deepspeed.formats import NULLABLE
 
-        # For a few keys DeepSpeed itself takes null as a value, such as steps_per_print: print nothing.
+        # For a few keys DeepSpeed itself takes null as a value,
+        # such as steps_per_print: print nothing.
         kept = {path: value for path, value in given.items() if value is not None or path in NULLABLE}
         return super().config(kept, version, world_size, entry)
 
@@ -283,7 +290,8 @@ class DeepSpeedDialect(PackagedDialect):
 
 DIALECT = DeepSpeedDialect()
 
-# `import compat.deepspeed.comm` names no file here, so the finder has to stand before a script asks for it.
+# `import compat.deepspeed.comm` names no file here, so the
+# finder has to stand before a script asks for it.
 listen()
 
 

@@ -69,7 +69,8 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.stage3_param_persistence_threshold": Rule(("hidden_size",), lambda hidden: 10 * hidden),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
-"""From transformers/integrations/deepspeed.py and accelerate/accelerator.py, `_prepare_deepspeed`. Sizes of buckets are in
+"""From transformers/integrations/deepspeed.py and
+accelerate/accelerator.py, `_prepare_deepspeed`. Sizes of buckets are in
 elements. For a model with several hidden sizes, both take the largest."""
 
 SPELLED: Mapping[str, str] = {
@@ -109,7 +110,8 @@ _KNOWN_AS: Mapping[str, str] = {
 
 
 def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
-    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts` (names of `FACTS`).
+    """`given` with every "auto" replaced: first by `values` (by
+    path), then by rule from `facts` (names of `FACTS`).
 
     Raises `ConfigError` if an "auto" is left, with the facts that would resolve each.
     """
@@ -133,9 +135,11 @@ def resolved(
     where: Mapping[str, str] | None = None,
     world: int | None = None,
 ) -> Resolved:
-    """Resolve each "auto" in `given` by `values` (paths and facts) on `world` ranks; `where` has the file's place of each path.
+    """Resolve each "auto" in `given` by `values` (paths and facts)
+    on `world` ranks; `where` has the file's place of each path.
 
-    Without `values` no rule applies, because nothing tells that one of these integrations starts the run.
+    Without `values` no rule applies, because nothing tells that
+    one of these integrations starts the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
     said = _as_facts(values or {})
@@ -151,7 +155,8 @@ def resolved(
             value = _by_rule(path, facts)
         if value is not None:
             found[path] = value
-            # A key that is now known may be the fact of another: a resolved micro batch completes the total.
+            # A key that is now known may be the fact of another: a
+            # resolved micro batch completes the total.
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     left = [path for path in open_ if path not in found]
     return Resolved(found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts)))

@@ -1,4 +1,5 @@
-"""DeepSpeed's batch arithmetic: train batch = micro batch x accumulation x the data-parallel ranks that DeepSpeed sees."""
+"""DeepSpeed's batch arithmetic: train batch = micro batch x
+accumulation x the data-parallel ranks that DeepSpeed sees."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """World size, the ranks over which DeepSpeed divides the batch, and in words the keys whose ranks share a batch."""
+    """World size, the ranks over which DeepSpeed divides the
+    batch, and in words the keys whose ranks share a batch."""
 
     world: int
     dividing: int
@@ -25,7 +27,8 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     """The ranks that DeepSpeed's batch arithmetic counts. Raises `ConfigError` if the world size does not divide evenly."""
     at = release(version)
     shared, mesh = _shared(values, at), _mesh(values)
-    # Ranks that share one batch. AutoTP's are not among them: DeepSpeed reads the batch before these groups exist.
+    # Ranks that share one batch. AutoTP's are not among them:
+    # DeepSpeed reads the batch before these groups exist.
     sharing = int(values["code.tensor_parallel"]) * int(values["code.pipeline_stages"]) * _sequence(values, at)
     # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
     world = world_size or _implied(values) * sharing or mesh or sharing
@@ -35,19 +38,22 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
         raise ConfigError(f"{product} is not the world size ({world}); make them agree")
     if world % sharing:
         raise ConfigError(f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks")
-    # With a mesh DeepSpeed takes the size of its data axis, also in releases that ignore the sequence axis otherwise.
+    # With a mesh DeepSpeed takes the size of its data axis, also
+    # in releases that ignore the sequence axis otherwise.
     return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """A problem if AutoTP's groups leave ranks over. Its mesh needs all of them (utils/groups.py, _init_tp_mesh_device)."""
+    """A problem if AutoTP's groups leave ranks over. Its mesh
+    needs all of them (utils/groups.py, _init_tp_mesh_device)."""
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
         yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
 
 
 def _coded(values: Flat) -> int:
-    """Ranks that share a batch in the groups that the script builds. DeepSpeed learns of them through an mpu."""
+    """Ranks that share a batch in the groups that the script
+    builds. DeepSpeed learns of them through an mpu."""
     axes = ("code.tensor_parallel", "code.context_parallel", "code.pipeline_stages")
     return math.prod(int(values[axis]) for axis in axes)
 
@@ -59,7 +65,8 @@ def _sequence(values: Flat, at: Release) -> int:
 
 
 def _mesh(values: Flat) -> int:
-    """World size of the mesh that data_parallel_size and sequence_parallel_size describe; 0 if DeepSpeed makes none.
+    """World size of the mesh that data_parallel_size and
+    sequence_parallel_size describe; 0 if DeepSpeed makes none.
 
     An mpu wins over the mesh (runtime/config.py, DeepSpeedConfig.__init__).
     """
@@ -98,9 +105,11 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """The missing batch keys from the given ones, with DeepSpeed's floor division. `total` or `micro` is given.
+    """The missing batch keys from the given ones, with
+    DeepSpeed's floor division. `total` or `micro` is given.
 
-    A remainder is no error here: the product then differs from the total, and DeepSpeed refuses that (_batch_assertion).
+    A remainder is no error here: the product then differs from
+    the total, and DeepSpeed refuses that (_batch_assertion).
     """
     if micro is None:
         assert total is not None
@@ -122,9 +131,11 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 
 def _apart(values: Flat, data: int) -> str:
-    """A hint if the sizes agree once several ranks share a batch; else empty. Only the script tells that they share it."""
+    """A hint if the sizes agree once several ranks share a batch;
+    else empty. Only the script tells that they share it."""
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
-    # DeepSpeed expects `size` samples. If that is a multiple of the total, so many ranks may share each batch.
+    # DeepSpeed expects `size` samples. If that is a multiple of
+    # the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""

@@ -75,13 +75,15 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
         yield "# in the model: deepspeed.sequence.layer.DistributedAttention(attention, mpu.get_sequence_parallel_group())"
     automatic = int(values.get("tensor_parallel.autotp_size") or 0)
     if automatic > 1:
-        # DeepSpeed compares the inputs of these ranks in the first forward pass, and stops if they differ.
+        # DeepSpeed compares the inputs of these ranks in the first
+        # forward pass, and stops if they differ.
         yield "# every rank of a tensor group reads the same data"
         yield f"model = deepspeed.tp_model_init(model, tp_size={automatic}, dtype=dtype)"
 
 
 def _groups(values: Flat) -> Iterator[str]:
-    """The line that builds an mpu, with the groups that DeepSpeed asks it for (runtime/config.py; utils/groups.py)."""
+    """The line that builds an mpu, with the groups that
+    DeepSpeed asks it for (runtime/config.py; utils/groups.py)."""
     sizes, asked = [], []
     if size(values, "tensor_parallel") > 1:
         sizes.append(f"tensor={size(values, 'tensor_parallel')}")
@@ -166,7 +168,8 @@ def _start(values: Flat) -> Iterator[str]:
     yield f'    config="{FILE}",'
     yield ")"
     length = values.get("code.steps")
-    # A pipeline takes all micro batches of a step in one call. Elsewhere `engine.step()` counts calls, and steps at the last.
+    # A pipeline takes all micro batches of a step in one call.
+    # Elsewhere `engine.step()` counts calls, and steps at the last.
     if _piped(values):
         yield "loss = engine.train_batch(iterator)" + (f"  # {length} times" if length else "")
     else:
@@ -180,7 +183,8 @@ def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
 
 
 def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The launcher's options for a number of ranks. Without them it takes every device that it finds."""
+    """The launcher's options for a number of ranks. Without
+    them it takes every device that it finds."""
     if world_size is None:
         return ()
     # Two names of one option (launcher/runner.py); the second reads better where there is no GPU.

@@ -1,4 +1,5 @@
-"""The JSON Schema of a DeepSpeed file, for editors. It also allows "auto" for keys that Hugging Face fills in."""
+"""The JSON Schema of a DeepSpeed file, for editors. It also
+allows "auto" for keys that Hugging Face fills in."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def schema() -> dict[str, Any]:
         *sections, key = path.split(".")
         place = whole
         for name in sections:
-            # pydantic keeps each section once below $defs, and a property that may be null refers to it in an anyOf.
+            # pydantic keeps each section once below $defs, and a
+            # property that may be null refers to it in an anyOf.
             choices = place["properties"][name]["anyOf"]
             (section,) = (choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice)
             place = whole["$defs"][section]

@@ -1,4 +1,5 @@
-"""The values that DeepSpeed uses for a config: defaults of the release, renamed keys, and derived values."""
+"""The values that DeepSpeed uses for a config: defaults of
+the release, renamed keys, and derived values."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from compat.deepspeed.seen import GATHER, LEAVES, MICRO, OFFLOAD, OLD_GATHER, PA
 def effective(given: Flat, version: str, world_size: int | None = None, partial: bool = False) -> dict[str, Any]:
     """Values by path that DeepSpeed `version` uses for `given` on `world_size` ranks.
 
-    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The default world size is the one that the
-    three batch keys imply, else the smallest possible. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
+    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The
+    default world size is the one that the three batch keys imply, else the smallest
+    possible. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
     problems = [
@@ -63,11 +65,13 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
 
 def _filled(given: Flat, at: Release) -> dict[str, Any]:
     values = at.defaults.copy()
-    # A section that DeepSpeed leaves at None, such as offload_param, has defaults only once one of its keys is given.
+    # A section that DeepSpeed leaves at None, such as offload_param,
+    # has defaults only once one of its keys is given.
     for section in dict.fromkeys(filter(None, map(optional_section, given))):
         values.update(at.section_defaults(section))
     values.update(given)
-    # In this order: constructors are looked up by moved keys (offload decides between them), and derivations by their names.
+    # In this order: constructors are looked up by moved keys (offload
+    # decides between them), and derivations by their names.
     _move(values, at)
     _name(values, given, at)
     _derive(values, given, at)
@@ -82,10 +86,12 @@ def moved(given: Flat) -> dict[str, str]:
 
 
 def _move(values: dict[str, Any], at: Release) -> None:
-    """Replace old keys by new ones (runtime/config_utils.py, deprecated fields; runtime/precision_config.py, bf16)."""
+    """Replace old keys by new ones (runtime/config_utils.py,
+    deprecated fields; runtime/precision_config.py, bf16)."""
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if values.pop(old, None):
-            # The old switch makes a whole section with the defaults of the others; the new key beside it is refused.
+            # The old switch makes a whole section with the defaults
+            # of the others; the new key beside it is refused.
             values.update({**at.section_defaults(section), section + ".device": "cpu"})
     if OLD_GATHER in values:
         old_gather = values.pop(OLD_GATHER)
@@ -103,7 +109,8 @@ def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
             for argument, default in (form.args or {}).items():
                 path = f"{section}.params.{argument}"
                 if default is not None and path in at.keys and path not in given:
-                    # The table is JSON, where betas are a list; the schema holds tuples, and values are compared.
+                    # The table is JSON, where betas are a list; the
+                    # schema holds tuples, and values are compared.
                     values[path] = tuple(default) if isinstance(default, list) else default
 
 
@@ -128,7 +135,8 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Reset values that take effect only in half precision or with their own section (runtime/config.py)."""
+    """Reset values that take effect only in half precision or
+    with their own section (runtime/config.py)."""
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
         values[norm] = 0.0
@@ -139,7 +147,8 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
-    """Settle weight decay: type AdamW always decouples it, and PyTorch's AdamW has a default of 0.01 (runtime/engine.py)."""
+    """Settle weight decay: type AdamW always decouples it, and
+    PyTorch's AdamW has a default of 0.01 (runtime/engine.py)."""
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":
         values[mode] = True

@@ -1,4 +1,5 @@
-"""Reads JSON, HJSON, mappings and base64 into typed values by path, strictly at every level, and writes explicit JSON."""
+"""Reads JSON, HJSON, mappings and base64 into typed values by
+path, strictly at every level, and writes explicit JSON."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def _script(source: Any) -> scripts.Found | None:
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
-    """The nested mapping, the document with its lines if there is one, and the kind of source: a file or an object."""
+    """The nested mapping, the document with its lines if there
+    is one, and the kind of source: a file or an object."""
     if isinstance(source, Written):
         return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
     # A live DeepSpeedConfig keeps the mapping that it was made from.
@@ -161,8 +163,8 @@ def _mapping(document: Document) -> Mapping[str, Any]:
 
 def _decoded(source: str) -> Document | None:
     """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source` is no such string."""
-    # A name such as `ds_config` is made of the same letters, so a file of that name comes first, and what is decoded has to
-    # look like a mapping.
+    # A name such as `ds_config` is made of the same letters, so a file of
+    # that name comes first, and what is decoded has to look like a mapping.
     if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or os.path.exists(source):
         return None
     try:
@@ -202,7 +204,8 @@ class _Reader:
 
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         """The keys of a section with their values, without those that DeepSpeed never looks at."""
-        # It reads bfloat16 only if bf16 is missing or null (runtime/precision_config.py: get_bfloat16_config).
+        # It reads bfloat16 only if bf16 is missing or null
+        # (runtime/precision_config.py: get_bfloat16_config).
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
         # The type comes first: it decides which arguments are known.
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
@@ -211,7 +214,8 @@ class _Reader:
             elif hidden and name == "bfloat16":
                 self.finding("bfloat16", "DeepSpeed ignores it because bf16 is given too; drop it", Effect.NUMBERS)
             elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
-                # The bucket size beside a ZeRO section that is true or false, the oldest form (runtime/zero/config.py).
+                # The bucket size beside a ZeRO section that is true or
+                # false, the oldest form (runtime/zero/config.py).
                 if data["zero_optimization"]:
                     self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
             else:
@@ -252,7 +256,8 @@ class _Reader:
             self.origins[path] = Origin(self.line(written), path.replace(target, written, 1))
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
-        """A value in the place of a section: an error, except null or true where DeepSpeed takes them."""
+        """A value in the place of a section: an error, except
+        null or true where DeepSpeed takes them."""
         if value is None and target in NULL_SECTIONS:
             return
         if target == "zero_optimization" and isinstance(value, bool):
@@ -266,7 +271,8 @@ class _Reader:
 
     def leaf(self, written: str, path: str, value: Any) -> None:
         """Read one value."""
-        # A null that differs from leaving the key out: for expert_w3 always, for the others if their default is not null.
+        # A null that differs from leaving the key out: for expert_w3
+        # always, for the others if their default is not null.
         means = path in NULLABLE and (
             path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None
         )
@@ -290,7 +296,8 @@ class _Reader:
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
-        """The number that DeepSpeed reads, such as 3 for a stage of "3" or 1 for true. Other values are returned unchanged."""
+        """The number that DeepSpeed reads, such as 3 for a stage of
+        "3" or 1 for true. Other values are returned unchanged."""
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
@@ -322,7 +329,8 @@ class _Reader:
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Note an error for null, unless DeepSpeed's default is None: then null is the same as leaving the key out."""
+        """Note an error for null, unless DeepSpeed's default is
+        None: then null is the same as leaving the key out."""
         section, _, name = path.rpartition(".")
         if section in PARAMS:
             # Null goes to the constructor, which takes it if that is its own default.
@@ -357,7 +365,8 @@ class _Reader:
         if not forms or len(names) < len(forms):
             self._own(target, value, entry, forms)
             return
-        # What any implementation of the type takes. Which one is built depends on other keys, so that is checked later.
+        # What any implementation of the type takes. Which one is
+        # built depends on other keys, so that is checked later.
         known = {argument for args in names for argument in args}
         known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {"max_grad_norm"}
         self.section(value, target, {argument: path for argument, path in entry.items() if argument in known})
@@ -367,7 +376,8 @@ class _Reader:
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
     def _own(self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]) -> None:
-        """Keep the arguments of a type whose constructor is not known, typed if they look like one of DeepSpeed's."""
+        """Keep the arguments of a type whose constructor is not
+        known, typed if they look like one of DeepSpeed's."""
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
             if remark := inside.strange(PARAMS[target], forms, str(self.given[target.replace(".params", ".type")]), name, before):

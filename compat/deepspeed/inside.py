@@ -17,7 +17,8 @@ ANY = "*"
 """Stands for a name that the user chooses."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Parts of the compression section whose names hold sections, not values (compression/config.py, until 0.19.6)."""
+"""Parts of the compression section whose names hold sections,
+not values (compression/config.py, until 0.19.6)."""
 Names = Mapping[str, Any]
 """Names that DeepSpeed reads at one level: None for a value, further names for a section."""
 

@@ -41,7 +41,8 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
     with _world(data_parallel):
         try:
             return DeepSpeedConfig(data, mpu=_Groups(data_parallel))
-        # DeepSpeed refuses with AssertionError, ValueError, TypeError, KeyError and pydantic's errors.
+        # DeepSpeed refuses with AssertionError, ValueError,
+        # TypeError, KeyError and pydantic's errors.
         except Exception as error:
             raise ConfigError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
 
@@ -57,7 +58,8 @@ class _Groups:
 
 
 class _Ranks:
-    """Stands in for the process group. Without one DeepSpeedConfig takes a world of one rank, and ignores the mpu."""
+    """Stands in for the process group. Without one DeepSpeedConfig
+    takes a world of one rank, and ignores the mpu."""
 
     def __init__(self, world_size: int) -> None:
         self._ranks = world_size

@@ -1,4 +1,5 @@
-"""Files that people take for a config of DeepSpeed: what each of them is, and what to name instead."""
+"""Files that people take for a config of DeepSpeed: what each
+of them is, and what to name instead."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ ENOUGH = 3
 
 
 def mistaken(data: Any) -> str:
-    """What parsed `data` is instead of a config of DeepSpeed, and what to do; empty if it is neither kind of file."""
+    """What parsed `data` is instead of a config of DeepSpeed,
+    and what to do; empty if it is neither kind of file."""
     if not isinstance(data, Mapping) or any(key in data for key in OWN):
         return ""
     if any(key in data for key in ACCELERATE):

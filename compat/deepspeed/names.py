@@ -1,7 +1,9 @@
-"""DeepSpeed's modules by name, with the native engine behind them, and advice for names that the engine does not have.
+"""DeepSpeed's modules by name, with the native engine behind
+them, and advice for names that the engine does not have.
 
-`import compat.deepspeed.comm as dist` finds a module of this table. After `install()` so does `import deepspeed.comm`, also
-in libraries that import DeepSpeed themselves. Nothing that needs torch is imported before a script asks for it.
+`import compat.deepspeed.comm as dist` finds a module of this table. After `install()`
+so does `import deepspeed.comm`, also in libraries that import DeepSpeed themselves.
+Nothing that needs torch is imported before a script asks for it.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "utils.zero_to_fp32": ("names.export",),
     "zero": ("names.zero",),
 }
-"""DeepSpeed's modules, each with the modules below `runtime` that replace it; `__all__` there lists the names."""
+"""DeepSpeed's modules, each with the modules below `runtime`
+that replace it; `__all__` there lists the names."""
 
 KERNELS = "the engine builds no operators of its own; use torch's"
 ABSENT: Mapping[str, str] = {
@@ -110,7 +113,8 @@ ABSENT: Mapping[str, str] = {
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
 }
-"""Names that DeepSpeed has and the engine does not, each with advice. A name covers everything below it."""
+"""Names that DeepSpeed has and the engine does not, each with
+advice. A name covers everything below it."""
 
 
 class Absent(BridgeError, ImportError):
@@ -126,7 +130,8 @@ class Names(ModuleType):
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        """The object that the table has for a name. Python asks here for every name that the module itself lacks."""
+        """The object that the table has for a name. Python asks
+        here for every name that the module itself lacks."""
         return resolved(self._path, name)
 
     def __dir__(self) -> list[str]:
@@ -157,7 +162,8 @@ def names_of(path: str) -> Iterator[str]:
 def resolved(path: str, name: str) -> Any:
     """The object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice, or `AttributeError` if unknown."""
     whole = f"{path}.{name}" if path else name
-    # Python and its tools look for names such as __wrapped__. They expect AttributeError, and no import of torch.
+    # Python and its tools look for names such as __wrapped__.
+    # They expect AttributeError, and no import of torch.
     if name.startswith("__") and name != "__version__":
         raise AttributeError(name)
     if name == "__version__" and not path:
@@ -181,7 +187,8 @@ def resolved(path: str, name: str) -> Any:
 
 def instead(path: str) -> str | None:
     """Advice for a name that the engine does not have; empty if the table has none."""
-    # The longest entry that covers the name: `runtime.domino` has advice of its own, and `compression` covers all below it.
+    # The longest entry that covers the name: `runtime.domino` has
+    # advice of its own, and `compression` covers all below it.
     words = path.split(".")
     for end in range(len(words), 0, -1):
         lead = ".".join(words[:end])
@@ -205,7 +212,8 @@ class Finder(MetaPathFinder, Loader):
         if inner in MODULES and (inner or self.root == THEIRS):
             return ModuleSpec(name, self, is_package=True)
         advice = instead(inner)
-        # Below `compat.deepspeed` lie real modules too, such as `rules`. Python goes on and finds them.
+        # Below `compat.deepspeed` lie real modules too, such as
+        # `rules`. Python goes on and finds them.
         if self.root == THEIRS or advice is not None:
             raise Absent(f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}")
         return None
@@ -224,7 +232,8 @@ class Finder(MetaPathFinder, Loader):
 
 
 class _Installed(Distribution):
-    """DeepSpeed as a distribution, for libraries that compare its release with the least that they need."""
+    """DeepSpeed as a distribution, for libraries that compare
+    its release with the least that they need."""
 
     def read_text(self, filename: str) -> str | None:
         """Its metadata: the name and the release. It has no other file."""

@@ -28,8 +28,8 @@ TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("
 """The Plan's hyperparameters that each type takes."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that send one bit of each number, and the optimizer with the same update. Their weight decay is decoupled
-(runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
+"""Types that send one bit of each number, and the optimizer with the same update. Their
+weight decay is decoupled (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
 """
 
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
@@ -72,7 +72,8 @@ def _peak(values: Group, lr: float | None, context: Context) -> float | None:
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
         return peak
-    # A list of peaks is one for each group of parameters. A plan has one rate, so the optimizer's stays.
+    # A list of peaks is one for each group of parameters. A plan
+    # has one rate, so the optimizer's stays.
     keeps = values.get("scheduler.type") == "WarmupLR" and context.since(KEEPS_LR_SINCE)
     return lr if keeps or isinstance(peak, tuple) else 1e-3
 
@@ -152,7 +153,8 @@ def _coded(values: Group) -> Group:
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
     if said.get("name") == OTHER:
         return {}
-    # Without any scheduler the rate stays as it is. A scheduler that no plan has leaves the plan's schedule open.
+    # Without any scheduler the rate stays as it is. A scheduler
+    # that no plan has leaves the plan's schedule open.
     if said or (values.get("optimizer.type") and not values.get("scheduler.type")):
         said = {"name": "constant", "warmup_steps": 0} | said
         if said["warmup_steps"]:
@@ -163,7 +165,8 @@ def _coded(values: Group) -> Group:
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
-    """Learning rates at the start of warmup and at the end of the decay; None: there is no decay."""
+    """Learning rates at the start of warmup and at the end of
+    the decay; None: there is no decay."""
     if shape == "cosine":
         # WarmupCosineLR takes shares of the optimizer's rate; the other two take rates.
         peak = values.get(f"{PARAMS}.lr") or 1e-3
@@ -267,7 +270,8 @@ DECAYED = (
         SCOPE,
         "optimizer.decay_scope",
         lambda values, context: {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {},
-        # The script makes groups for every scope but "all". An optimizer that DeepSpeed lacks is the script's altogether.
+        # The script makes groups for every scope but "all". An
+        # optimizer that DeepSpeed lacks is the script's altogether.
         lambda values, context: (
             {SCOPE: "matrices"}
             if values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)

@@ -293,7 +293,8 @@ Rotary angles are computed again in each layer: a pipeline hands on hidden state
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     """Reasons why no whole script can be written: it would need facts about the model that no config has."""
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
-    # Outside a pipeline AutoTP splits the layers of any family; a PipelineModule has to bring split layers.
+    # Outside a pipeline AutoTP splits the layers of any family; a
+    # PipelineModule has to bring split layers.
     if piped and code.size(values, "tensor_parallel") > 1:
         yield "a pipeline with tensor groups needs layers that share their weights"
     if code.size(values, "context_parallel") > 1:
@@ -331,7 +332,8 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
-    """Plan fields of the model that the script holds, because the model's config has no key for them."""
+    """Plan fields of the model that the script holds, because
+    the model's config has no key for them."""
     found = {"model.sequence", PADDED}
     if model is not None and _ends(model.given, plan):
         found.add("model.init.scaled")
@@ -340,7 +342,8 @@ def held(plan: Flat, model: Config | None) -> frozenset[str]:
 
 PADDED = "model.embedding.padded_vocab"
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
-"""Endings of the files beside a config, and the name that stands for the user's data in the command."""
+"""Endings of the files beside a config, and the name that
+stands for the user's data in the command."""
 
 
 def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
@@ -437,7 +440,8 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
 
 
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """Values for the template of the model: the pipeline's settings, and the scaling of initial weights."""
+    """Values for the template of the model: the pipeline's
+    settings, and the scaling of initial weights."""
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
         return {"begun": f"scaled({plain}, config)" if scaled else plain}

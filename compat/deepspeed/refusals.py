@@ -1,4 +1,5 @@
-"""Combinations that DeepSpeed refuses when it reads a config: a row each, with the place in its source that checks it."""
+"""Combinations that DeepSpeed refuses when it reads a config: a
+row each, with the place in its source that checks it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """A check that a section has the key `enabled`, which DeepSpeed reads without asking whether it is there."""
+    """A check that a section has the key `enabled`, which
+    DeepSpeed reads without asking whether it is there."""
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
@@ -67,7 +69,8 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """Checks that a compression technique has groups of weights with all their parameters, even if it is not enabled."""
+    """Checks that a compression technique has groups of weights
+    with all their parameters, even if it is not enabled."""
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
     def groups(seen: Seen) -> object:
@@ -96,8 +99,8 @@ REFUSALS = Checks(
         "both are true, expected one precision; switch one off",
         "runtime/config.py, _initialize_params",
     ),
-    # Masters in half precision: stage 2 alone until 0.18.3, then every stage that shards. Before 0.17.1 DeepSpeed reads the
-    # key only if fp16 is on, and since then in any case.
+    # Masters in half precision: stage 2 alone until 0.18.3, then every stage that shards.
+    # Before 0.17.1 DeepSpeed reads the key only if fp16 is on, and since then in any case.
     _refuse(
         FP16_MASTER,
         lambda seen: seen[FP16_MASTER] and seen["fp16.enabled"] and seen.stage != 2,
@@ -257,7 +260,8 @@ def refused(seen: Seen) -> Iterator[str]:
 
 
 def _twice(seen: Seen) -> Iterator[str]:
-    """Problems of an old key beside the one that replaces it (runtime/config_utils.py, _process_deprecated_field)."""
+    """Problems of an old key beside the one that replaces it
+    (runtime/config_utils.py, _process_deprecated_field)."""
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in seen.given and seen.wrote(section):
             yield f"{old}: given beside {section}, which replaces it; drop {old}"
@@ -272,7 +276,8 @@ MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_la
 
 
 def _arguments(seen: Seen) -> Iterator[str]:
-    """Problems of arguments that are missing, and without which the scheduler cannot be built (runtime/lr_schedules.py)."""
+    """Problems of arguments that are missing, and without which
+    the scheduler cannot be built (runtime/lr_schedules.py)."""
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         if f"scheduler.params.{argument}" not in seen.given:

@@ -20,10 +20,11 @@ VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
-    """The text of `original`, read for release `was`, with the values of `given`. Unchanged values are not touched.
+    """The text of `original`, read for release `was`, with the
+    values of `given`. Unchanged values are not touched.
 
-    Raises `TranslationError` if a key was removed or a value spans several lines: the result is read back, and must have
-    exactly the values of `given`.
+    Raises `TranslationError` if a key was removed or a value spans several lines:
+    the result is read back, and must have exactly the values of `given`.
     """
     before, document = _reading(original, was), original.document
     if isinstance(document.data, Script):
@@ -32,7 +33,8 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
     if before is None:
         raise TranslationError(f"{document.name}: release {was.version} cannot read it; write JSON")
     text = original.text
-    # Known keys first: each takes the first match on its line, and a new key is put in front of what its line has.
+    # Known keys first: each takes the first match on its line,
+    # and a new key is put in front of what its line has.
     for path, value in sorted(given.items(), key=lambda item: before.given.get(item[0]) is None):
         if not path.startswith("code.") and before.given.get(path) != value:
             text = _put(text, path, value, before, document)
@@ -63,7 +65,8 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         origin = before.origins.get(path)
         line = origin.line if origin and origin.line else document.line(*path.split("."))
         key = origin.spelling.rpartition(".")[2] if origin and origin.spelling else key
-        # HJSON takes keys without quotes. The value ends before a comma, a bracket, a comment or the end of the line.
+        # HJSON takes keys without quotes. The value ends before a
+        # comma, a bracket, a comment or the end of the line.
         pattern, new = rf'(["\']?{re.escape(key)}["\']?\s*:\s*){VALUE}(?=\s*(?:[,}}\]]|(?://|#).*|$))', rf"\g<1>{shown}"
     else:
         name = section.rpartition(".")[2]

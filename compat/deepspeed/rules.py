@@ -13,7 +13,8 @@ from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000
-"""Elements in one bucket if the plan leaves it open: DeepSpeed's own default (runtime/zero/config.py)."""
+"""Elements in one bucket if the plan leaves it open:
+DeepSpeed's own default (runtime/zero/config.py)."""
 HALF = ("bf16", "fp16")
 
 
@@ -23,7 +24,8 @@ def layout_rules() -> tuple[Rule, ...]:
         convert(
             ("code.tensor_parallel", "tensor_parallel.autotp_size"),
             "parallel.tensor",
-            # A plan does not tell who splits the layers, so it is written as groups that the script builds.
+            # A plan does not tell who splits the layers, so it is
+            # written as groups that the script builds.
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
             effect=Effect.ROUNDING,
@@ -190,7 +192,8 @@ def _write_batch(values: Group, context: Context) -> Group:
             raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
         "train_micro_batch_size_per_gpu": micro,
-        # More data ranks make fewer micro batches each. DeepSpeed works out the number if it is left out.
+        # More data ranks make fewer micro batches each. DeepSpeed
+        # works out the number if it is left out.
         "gradient_accumulation_steps": None if anew else steps,
         "train_batch_size": whole,
     }
@@ -240,7 +243,8 @@ def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
     """The ZeRO stage at or near `stage` at which DeepSpeed gets the numbers right."""
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
-    # Stage 0 makes a step too many in half precision, and in a pipeline it clips by the first stage's norm (`traps`).
+    # Stage 0 makes a step too many in half precision, and in a
+    # pipeline it clips by the first stage's norm (`traps`).
     least = 1 if half or (pipeline > 1 and clip > 0) else 0
     return max(least, min(stage, highest))
 
@@ -328,7 +332,8 @@ OVERLAP = convert(
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
-    """Replica groups of MiCS. Its key counts the ranks of one group, the plan counts the groups; -1 is off."""
+    """Replica groups of MiCS. Its key counts the ranks of one
+    group, the plan counts the groups; -1 is off."""
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
     if size > 0 and data and data % size == 0 and _read_stage(values) == 3:
         return {"zero.replicas": data // size}
@@ -377,7 +382,8 @@ OFFLOAD = convert(
 def _read_offload(values: Group) -> Group:
     devices = _devices(values)
     optimizer = devices[OPTIMIZER_DEVICE]
-    # DeepSpeed splits the optimizer's state between devices only at stage 3 (runtime/zero/config.py, offload_ratio_check).
+    # DeepSpeed splits the optimizer's state between devices only
+    # at stage 3 (runtime/zero/config.py, offload_ratio_check).
     ratio = values.get(f"{OPTIMIZER_DEVICE}.ratio") if values.get("zero_optimization.stage") == 3 else None
     return {
         "zero.offload.optimizer": optimizer,
@@ -388,7 +394,8 @@ def _read_offload(values: Group) -> Group:
 
 
 def _devices(values: Group) -> dict[str, str]:
-    """The device of each section at the config's stage; none if DeepSpeed ignores the section there."""
+    """The device of each section at the config's stage; none
+    if DeepSpeed ignores the section there."""
     stage = values.get("zero_optimization.stage") or 0
     least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
     return {
@@ -398,7 +405,8 @@ def _devices(values: Group) -> dict[str, str]:
 
 
 def _pinned(values: Group) -> list[bool]:
-    """The pin_memory values of the sections that offload, without repetition: two if they differ."""
+    """The pin_memory values of the sections that offload,
+    without repetition: two if they differ."""
     kept = [section for section, device in _devices(values).items() if device != "none"]
     return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
 
@@ -482,7 +490,8 @@ def _computed(values: Group) -> str:
 
 
 def _accumulated(values: Group, compute: str) -> str:
-    """Format in which gradients add up. Stage 0 has no other than the model's (engine.py: _do_optimizer_sanity_check)."""
+    """Format in which gradients add up. Stage 0 has no other
+    than the model's (engine.py: _do_optimizer_sanity_check)."""
     given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return given or compute
 
@@ -500,14 +509,16 @@ def _read_precision(values: Group) -> Group:
 def _read_communication(values: Group, context: Context) -> Group:
     """The format of gradient reductions, if it differs from that of accumulation and no sequence-parallel ranks use another."""
     compute = _computed(values)
-    # Unset, the format is that of training, even if gradients accumulate in fp32 (engine.py: communication_data_type).
+    # Unset, the format is that of training, even if gradients
+    # accumulate in fp32 (engine.py: communication_data_type).
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
     return {} if apart or exchanged == _accumulated(values, compute) else {"precision.communicate": exchanged}
 
 
 def _write_communication(values: Group) -> Group:
-    # A plan without the field reduces in the format of accumulation, which DeepSpeed does only if told so.
+    # A plan without the field reduces in the format of
+    # accumulation, which DeepSpeed does only if told so.
     exchanged = values.get("precision.communicate") or (values.get("precision.reduce") if _stage(values) else None)
     return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
@@ -523,7 +534,8 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""The window of a plan for one of 0. DeepSpeed accepts 0 only with a constant scale, and then uses no window."""
+"""The window of a plan for one of 0. DeepSpeed accepts 0 only
+with a constant scale, and then uses no window."""
 
 SCALES = ("static", "initial", "hysteresis")
 
@@ -582,8 +594,8 @@ def _read_loss_scale(values: Group) -> Group:
 def _read_window(values: Group) -> Group:
     if not values.get("fp16.enabled"):
         return {}
-    # The scaler asks for a whole window of good steps behind the overflow, and doubles in the step after it. With a
-    # constant scale nothing grows, so there is nothing to be late.
+    # The scaler asks for a whole window of good steps behind the overflow, and doubles in the
+    # step after it. With a constant scale nothing grows, so there is nothing to be late.
     late = None if values.get("fp16.loss_scale") else True
     return {
         "precision.loss_scale.window": values.get("fp16.loss_scale_window") or UNUSED_WINDOW,
@@ -651,7 +663,8 @@ RECOMPUTE = convert(
 
 def _read_recompute(values: Group) -> Group:
     piped = (values.get("code.pipeline_stages") or 1) > 1
-    # Both count layers. Only the pipeline engine reads the file's key; elsewhere the model's code calls the function.
+    # Both count layers. Only the pipeline engine reads the file's
+    # key; elsewhere the model's code calls the function.
     interval = values.get("pipeline.activation_checkpoint_interval") if piped else values.get("code.checkpoint_interval")
     if not interval and not values.get("code.checkpointing"):
         return {"recompute.granularity": "none"}
@@ -667,10 +680,12 @@ def _read_recompute(values: Group) -> Group:
 def _write_recompute(values: Group) -> Group:
     if values.get("recompute.granularity") != "full":
         return {}
-    # "block" counts the layers that are recomputed in a stage; DeepSpeed has no such number and recomputes each.
+    # "block" counts the layers that are recomputed in a stage;
+    # DeepSpeed has no such number and recomputes each.
     interval = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
     if (values.get("parallel.pipeline") or 1) > 1:
-        # The reentrant form needs inputs with gradients, and token ids have none (pipe/module.py: _is_checkpointable).
+        # The reentrant form needs inputs with gradients, and token
+        # ids have none (pipe/module.py: _is_checkpointable).
         calls: Group = {"pipeline.activation_checkpoint_interval": interval, "pipeline.use_reentrant": False}
     else:
         calls = {"code.checkpoint_interval": interval, "code.checkpointing": True}
@@ -767,9 +782,11 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "managed_gradient_accumulation": ("either DeepSpeed's engine or the script counts micro batches", Effect.NONE),
     "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
 }
-"""Sections and keys without a Plan field: the reason why no plan has them, and the effect on the run if they are dropped.
+"""Sections and keys without a Plan field: the reason why no
+plan has them, and the effect on the run if they are dropped.
 
-The longest entry that covers a key is the one for it."""
+The longest entry that covers a key is the one for it.
+"""
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 

@@ -1,7 +1,8 @@
-"""A learning-rate schedule as Python text for `torch.optim.lr_scheduler.LambdaLR`, with a Plan's rate in every step.
+"""A learning-rate schedule as Python text for
+`torch.optim.lr_scheduler.LambdaLR`, with a Plan's rate in every step.
 
-The script builds a schedule that came from another stack. DeepSpeed's own schedulers start one step late and warm up over
-at least two steps (runtime/lr_schedules.py).
+The script builds a schedule that came from another stack. DeepSpeed's own schedulers
+start one step late and warm up over at least two steps (runtime/lr_schedules.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SHARES = {
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""Share of the range from minimum to peak that is left during the decay of wsd, where `done` runs from 0 to 1."""
+"""Share of the range from minimum to peak that is left during
+the decay of wsd, where `done` runs from 0 to 1."""
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +44,8 @@ def steers(values: Mapping[str, Any]) -> bool:
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that define `lr_factor(step)`: the rate at a step, counted from 0, as a share of the optimizer's rate.
+    """Lines that define `lr_factor(step)`: the rate at a step,
+    counted from 0, as a share of the optimizer's rate.
 
     LambdaLR multiplies the optimizer's rate by this share.
     """

@@ -1,4 +1,5 @@
-"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed and described. `releases` lists the keys of each release."""
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed
+and described. `releases` lists the keys of each release."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ NonNegative = Annotated[Real, Ge(0)]
 Positive = Annotated[Real, Gt(0)]
 Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
-# DeepSpeed takes one name for a list of one (runtime/zero/leaf_module_config.py, _coerce_container_types).
+# DeepSpeed takes one name for a list of one
+# (runtime/zero/leaf_module_config.py, _coerce_container_types).
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value))]
 Auto = Literal["auto"]
 Rates = Annotated[NonNegative | tuple[NonNegative, ...], BeforeValidator(_tuple), BeforeValidator(_scalar)]

@@ -18,7 +18,8 @@ TRAINER = "--deepspeed"
 """This option names a file if the script uses Hugging Face's Trainer; otherwise it is a switch."""
 
 CODE: Mapping[str, str] = {
-    # `ds-sequence-parallel-size` is Ulysses: it splits samples. Megatron's `sequence-parallel` is another thing.
+    # `ds-sequence-parallel-size` is Ulysses: it splits samples.
+    # Megatron's `sequence-parallel` is another thing.
     "tensor-model-parallel-size": "tensor_parallel",
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
@@ -49,7 +50,8 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
-    # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts take the bare switch, and `--deepspeed_config FILE`.
+    # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts
+    # take the bare switch, and `--deepspeed_config FILE`.
     trainer = any(
         text == TRAINER and _names_file(after) for text, after in zip(launch.texts, launch.words[1:], strict=False)
     )
@@ -80,7 +82,8 @@ def _here(script: Script, content: Pieces) -> Document:
         f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
     )
     document = parse(spelled(content), script.name, ".hjson")
-    # Lines are counted from the script's first, so that a message points into the file that the user has.
+    # Lines are counted from the script's first, so that a message
+    # points into the file that the user has.
     first = (line_of(content, script.text) or 1) - 1
     return replace(document, lines={key: line + first for key, line in document.lines.items()})
 
@@ -101,7 +104,8 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
 
 
 def cut_folder(path: Pieces) -> Pieces:
-    """The path without a leading `$PWD/`, so relative to the folder in which the script starts; other paths unchanged."""
+    """The path without a leading `$PWD/`, so relative to the
+    folder in which the script starts; other paths unchanged."""
     first = spelled(path[:1])
     return cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
 
@@ -119,9 +123,11 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:
-    """The code part by the flags of Megatron-DeepSpeed. An axis of one rank splits nothing and is left out."""
+    """The code part by the flags of Megatron-DeepSpeed. An
+    axis of one rank splits nothing and is left out."""
     sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
-    # With this flag the model is no PipelineModule, whatever the size of the axis (its pretrain_gpt.py, model_provider).
+    # With this flag the model is no PipelineModule, whatever the
+    # size of the axis (its pretrain_gpt.py, model_provider).
     if "no-pipeline-parallel" in said:
         sizes.pop("pipeline_stages", None)
     checkpointing = {"checkpointing": True} if "deepspeed-activation-checkpointing" in said else {}

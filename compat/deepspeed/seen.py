@@ -61,5 +61,6 @@ def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:
     """The implementation that DeepSpeed picks for a type (runtime/engine.py, `get_optimizer_configuration`)."""
     forms = at.forms(kind, name)
     fitting = [form for form in forms if form.form == wanted(values)]
-    # Adagrad has no fused form: without offload it is torch's, the first. A type with one form has that one in any case.
+    # Adagrad has no fused form: without offload it is torch's,
+    # the first. A type with one form has that one in any case.
     return next(iter(fitting or forms), None)

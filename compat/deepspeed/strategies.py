@@ -1,4 +1,5 @@
-"""Generated DeepSpeed configs: batches, axes, optimizers and schedulers that fit together, and the keys of each release."""
+"""Generated DeepSpeed configs: batches, axes, optimizers and
+schedulers that fit together, and the keys of each release."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
-    """The mesh of data and sequence ranks that the file describes. The batch divides by it from 0.17.0 on."""
+    """The mesh of data and sequence ranks that the file
+    describes. The batch divides by it from 0.17.0 on."""
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
     counted = sequence if release(case.version).since("0.17.0") else 1

@@ -1,8 +1,9 @@
-"""Hugging Face's Trainer: the values that its TrainingArguments fill into a DeepSpeed file, and contradictions between both.
+"""Hugging Face's Trainer: the values that its TrainingArguments
+fill into a DeepSpeed file, and contradictions between both.
 
-It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py: `trainer_config_process`,
-`trainer_config_finalize` and `fill_match`. It also follows `TrainingArguments.get_warmup_steps` and
-`Trainer.create_scheduler`.
+It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py:
+`trainer_config_process`, `trainer_config_finalize` and `fill_match`. It also
+follows `TrainingArguments.get_warmup_steps` and `Trainer.create_scheduler`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ SCHEDULES: Mapping[str, str] = {
 }
 """Schedules of the Trainer that a plan knows (transformers/optimization.py). They start at 0 and decay to 0."""
 WITHOUT_WARMUP = "constant"
-"""The Trainer's schedule that takes no warmup, whatever its arguments say (optimization.py: get_scheduler)."""
+"""The Trainer's schedule that takes no warmup, whatever its
+arguments say (optimization.py: get_scheduler)."""
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 NODE_LOCAL = "checkpoint.use_node_local_storage"
@@ -56,9 +58,10 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 class Filling:
     """How the Trainer changes a file.
 
-    `values` replace "auto", by key, and `facts` resolve the "auto" of further keys. An explicit value must equal the one in
-    `demands`, which also names the arguments that it comes from. `sets` are written even over explicit values. `schedule` is
-    the Trainer's own schedule, by names of the code part.
+    `values` replace "auto", by key, and `facts` resolve the "auto" of further
+    keys. An explicit value must equal the one in `demands`, which also names the
+    arguments that it comes from. `sets` are written even over explicit values.
+    `schedule` is the Trainer's own schedule, by names of the code part.
     """
 
     values: Mapping[str, Any]
@@ -92,7 +95,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 
 
 def _flaw(value: Any, usual: Any) -> str:
-    """The problem with an argument's value, judged by its default `usual`; empty if there is none."""
+    """The problem with an argument's value, judged by its
+    default `usual`; empty if there is none."""
     # lr_scheduler_kwargs, whose default is None, takes anything.
     if usual is None:
         return ""
@@ -145,7 +149,8 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]
     known = {name: fact for name, fact in facts.items() if fact is not None}
-    # Further arguments, such as a number of cycles or a final rate, make a schedule that no plan knows.
+    # Further arguments, such as a number of cycles or a final
+    # rate, make a schedule that no plan knows.
     schedule = {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
     return Filling(values, known, demands, sets, schedule)
 

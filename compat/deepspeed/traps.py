@@ -35,7 +35,8 @@ def _fused(seen: Seen) -> bool:
 
 
 WARMUP_MAX_LR = 0.001
-"""DeepSpeed's default of warmup_max_lr: always for WarmupDecayLR, and before 0.17.2 for WarmupLR (runtime/lr_schedules.py)."""
+"""DeepSpeed's default of warmup_max_lr: always for WarmupDecayLR,
+and before 0.17.2 for WarmupLR (runtime/lr_schedules.py)."""
 
 
 def _lr_overridden(seen: Seen) -> bool:
@@ -187,7 +188,8 @@ TRAPS = Checks(
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
-    # Settings that change the numbers. The engine accumulates, clips and scales in its own way at each stage.
+    # Settings that change the numbers. The engine accumulates,
+    # clips and scales in its own way at each stage.
     Check(
         "gradient_clipping",
         lambda seen: "gradient_clipping" not in seen.given,
@@ -198,8 +200,8 @@ TRAPS = Checks(
     ),
     Check(
         ZERO + "stage",
-        # A step with zero gradients moves no weights, but it counts: Adam's bias correction has the step as exponent.
-        # Pipelines in bf16 take BF16_Optimizer, which makes no such step.
+        # A step with zero gradients moves no weights, but it counts: Adam's bias correction has
+        # the step as exponent. Pipelines in bf16 take BF16_Optimizer, which makes no such step.
         lambda seen: (
             seen.stage == 0
             and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
@@ -212,8 +214,8 @@ TRAPS = Checks(
     ),
     Check(
         "gradient_clipping",
-        # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages are such ranks to DeepSpeed
-        # (runtime/pipe/topology.py: get_model_parallel_rank).
+        # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages
+        # are such ranks to DeepSpeed (runtime/pipe/topology.py: get_model_parallel_rank).
         lambda seen: seen.piped and seen.stage == 0 and seen.precision == "fp32" and seen["gradient_clipping"] > 0,
         "with a pipeline at stage 0 in fp32 the gradient norm covers only the first pipeline stage; use ZeRO stage 1 or "
         "gradient_clipping 0",

@@ -76,7 +76,8 @@ class Release(AnyRelease):
 
     def reads(self, path: str) -> bool:
         """Whether it has the setting at `path`."""
-        # A setting may go and come back, so the rows decide. Settings without a class have one window.
+        # A setting may go and come back, so the rows decide.
+        # Settings without a class have one window.
         rows = _rows().get(path)
         return any(row.known(self.version) for row in rows) if rows else self.within(since(path), until(path))
 

@@ -31,10 +31,11 @@ KNOWN: tuple[str, ...] = RELEASES.known
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: read from `since` on, no longer read from `until` on, an error from `rejected` on.
+    """History of one key: read from `since` on, no longer read
+    from `until` on, an error from `rejected` on.
 
-    The key `instead` replaces it. A release without a `default` leaves the key unset. `bound` has, by release, limits that the
-    schema does not have, such as `>0`.
+    The key `instead` replaces it. A release without a `default` leaves the key unset.
+    `bound` has, by release, limits that the schema does not have, such as `>0`.
     """
 
     key: str
