@@ -192,7 +192,9 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     result = _becoming(job, options)
     brought = RUNNING if options.model else "huggingface"
     hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
-    groups = _told_groups(hub, result.config, dialect.scoped) if dialect.grouping else ()
+    # A stack that makes its own groups says nothing of the script that this config, or the one before it, belongs to.
+    own = source.config.dialect.grouping or not dialect.scoped
+    groups = _told_groups(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
     hub = _placed(hub, source, dialect.by_place, bool(groups))
     saves = dialect.saves(result.config, hub)
     hub = replace(hub, client={**saves.client, **hub.client}, config=hub.config if saves.config is None else saves.config)

@@ -27,6 +27,14 @@ NEAR = 1e-9
 """How far two rates are apart that are the same but for rounding."""
 
 
+def treated(group: Group, name: str) -> Any:
+    """A setting as it counts. Megatron multiplies the weight decay of some groups with zero."""
+    return 0.0 if name == DECAY and group.settings.get("wd_mult") == 0 else group.settings.get(name)
+
+
+DECAY = "weight_decay"
+
+
 def base(group: Group) -> float | None:
     """The rate that a schedule starts from: torch's schedulers note it, else it is the one that the group has now."""
     found = group.settings.get("initial_lr", group.settings.get("lr"))
@@ -67,7 +75,7 @@ def _one_rate(groups: Sequence[Group]) -> bool:
 
 def apart(groups: Sequence[Group]) -> bool:
     """Whether some parameters are treated otherwise than others."""
-    ways = {repr([group.settings.get(name) for name in TREATED]) for group in groups if group.names}
+    ways = {repr([treated(group, name) for name in TREATED]) for group in groups if group.names}
     return len(ways) > 1 or not _one_rate(groups)
 
 
@@ -77,10 +85,10 @@ SPARED = "matrices"
 
 def spares(hub: Hub) -> bool:
     """Whether the groups are those that a config can say: no decay for what has one dimension, and all else alike."""
-    decays = {group.settings.get("weight_decay") for group in hub.groups}
+    decays = {treated(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
     flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
-    spared = {name for group in hub.groups if group.settings.get("weight_decay") == 0 for name in group.names}
+    spared = {name for group in hub.groups if treated(group, DECAY) == 0 for name in group.names}
     return len(others) == 1 and len(decays) == 2 and spared == flat and _one_rate(hub.groups)
 
 
@@ -105,7 +113,7 @@ def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
     found = []
     for group, ratio in zip(hub.groups, ratios(hub, optimizer), strict=True):
         rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base(group)
-        settings = {name: group.settings[name] for name in TREATED if group.settings.get(name) is not None}
+        settings = {name: treated(group, name) for name in TREATED if group.settings.get(name) is not None}
         found.append({"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings})
     return tuple(row for row in found if row["params"])
 

@@ -48,6 +48,7 @@ DECAYS, SPARED = {"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.1, "weight_decay": 0
         ([(MATRICES, DECAYS), (VECTORS, SPARED)], "matrices", True, False),
         ([(VECTORS, SPARED), (MATRICES, DECAYS)], "matrices", True, True),
         ([(VECTORS, SPARED), (MATRICES, DECAYS)], "matrices", False, False),
+        ([(MATRICES, DECAYS), (VECTORS, {**DECAYS, "wd_mult": 0.0})], "matrices", False, False),
         ([(MATRICES, DECAYS), (VECTORS, {**SPARED, "lr": 0.2})], "matrices", False, True),
         ([(MATRICES, DECAYS), (VECTORS, {**DECAYS, "lr": 0.2})], "all", False, True),
         ([(MATRICES, DECAYS), (VECTORS, DECAYS)], "all", False, False),
