@@ -25,9 +25,10 @@ from bridge.grid import Grid
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridge.trace.causes import Diagnosis, Setting
+    from bridge.trace.causes import Diagnosis
     from bridge.trace.comparison import Comparison
     from bridge.trace.run import Entry, Run
+    from bridge.trace.settings import Setting
     from bridge.trace.summary import Summary
     from bridge.trace.verdicts import Line
 

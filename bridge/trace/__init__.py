@@ -11,8 +11,8 @@ from bridge.plan import Debug
 
 if TYPE_CHECKING:
     from bridge.trace.desync import Policy
+    from bridge.trace.filter import Filter
     from bridge.trace.keeping import Keep
-    from bridge.trace.layer_log import Filter
     from bridge.trace.source import Source
     from bridge.trace.tracer import Observer, Tracer
 
@@ -57,11 +57,12 @@ def attach(
     Raises `BridgeError` for what cannot be attached, with the reason.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
+    from bridge.trace.filter import Filter
     from bridge.trace.findings import Findings
     from bridge.trace.invariants import Invariants
     from bridge.trace.invariants.masters import Masters
     from bridge.trace.keeping import Keep
-    from bridge.trace.layer_log import Filter, LayerLog
+    from bridge.trace.layer_log import LayerLog
     from bridge.trace.log import Log
     from bridge.trace.module import ModuleSource
     from bridge.trace.running import mark
@@ -77,9 +78,10 @@ def attach(
     folder = Path(run or "trace") if logged or run is not None else None
     if logged and folder is not None:
         keep, world = keep or Keep(), source.comm.mesh.world
-        about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about()}
+        chosen = filter or Filter()
+        about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about(), **chosen.about()}
         log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
-        observers.append(LayerLog(source, debug, log, filter or Filter(), keep))
+        observers.append(LayerLog(source, debug, log, chosen, keep))
     watched = logged or bool(debug.tensor_parallel)
     ended = mark(folder) if folder is not None and watched and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)

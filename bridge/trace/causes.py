@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from math import prod, sqrt
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bridge.trace.case import Case, key_of, pair_of
 from bridge.trace.patterns import CLOSE, TINY, scaled
 from bridge.trace.record import PHASES, Name
+from bridge.trace.settings import Setting, values_of
 
 if TYPE_CHECKING:
     from bridge.trace.comparison import Comparison
-    from bridge.trace.run import Entry, Run
+    from bridge.trace.run import Run
     from bridge.trace.verdicts import Line
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting that two runs do not have alike; None where one does not have it. A `layout` changes who computes what."""
-
-    path: str
-    first: Any
-    second: Any
-    layout: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.first} in A, {self.second} in B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,182 +31,6 @@ class Diagnosis:
     claim: str
     evidence: tuple[str, ...]
     next: str
-
-
-# Settings
-
-LAYOUT = ("parallel.", "batch.", "zero.", "schedule.", "stages.", "recompute.", "debug.", "accumulation", "zero_optimization.")
-"""What begins so says who computes what, or what is logged."""
-SPEED = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "decoupled_weight_decay", "param_names")
-"""Settings of torch's optimizers that are no numbers of the update, or follow from its class."""
-SHARED: Mapping[str, tuple[str, ...]] = {
-    "optimizer": ("optimizer.name", "optimizer"),
-    "learning rate": ("optimizer.lr", "group 0.lr", "optimizer.optimizer.lr"),
-    "betas": ("optimizer.betas", "group 0.betas"),
-    "eps": ("optimizer.eps", "group 0.eps", "optimizer.adam_eps"),
-    "weight decay": ("optimizer.weight_decay", "group 0.weight_decay"),
-    "momentum": ("optimizer.momentum", "group 0.momentum"),
-}
-"""What engines have in common, with its name in each."""
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """The settings that two runs' heads do not have alike: all of them for one engine, those that both have for two."""
-    ours, theirs = (_values(about.get("settings", {})) for about in (first, second))
-    alike = set(ours) & set(theirs)
-    if len(alike) * 2 < max(len(ours), len(theirs), 1):
-        ours, theirs = _shared(ours), _shared(theirs)
-        pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
-    else:
-        pairs = [(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))]
-    found = [Setting(name, one, other, name.startswith(LAYOUT)) for name, one, other in pairs if not _same(one, other)]
-    if first.get("mesh", {}) != second.get("mesh", {}):
-        found.append(Setting("ranks", _told(first), _told(second), True))
-    if sorted(first.get("formats", ())) != sorted(second.get("formats", ())):
-        found.append(Setting("number formats", ", ".join(first.get("formats", ())), ", ".join(second.get("formats", ()))))
-    return tuple(sorted(found, key=lambda setting: setting.layout))
-
-
-def _told(about: Mapping[str, Any]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in about.get("mesh", {}).items() if size > 1) or "one"
-
-
-def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _value(value) for name, value in settings.items() if name.rpartition(".")[2] not in SPEED}
-
-
-def _value(value: Any) -> Any:
-    """A number or a list that was written as text, as what it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
-
-
-def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: [settings[key] for key in keys if settings.get(key) is not None] for name, keys in SHARED.items()}
-    return {name: str(values[0]).lower() if name == "optimizer" else values[0] for name, values in found.items() if values}
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
-
-
-# Causes
-
-
-@dataclass(frozen=True)
-class Case:
-    """The step in which two runs part, as causes are looked for in it."""
-
-    comparison: Comparison
-    first: Line
-
-    @cached_property
-    def lines(self) -> tuple[Line, ...]:
-        """Of that step."""
-        return tuple(line for line in self.comparison.lines if line.name.step == self.first.name.step)
-
-    def of(self, phase: str, kind: str | None = None) -> list[Line]:
-        """Those of a phase."""
-        return [line for line in self.lines if line.name.phase == phase and kind in (None, line.name.kind)]
-
-    def agree(self, phase: str, kind: str, words: str) -> str | None:
-        """That all of a phase and kind agree, in words; None if they do not, or none was logged in both."""
-        measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
-        if not measured or any(line.is_fault for line in self.of(phase, kind)):
-            return None
-        return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
-
-    @cached_property
-    def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Of the step, in both runs; in A as the one rank logged it that alone differs, if one does."""
-        step = self.first.name.step
-        return _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
-
-    @property
-    def rank(self) -> int | None:
-        """The only rank of A whose copy differs; None if there are others."""
-        return self.first.ranks[0] if len(self.first.ranks) == 1 else None
-
-    @cached_property
-    def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Of the last step before that both have tensors of."""
-        steps = sorted(set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True)
-        for step in (step for step in steps if step < self.first.name.step):
-            found = _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
-            if found[0] and found[1]:
-                return found
-        return {}, {}
-
-    def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
-        """Samples of both."""
-        return _pair(self.entries[0].get(_key(name)), self.entries[1].get(_key(name)))
-
-    def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What the update added to the samples of a weight in both runs, and B's weight before it."""
-        after, at = self.pair(name), (_key(name._replace(phase=phase)) for phase in ("update", "init"))
-        place = next((key for key in (_bare(key) for key in at) if key in self._last), None)
-        old = None if place is None else self._last[place]
-        if after is None or old is None or old[0].shape != after[0].shape:
-            return None
-        return after[0] - old[0], after[1] - old[1], old[1]
-
-    @cached_property
-    def _last(self) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
-        pairs = ((_bare(name), _pair(entry, self.before[1].get(name))) for name, entry in self.before[0].items() if _kept(name))
-        return {name: pair for name, pair in pairs if pair is not None}
-
-    @property
-    def settings(self) -> list[Setting]:
-        """Those that differ and are no layout."""
-        return [setting for setting in self.comparison.settings if not setting.layout]
-
-    def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
-        """The factor by which A's values are B's in all of these tensors, and how many there are; None if there is none."""
-        found = []
-        for line in lines:
-            both = self.changes(line.name) if change else self.pair(line.name)
-            if both is None or not both[1].any():
-                continue
-            factor, rest = scaled(both[0], both[1])
-            if rest > CLOSE:
-                return None
-            found.append(factor)
-        if not found or max(abs(factor - median(found)) for factor in found) > CLOSE * abs(median(found)):
-            return None
-        return median(found), len(found)
-
-
-def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
-    """By name, with the copies of that rank where it has others than the first."""
-    found = {}
-    for entry in run.entries(step):
-        copies = (copy for part, copy in entry.copies() if part.rank == rank) if rank is not None else iter(())
-        found[_key(entry.name)] = next(copies, entry)
-    return found
-
-
-def _key(name: Name) -> Name:
-    return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
-
-
-def _bare(name: Name) -> tuple[str, str]:
-    return name.kind, name.tensor
-
-
-def _kept(name: Name) -> bool:
-    return name.kind == "weight"
-
-
-def _pair(one: Entry | None, other: Entry | None) -> tuple[Tensor, Tensor] | None:
-    if one is None or other is None or one.samples is None or other.samples is None or one.samples.shape != other.samples.shape:
-        return None
-    return one.samples, other.samples
 
 
 Found = tuple[str, list[str]]
@@ -277,14 +89,18 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
+    """Which other weight of its run it is a copy of, that the other run has too, and the layer that it belongs to."""
     side = 0 if line.verdict == "only in A" else 1
-    entries = case.entries[side]
-    own = entries.get(_key(line.name))
-    if own is None or len(own.shape) < 2:
+    entries, other = case.entries[side], case.comparison.second if side == 0 else case.comparison.first
+    own = entries.get(key_of(line.name))
+    if own is None or len(own.shape) < 2 or own.summary is None or own.summary.low == own.summary.high:
+        return ""
+    if line.name.layer not in other.layers:
         return ""
     for name, entry in entries.items():
-        if entry is not own and entry.shape == own.shape and entry.summary == own.summary:
-            return f"it has the same values as {name.tensor} before the first step"
+        if entry is not own and name in case.entries[1 - side] and entry.shape == own.shape and entry.summary == own.summary:
+            told = f"it has the same values as {name.tensor} before the first step"
+            return f"{told}; the other run has {line.name.layer}, and not it"
     return ""
 
 
@@ -292,7 +108,8 @@ def _inputs(case: Case) -> Found | None:
     lines = [line for line in case.of("forward", "input") if line.is_fault]
     if not lines or case.first.name.kind != "input":
         return None
-    return "the runs are given other data", [f"{lines[0].name} differs: {lines[0].cause or lines[0].verdict}"]
+    told = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
+    return "the runs are given other data", told
 
 
 def _on(case: Case) -> str:
@@ -326,15 +143,19 @@ def _evaluated(case: Case) -> Found | None:
     verdicts = {line.verdict for line in lines}
     if len(verdicts) != 1 or not verdicts <= {"only in A", "only in B"}:
         return None
-    label = "A" if verdicts == {"only in B"} else "B"
-    return f"{label} runs no layer in training mode in step {case.first.name.step}: evaluation, or a step too many", [
-        f"all {len(lines)} outputs of layers are {case.first.verdict}, and both runs logged them in the step before"
+    label, side = ("A", 0) if verdicts == {"only in B"} else ("B", 1)
+    last = max((name.step for name in case.before[side] if (name.phase, name.kind) == ("forward", "output")), default=None)
+    if last is None:
+        return None
+    what = f"{label} runs no layer in training mode in step {case.first.name.step}"
+    return f"{what}: evaluation, a step too many, or another copy of the model", [
+        f"all {len(lines)} outputs of layers are {case.first.verdict}, and both runs logged some in step {last}"
     ]
 
 
 def _skipped(case: Case) -> Found | None:
     """Some ranks did not run a layer that others ran."""
-    name, entry = case.first.name, case.entries[0].get(_key(case.first.name))
+    name, entry = case.first.name, case.entries[0].get(key_of(case.first.name))
     if entry is None or not entry.missing or not name.layer:
         return None
     here = {part.rank for part in (*entry.parts, *entry.replicas)}
@@ -355,37 +176,68 @@ def _layer(case: Case) -> Found | None:
     inputs = [line for line in before if line.verdict in ("equal", "rounding")]
     if not inputs:
         return None
-    where = _on(case)
+    between = [layer for layer in case.unwatched("forward", "output") if case.places.get(layer, 0) < case.places[name.layer]]
+    after = max((case.places.get(line.name.layer, -1) for line in inputs), default=-1)
+    hidden = sorted((layer for layer in between if case.places.get(layer, 0) > after), key=lambda layer: case.places[layer])
     evidence = [f"what runs before it agrees to {max(line.distance for line in inputs):.1g} ({len(inputs)} tensors)"]
-    evidence += ["weights agreed after the step before" if name.step > 1 else "weights agreed before the first step"]
+    step, weights = case.weights(name.layer)
+    sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
+    if sure:
+        when = f"after step {step}" if step else "before the first step"
+        whose = "its" if weights[0].name.layer == name.layer else "all"
+        evidence.append(f"{whose} weights agreed {when} ({len(weights)} tensors)")
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
         return "the runs take the same samples in another order", evidence
-    what = "its code, its number format, its random numbers, or weights that were changed after an update"
-    return f"{name.layer} itself computes something else{where}: {what}", evidence
+    own = "weights that were changed after an update" if sure else "its weights, of which the logs do not show that they agree"
+    ways = f"by its code or settings, its number format, its random numbers, {own}, or what the model's own code gives it"
+    if hidden:
+        evidence.append(f"of {_names(hidden)}, which run before it, the logs have nothing to compare")
+        return f"{name.layer}, or one of {_names(hidden)} before it, is the first to give something else{_on(case)}", evidence
+    return f"{name.layer} is the first to give something else{_on(case)}: {ways}", evidence
+
+
+def _names(layers: Sequence[str]) -> str:
+    return ", ".join(layers[:3]) + f" and {len(layers) - 3} more" * (len(layers) > 3)
 
 
 def _loss(case: Case) -> Found | None:
+    name = case.first.name
+    lines = [line for line in case.of("backward") if line.verdict != "unseen" and line.name.microbatch == name.microbatch]
+    which = "" if name.microbatch is None else f" in microbatch {name.microbatch}"
     forward = case.agree("forward", "output", "outputs of all layers")
-    lines = [line for line in case.of("backward") if line.verdict != "unseen"]
-    if forward is None or not lines:
+    if forward is None or not lines or case.unwatched("forward", "output"):
         return None
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
-        return f"the loss that backward starts from is {found[0]:.6g} times B's{_counted(case, found[0])}", [
-            forward,
-            f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)",
-        ]
+        same = [forward, f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)"]
+        what = f"the loss that backward starts from is {found[0]:.6g} times B's{which}{_on(case)}"
+        after = case.agree("reduce", "gradient", "gradients")
+        if after:
+            return f"{what}, which is taken back before the update: a loss scale", [*same, after]
+        return f"{what}{_counted(case, found[0])}", same
+    hidden = [layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)]
     weighed = _weighed(case, lines[0])
     if weighed and case.first is lines[0]:
         return weighed[0], [forward, *weighed[1]]
+    layer = name.layer
+    if hidden and not any(line is not case.first and _later(case, line.name.layer) for line in lines):
+        told = f"of {_names(hidden)}, which run after it, the logs have no gradients to compare"
+        return f"the loss, its targets, or the backward pass of {layer} or what runs after it is another one", [forward, told]
     if case.first is lines[0]:
-        evidence = [forward, "gradients differ from the last layer on"]
-        return f"the loss, its targets, or the backward pass of {case.first.name.layer} is another one", evidence
-    return f"the backward pass of the layers up to {case.first.name.layer} computes something else", [
+        return f"the loss, its targets, or the backward pass of {layer} is another one{which}", [
+            forward,
+            "gradients differ from the last layer on",
+        ]
+    return f"the backward pass of the layers up to {layer} computes something else", [
         forward,
-        f"gradients agree from the last layer to the one after {case.first.name.layer}",
+        f"gradients agree from the last layer to the one after {layer}",
     ]
+
+
+def _later(case: Case, layer: str) -> bool:
+    """Whether a layer runs after the one at which the runs part."""
+    return case.places.get(layer, -1) > case.places.get(case.first.name.layer, -1)
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
@@ -394,6 +246,8 @@ def _weighed(case: Case, line: Line) -> Found | None:
     if pair is None:
         return None
     counted = pair[1].abs() > 1e-4 * float(pair[1].abs().max())
+    if bool((pair[0][pair[1] == 0] != 0).any()):
+        return None  # what does not count in B does in A
     factors: list[float] = []
     for ratio in (pair[0][counted] / pair[1][counted]).tolist():
         if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
@@ -402,7 +256,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
     told = ", ".join(f"{factor:.4g}" for factor in factors)
-    what = "A weighs microbatches otherwise than B: a mean over tokens in one, over microbatches in the other"
+    what = "A weighs microbatches otherwise than B, as where one takes a mean over tokens and the other over microbatches"
     return what, [f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"]
 
 
@@ -421,7 +275,8 @@ def _counted(case: Case, factor: float) -> str:
         fits = [what for what, size in counts.items() if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE]
         found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
     one = "" if factor > 1 else "one over "
-    return f", {one}the number of {' or of '.join(found)}: a mean over them is missing or done twice" if found else ""
+    told = f", {one}the number of {' or of '.join(found)}, as a mean over them makes it that is missing or done twice"
+    return told if found else ""
 
 
 def _gradients(case: Case) -> Found | None:
@@ -431,10 +286,17 @@ def _gradients(case: Case) -> Found | None:
         return None
     backward = case.agree("backward", "input gradient", "gradients of activations") or case.agree("forward", "output", "outputs")
     evidence = [backward] if backward else []
+    only = {line.verdict for line in faults}
+    if len(only) == 1 and only <= {"only in A", "only in B"} and not case.first.ranks:
+        label = case.first.verdict[-1]
+        what = f"{_some([line.name for line in faults])} are trained in {label} alone"
+        evidence.append(f"{len(faults)} of {len(lines)} gradients are {case.first.verdict}")
+        return f"{what}: frozen in the other run, or not in its model", evidence
     pairs = {line.name: case.pair(line.name) for line in faults}
     zeros = [name for name, pair in pairs.items() if pair and not pair[0].any()]
     if zeros and len(zeros) == len(faults):
-        all_of = len([line for line in lines if line.is_fault or line.distance == 0]) == len(lines)
+        every = [case.pair(line.name) for line in lines]
+        all_of = all(pair is None or not pair[0].any() for pair in every)
         what = "no gradient is left when the step begins" if all_of else f"{_some(zeros)} get no gradient"
         return what, [*evidence, f"in A {len(zeros)} of {len(lines)} gradients are all zeros, in B they are not"]
     stale = _stale(case, faults)
@@ -445,21 +307,28 @@ def _gradients(case: Case) -> Found | None:
         clipped = _clipped(case)
         if clipped:
             return clipped[0], [*evidence, *clipped[1]]
-        return f"all gradients are {found[0]:.6g} times B's{_counted(case, found[0])}", [
+        return f"all gradients are {found[0]:.6g} times B's{_on(case)}{_counted(case, found[0])}", [
             *evidence,
             f"every gradient is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
     lost = [name for name, pair in pairs.items() if pair and _zeroed(*pair)]
     if lost and len(lost) == len(faults):
-        return f"some elements of {_some(lost)} are set to zero after backward", [*evidence, "all other sampled elements agree"]
+        what = f"some elements of the gradients of {_some(lost)} are zero in A alone: dropped, or never computed"
+        return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
-        where = _on(case)
-        return f"the gradients of {_some([line.name for line in faults])} alone are not put together as in B{where}", [
-            *evidence,
-            f"{agreeing} of {len(lines)} gradients agree",
-        ]
+        ways = "computed, put together over ranks, or changed" if _several(case) else "computed, added up, or changed"
+        what = f"the gradients of {_some([line.name for line in faults])} alone are {ways} otherwise than in B{_on(case)}"
+        own = case.factors(faults)
+        same = [f"they are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
+        return what, [*evidence, f"{agreeing} of {len(lines)} gradients agree", *same]
     return None
+
+
+def _several(case: Case) -> bool:
+    """Whether either run has more than one rank."""
+    runs = case.comparison.first, case.comparison.second
+    return any(size > 1 for run in runs for size in run.about.get("mesh", {}).values())
 
 
 NEAR = 8
@@ -474,17 +343,26 @@ def _clipped(case: Case) -> Found | None:
     norms = [[_norm(run, step) for step in steps] for run in runs]
     if len(steps) < 2 or not all(map(all, norms)):
         return None
-    bounds = [_middle(found) for found in norms]
+    bounds = [_middle(found) if _varied(run, steps) else 0.0 for run, found in zip(runs, norms, strict=True)]
     told = [f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}" for label, found in zip("AB", norms, strict=True)]
-    evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, {'; '.join(told)}"]
+    evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, of samples that differ, {'; '.join(told)}"]
     if bounds[0] and bounds[1]:
         if abs(bounds[0] - bounds[1]) <= CLOSE * bounds[1]:
             return None  # that is no difference
-        return f"gradients are clipped to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B", evidence
+        return f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B", evidence
     for label, bound in zip("AB", bounds, strict=True):
         if bound:
-            return f"gradients are clipped to a norm of {bound:.4g} in {label} alone", evidence
+            return f"gradients are clipped or normalised to a norm of {bound:.4g} in {label} alone", evidence
     return None
+
+
+def _varied(run: Run, steps: Sequence[int]) -> bool:
+    """Whether each of these steps is given other samples than the one before, as far as the log has them."""
+    found = [
+        [(one.name.tensor, one.name.microbatch, str(one.summary)) for one in run.entries(step) if one.name.kind == "input"]
+        for step in steps
+    ]
+    return all(found) and all(one != other for one, other in pairwise(found))
 
 
 def _norm(run: Run, step: int) -> float:
@@ -506,7 +384,7 @@ def _coarse(case: Case) -> Found | None:
             short = [_is_short(pair[side], dtype) and not _is_short(pair[1 - side], dtype) for pair in pairs]
             near = [float((pair[0] - pair[1]).norm()) < 2 * CLOSE * float(pair[1].norm()) for pair in pairs]
             if len(short) > 1 and all(short) and all(near):
-                what = f"{label}'s gradients are numbers of {kind}: they were reduced, or added up, in it"
+                what = f"{label}'s gradients are numbers of {kind}: they were computed, reduced or added up in it"
                 return what, [f"all samples of {len(short)} gradients have no more digits than {kind}, in the other run they do"]
     return None
 
@@ -519,7 +397,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
     worst, number = 0.0, 0
     for line in faults:
         pair = case.pair(line.name)
-        old = _pair(*(entries.get(_key(line.name._replace(step=case.first.name.step - 1))) for entries in case.before))
+        old = pair_of(*(entries.get(key_of(line.name._replace(step=case.first.name.step - 1))) for entries in case.before))
         if pair is None or old is None or old[0].shape != pair[0].shape or not old[0].any():
             continue
         rest = float((pair[0] - pair[1] - old[0]).norm()) / max(float(old[0].norm()), TINY)
@@ -548,29 +426,39 @@ def _update(case: Case) -> Found | None:
     if still and len(still) == len(faults):
         what = "nothing is updated" if len(still) == len(lines) else f"{_some(still)} are not updated"
         return what, [*evidence, f"in A {len(still)} of {len(lines)} weights stay as they were, in B they change"]
+    if not told:
+        return None
     decay = _decay(case, faults)
-    if decay and told:
-        return f"weight decay differs{_decayed(case)}", [*evidence, decay, *map(str, case.settings[:3])]
-    settings = [setting for setting in case.settings if any(word in setting.path for word in UPDATING)]
+    if decay:
+        return f"weight decay differs: {decay[0]}", [*evidence, *decay[1]]
+    named = [setting for setting in case.settings if not setting.path.startswith("number format")]
+    settings = [setting for setting in named if any(word in setting.path for word in UPDATING)]
     found = case.factors(lines, change=True)
-    if found and told and abs(found[0] - 1) > CLOSE:
+    if found and abs(found[0] - 1) > CLOSE:
         same = [f"every update is {found[0]:.6g} times B's ({found[1]} tensors)"]
         rate = next((setting for setting in settings if _is_rate(setting, found[0])), None)
         if rate:
             return f"the learning rate differs: {rate.first}, {rate.second}", [*evidence, *same, str(rate)]
-        return f"updates are {found[0]:.6g} times B's: learning rate or clipping", [*evidence, *same]
-    if settings and told:
+        known = case.agree("reduce", "state", "learning rates")
+        ways = "clipping in the optimizer" if known else "learning rate or clipping"
+        what = f"updates are {found[0]:.6g} times B's{_on(case)}: {ways}, or more steps than one"
+        return what, [*evidence, *same, *filter(None, [known])]
+    if settings and 2 * len(faults) > len(lines):
         what = "; ".join(map(str, settings[:3]))
-        return f"the optimizers' settings differ: {what}", [*evidence, f"{len(faults)} updates differ"]
-    if told and case.first.ranks:
-        return f"the optimizer of rank {', '.join(map(str, case.first.ranks))} does something else", evidence
+        return f"the optimizers' settings differ: {what}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
+    if case.first.ranks:
+        what = f"the update of rank {', '.join(map(str, case.first.ranks))} is another one"
+        return f"{what}: its optimizer, or a change of its weights beside it", evidence
+    if len(faults) < len(lines):
+        what = f"{_some([line.name for line in faults])} alone change otherwise than in B"
+        shares = _shares(case, faults)
+        same = [f"their updates differ by {median(shares):.3g} of the weights themselves"] if shares else []
+        return f"{what}: by settings of their own, or by a change beside the update", [
+            *evidence,
+            f"{len(lines) - len(faults)} of {len(lines)} weights agree",
+            *same,
+        ]
     return None
-
-
-def _decayed(case: Case) -> str:
-    """The values, where settings tell them."""
-    found = [setting for setting in case.settings if setting.path.endswith(("weight_decay", "weight decay"))]
-    return "".join(f": {setting.first} in A, {setting.second} in B" for setting in found[:1])
 
 
 def _is_rate(setting: Setting, factor: float) -> bool:
@@ -579,17 +467,55 @@ def _is_rate(setting: Setting, factor: float) -> bool:
     return isinstance(setting.second, int | float) and abs(setting.first / max(setting.second, TINY) - factor) <= CLOSE * factor
 
 
-def _decay(case: Case, faults: Sequence[Line]) -> str:
+def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
+    """Both runs' decays, where they differ by what updates differ by: so much of each weight, as rate times decay makes it."""
+    shares, decays = _shares(case, faults), [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)]
+    rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")} | _rates(case)
+    if not shares or decays[0] == decays[1] or max(shares) - min(shares) > 10 * CLOSE * max(map(abs, shares)):
+        return None
+    share, known = median(shares), {*decays[0], *decays[1], 0.0}
+    steps = {rate * (one - other): (rate, one, other) for rate in rates for one in known for other in known}
+    fitting = next((step for wanted, step in steps.items() if abs(wanted + share) <= 10 * CLOSE * abs(share)), None)
+    if fitting is None:
+        return None
+    rate, one, other = fitting
+    names = (" and ".join(map(str, sorted(found, reverse=True))) or "none" for found in decays)
+    words = dict(zip("AB", names, strict=True))
+    return f"{words['A']} in A, {words['B']} in B", [
+        f"updates differ by {share:.3g} of the weights themselves ({len(shares)} tensors)",
+        f"a learning rate of {rate:g} and decays of {one:g} and {other:g} make {-rate * (one - other):.3g}",
+    ]
+
+
+def _runs(case: Case) -> tuple[Run, Run]:
+    return case.comparison.first, case.comparison.second
+
+
+def _numbers_of(run: Run, *names: str) -> set[float]:
+    """The values of a setting in all groups of a run."""
+    settings = values_of(run.about.get("settings", {}))
+    found = (value for path, value in settings.items() if path.endswith(names))
+    return {float(value) for value in found if isinstance(value, int | float)}
+
+
+def _rates(case: Case) -> set[float]:
+    """Learning rates that the step was logged with."""
+    pairs = (case.pair(line.name) for line in case.of("reduce", "state") if line.name.tensor.endswith(("learning rate", "lr")))
+    return {float(value) for pair in pairs if pair for values in pair for value in values.tolist()}
+
+
+def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
+    """By how much of each weight its updates differ; empty where they differ by anything else."""
     shares = []
     for line in faults:
         found = case.changes(line.name)
         if found is None or not found[2].any():
-            return ""
+            return []
         share, rest = scaled(found[0] - found[1], found[2])
         if rest > 5 * CLOSE or not share:
-            return ""
+            return []
         shares.append(share)
-    return f"updates differ by {median(shares):.3g} of the weights themselves ({len(shares)} tensors)" if shares else ""
+    return shares
 
 
 def _state(case: Case) -> Found | None:

@@ -130,6 +130,8 @@ class Comparer:
         self._seen: tuple[set[Section], set[Section]] = set(), set()
         self._before: dict[tuple[str, str], Floats] = {}
         self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
+        self.formats: dict[str, tuple[Name, str, str]] = {}
+        """By kind: the first tensor that the runs have in other number formats, and these."""
 
     def step(self, step: int) -> list[Line]:
         """Every tensor of a step, in order of execution."""
@@ -166,10 +168,16 @@ class Comparer:
         if key not in self._known:
             partial = any(run.keep.get("ranks") for run in self.runs)
             pairing, run = Pairing(self.runs[0], patterns, partial), self.runs[0]
+            self._format(pairing)
             if len(self._known) > MOST:
                 self._known.clear()
             self._known[key] = pairing, Half(pairing.early, pairing, run, False), Half(pairing.late, pairing, run, True)
         return self._known[key]
+
+    def _format(self, pairing: Pairing) -> None:
+        for one, other in (*pairing.early.tensors, *pairing.late.tensors):
+            if one.first.dtype != other.first.dtype:
+                self.formats.setdefault(one.name.kind, (one.name, one.first.dtype, other.first.dtype))
 
     def _half(
         self,
@@ -294,11 +302,13 @@ class Comparer:
         return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
 
     def _unseen(self, name: Name) -> bool:
-        """Whether a tensor is one that only one of the runs could log, or was asked to: of a layer that a compiler hides, or of a
-        kind of which the other has logged nothing so far.
+        """Whether a tensor is one that only one of the runs could log, or was asked to: of a layer that a compiler hides or a
+        filter leaves out, or of a kind of which the other has logged nothing so far.
         """
         both = self._seen[0] & self._seen[1]
-        return section(name) not in both or name.kind == "input" or (name.phase in RUNNING and name.layer in self._hidden)
+        chosen = all(run.filter.takes(name) for run in self.runs)
+        inside = name.phase in RUNNING and name.layer in self._hidden
+        return section(name) not in both or name.kind == "input" or inside or not chosen
 
 
 MOST = 64

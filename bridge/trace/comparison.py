@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bridge.errors import BridgeError
-from bridge.trace.causes import Diagnosis, Setting, diagnosed, differences
+from bridge.trace.causes import Diagnosis, diagnosed
 from bridge.trace.comparing import Comparer
 from bridge.trace.run import Run
+from bridge.trace.settings import Setting, differences
 from bridge.trace.verdicts import Line, share
 from bridge.underway import counted
 
@@ -24,11 +25,13 @@ class Comparison:
     lines: tuple[Line, ...]
     left: tuple[int, ...] = ()
     """Steps that were left out, after the first that differs."""
+    formats: tuple[Setting, ...] = ()
+    """Number formats in which the runs have the first tensor of a kind, where these differ."""
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
         """The settings that the runs do not have alike."""
-        return differences(self.first.about, self.second.about)
+        return (*differences(self.first.about, self.second.about), *self.formats)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -76,8 +79,13 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None, every: 
         found = comparer.step(step)
         lines += found
         if not every and any(line.is_fault for line in found):
-            return Comparison(first, second, tuple(lines), tuple(ordered[at + 1 :]))
-    return Comparison(first, second, tuple(lines))
+            return Comparison(first, second, tuple(lines), tuple(ordered[at + 1 :]), _formats(comparer))
+    return Comparison(first, second, tuple(lines), formats=_formats(comparer))
+
+
+def _formats(comparer: Comparer) -> tuple[Setting, ...]:
+    names = {kind: f"number format, {kind} of {name.layer or 'the model'}" for kind, (name, *_) in comparer.formats.items()}
+    return tuple(Setting(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items())
 
 
 def _told(steps: Sequence[int]) -> str:

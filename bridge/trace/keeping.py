@@ -15,7 +15,9 @@ from bridge.trace.gathering import gathered
 
 if TYPE_CHECKING:
     from bridge.trace.log import Seen
+    from bridge.trace.record import Record
 
+OWNED = ("weight", "gradient", "moment", "buffer")
 INSIDE = ("tensor", "pipeline")
 """Axes along which ranks hold different parts."""
 
@@ -37,7 +39,11 @@ class Keep:
 
     def takes(self, step: int, rank: int) -> bool:
         """Whether that rank's tensors of a step are kept, as long as there is room."""
-        return step % self.every == 0 and (not self.ranks or rank in self.ranks)
+        return self.fits(step) and (not self.ranks or rank in self.ranks)
+
+    def fits(self, step: int) -> bool:
+        """Whether some rank's tensors of a step are to be kept."""
+        return step % self.every == 0
 
     def share(self, world: int) -> int | None:
         """The bytes of one rank."""
@@ -64,19 +70,24 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}
     if group.size == 1:
         return set()
-    alike = [at for at, part in enumerate(seen) if several <= set(part.record.placement.replicas)]
-    names = _number(repr([(seen[at].record.name, seen[at].record.placement) for at in alike]).encode())
-    heads = gathered(comm, "log head", torch.tensor([len(alike), names]), group).tolist()
-    most = max(count for count, _ in heads)
-    if not most:
+    own = f"of rank {comm.rank}"
+    alike = [at for at, part in enumerate(seen) if several <= set(part.record.placement.replicas) or _whole(part.record, own)]
+    sizes = gathered(comm, "log head", torch.tensor([len(alike)]), group).view(-1).tolist()
+    if not max(sizes):
         return set()
-    own = torch.zeros(most, dtype=torch.int64)
-    own[: len(alike)] = torch.tensor([_digest(seen[at]) for at in alike], dtype=torch.int64)
-    rows = gathered(comm, "log digests", own, group)
-    first = next(rank for rank, (count, _) in enumerate(heads) if count)
-    if first == group.index or heads[first] != heads[group.index]:
-        return set()
-    return {at for at, same in zip(alike, (rows[first] == own).tolist(), strict=False) if same}
+    digests = torch.zeros(max(sizes), 2, dtype=torch.int64)
+    for row, at in enumerate(alike):
+        record = seen[at].record
+        name = repr((record.name, record.microbatch, record.placement))
+        digests[row] = torch.tensor([_number(name.encode()), _digest(seen[at])])
+    rows = gathered(comm, "log digests", digests, group).tolist()
+    earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}
+    return {at for at, row in zip(alike, rows[group.index], strict=False) if tuple(row) in earlier}
+
+
+def _whole(record: Record, own: str) -> bool:
+    """Whether it is all of what belongs to a parameter or buffer: engines put it together of parts on each rank."""
+    return record.name.kind in OWNED and record.placement.complete and not record.name.tensor.endswith(own)
 
 
 def _digest(part: Seen) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from bridge.plan import Debug
+from bridge.trace.filter import Filter
+from bridge.trace.gathering import gathered
 from bridge.trace.keeping import Keep, again
 from bridge.trace.log import Log
 from bridge.trace.memory import memory
@@ -20,23 +23,6 @@ from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
 
 RATE = "learning rate"
 """What sources call it among their state."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """What is logged: layers whose name contains one of `layers`, kinds, and steps of a window; empty means all."""
-
-    layers: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    steps: range | None = None
-
-    def takes(self, name: Name) -> bool:
-        """Whether `name` passes."""
-        return (
-            (not self.layers or any(part in name.layer for part in self.layers))
-            and (not self.kinds or name.kind in self.kinds)
-            and (self.steps is None or name.step in self.steps)
-        )
 
 
 @dataclass
@@ -56,7 +42,19 @@ class LayerLog:
     @property
     def alone(self) -> bool:
         """Whether it asks other ranks for nothing, as parameters hold their own gradients."""
-        return bool(getattr(self.source, "plain", False))
+        return bool(getattr(self.source, "plain", False)) and self._at_hand
+
+    @property
+    def _at_hand(self) -> bool:
+        """Whether looking at what a rank holds moves nothing between ranks."""
+        return bool(getattr(self.source, "at_hand", False))
+
+    def _looks(self, step: int) -> bool:
+        """Whether this rank has to look at what it holds: for its own log, or for that of a rank which cannot without it."""
+        if self._at_hand or not self.keep.fits(step):
+            return self._kept(step)
+        comm = self.source.comm
+        return bool(gathered(comm, "log keeps", torch.tensor([int(self._kept(step))]), comm.world).any())
 
     def wants(self, kind: str) -> bool:
         """See `Observer`."""
@@ -90,18 +88,19 @@ class LayerLog:
     def reached(self, moment: Moment | None) -> None:
         """See `Observer`."""
         step = self.source.now().step
+        looks = moment != "ended" and self._looks(step - (moment is None))
         if moment is None:
-            self._held("init", step - 1, "weight", self.debug.param_init)
-            self._held("init", step - 1, "buffer", self.debug.param_init)
+            self._held("init", step - 1, "weight", self.debug.param_init, looks)
+            self._held("init", step - 1, "buffer", self.debug.param_init, looks)
             self._forget()
             self.log.write(step - 1)
         elif moment == "reduced":
-            self._held("reduce", step, "gradient", self.debug.all_param_gradients)
-            self._held("reduce", step, "shard", self.debug.param_gradients)
+            self._held("reduce", step, "gradient", self.debug.all_param_gradients, looks)
+            self._held("reduce", step, "shard", self.debug.param_gradients, looks)
             self._rate(step)
         elif moment == "updated":
-            self._held("update", step, "weight", self.debug.param_update)
-            self._held("update", step, "buffer", self.debug.param_update)
+            self._held("update", step, "weight", self.debug.param_update, looks)
+            self._held("update", step, "buffer", self.debug.param_update, looks)
         else:
             alone = self.source.now().part is not None and not self._several
             factors = self.source.factors()
@@ -110,8 +109,8 @@ class LayerLog:
             self._several = False
 
     def _forget(self) -> None:
-        """Leave out what another rank logs too, if one copy is enough."""
-        if self.keep.once:
+        """Leave out what another rank logs too, if one copy is enough and ranks still step together."""
+        if self.keep.once and getattr(self.source, "together", True):
             self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
@@ -141,10 +140,10 @@ class LayerLog:
             GRADIENT: self.debug.layer_gradients,
         }.get(kind) or 0
 
-    def _held(self, phase: str, step: int, kind: Kind, level: int | None) -> None:
-        for held in self.source.tensors(kind) if level and self._kept(step) else ():
+    def _held(self, phase: str, step: int, kind: Kind, level: int | None, looks: bool) -> None:
+        for held in self.source.tensors(kind) if level and looks else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
-            if self.filter.takes(name):
+            if self._takes(name):
                 self._add(name, held.local, held.placement, level or 0, None, "parameter" if phase == "reduce" else "own")
 
     def _add(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from bridge.trace import naming
 from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
-from bridge.trace.sharding import Piece, flat_pieces, mesh_of, whole
+from bridge.trace.sharding import Piece, flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, whole
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import recomputing
 
@@ -139,6 +140,11 @@ class ModuleSource:
         """What is called for a forward pass, where hooks on it are no part of what a compiler makes of it."""
         return () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
 
+    @property
+    def entered(self) -> nn.Module:
+        """What a forward pass that begins is one of."""
+        return self.model
+
     strict = False
     """Whether a step never has more passes than `accumulation`; else losses of several forward passes may make one."""
 
@@ -151,6 +157,14 @@ class ModuleSource:
     def plain(self) -> bool:
         """Whether parameters hold their own gradients, as torch leaves them."""
         return True
+
+    @cached_property
+    def at_hand(self) -> bool:
+        """Whether looking at what a rank holds moves nothing between ranks: parts of DTensors lie as boxes, and where torch did
+        not shard the module as a whole, gradients may still have to be summed.
+        """
+        weights = naming.parameters(self.module).values()
+        return all(map(in_boxes, weights)) and (fully_sharded(self.module) or not any(map(is_split, weights)))
 
     @property
     def recomputes(self) -> bool:
@@ -317,9 +331,28 @@ class ModuleSource:
         self._passes += 1
         if self.meeting is not None:
             self.meeting.passed()
-        self._given = tuple(leaf for leaf in tree_leaves((given, dict(named))) if isinstance(leaf, Tensor))
+        leaves = tree_leaves(in_order(self.entered, given, named))
+        self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         for call in self.passing:
             call(given, named)
+
+
+def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    """What a module is called with, in the order in which its forward declares it, whether by place or by name."""
+    kind: Any = type(module)
+    try:
+        declared = _signature(kind)
+        found = declared.bind_partial(module, *given, **named).arguments
+    except (TypeError, ValueError):  # it takes something else, as its own error will say
+        return [*given, *(named[name] for name in sorted(named))]
+    open_ = {name for name, parameter in declared.parameters.items() if parameter.kind is Parameter.VAR_KEYWORD}
+    values = [sorted(value.items()) if name in open_ else value for name, value in found.items()]
+    return values[1:]
+
+
+@lru_cache
+def _signature(kind: Any) -> Signature:
+    return signature(kind.forward)
 
 
 def ranks_of(module: nn.Module) -> Comm:

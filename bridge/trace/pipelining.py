@@ -82,6 +82,11 @@ class PipelineSource(ModuleSource):
         stage._forward_metadata_inference = trial
 
     @property
+    def entered(self) -> nn.Module:
+        """See `ModuleSource`."""
+        return naming.unwrapped(self.stages[self._running].submod)
+
+    @property
     def trains(self) -> bool:
         """See `ModuleSource`."""
         return any(stage.submod.training for stage in self.stages)

@@ -20,6 +20,7 @@ from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state.digests import digest_of
+from bridge.trace.filter import Filter
 from bridge.trace.keeping import notes
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
@@ -195,7 +196,7 @@ class Run:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What is not in this log, in words."""
-        found, left = notes(self.keep), [step for step in self.steps if step not in self._kept]
+        found, left = [*notes(self.keep), *self.filter.notes()], [step for step in self.steps if step not in self._kept]
         if left:
             budget = f"for its budget of {self.keep.get('budget')} bytes"
             found.append(
@@ -208,6 +209,11 @@ class Run:
         """What of the run was to be logged; empty: all."""
         found = self.about.get("keep", {})
         return found if isinstance(found, Mapping) else {}
+
+    @cached_property
+    def filter(self) -> Filter:
+        """What of the run was chosen to be logged."""
+        return Filter.of(self.about)
 
     @cached_property
     def _kept(self) -> frozenset[int]:

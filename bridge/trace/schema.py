@@ -32,6 +32,16 @@ MOST_LEVEL = 40
 """2^37 samples of a tensor: more than any has elements."""
 
 
+class Chosen(BaseModel):
+    """What of a run was chosen to be logged (`bridge.trace.layer_log.Filter`); steps as a range has them."""
+
+    model_config = ConfigDict(strict=True)
+
+    layers: list[str] = []
+    kinds: list[str] = []
+    steps: tuple[int, int, Annotated[int, Field(ge=1)]] | None = Field(None, strict=False)
+
+
 class Head(BaseModel):
     """What run.json says of all ranks."""
 
@@ -45,6 +55,7 @@ class Head(BaseModel):
     accumulation: Annotated[int, Field(ge=1)] | None = None
     formats: list[str] = []
     settings: dict[str, Any] = {}
+    filter: Chosen = Chosen()
 
 
 @dataclass(frozen=True, slots=True)

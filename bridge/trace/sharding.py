@@ -30,7 +30,7 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     if not found or world == 1:
         return Mesh({"tensor": 1, "data": world})
     device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
-    axes = dict(zip(_axes(device_mesh, _fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True))
+    axes = dict(zip(_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True))
     rest = world // device_mesh.size()
     if rest > 1:
         axes["replica" if "data" in axes else "data"] = axes.get("replica", 1) * rest
@@ -48,7 +48,13 @@ def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
     return found
 
 
-def _fully_sharded(model: nn.Module) -> bool:
+def is_split(tensor: Tensor) -> bool:
+    """Whether torch distributes it as a DTensor."""
+    return isinstance(tensor, DTensor)
+
+
+def fully_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was called on the model or a part of it."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
@@ -63,7 +69,7 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
     """This rank's part of `tensor`, and where it lies. A plain tensor is whole, alike along the axes `others`."""
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
-    if not all(type(placement) in (Shard, Replicate) for placement in tensor.placements):
+    if not in_boxes(tensor):
         gathered: Tensor = tensor.full_tensor()
         return gathered, Placement.full(tuple(gathered.shape))
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -71,6 +77,25 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
     alike = tuple(axis for axis in others if axis not in split) if None not in split else ()
     sizes = sizes if tensor._local_tensor.numel() else tuple(tensor._local_tensor.shape)
     return tensor._local_tensor, Placement.box(tuple(tensor.shape), tuple(offsets), tuple(sizes), alike)
+
+
+def local(tensor: Any) -> Tensor:
+    """What this rank holds of it."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(weight: nn.Parameter) -> Tensor | None:
+    """The gradient of what this rank holds of a weight; None where it has none, or its gradient lies otherwise than it."""
+    found: Any = weight.grad
+    if isinstance(weight, DTensor) and isinstance(found, DTensor):
+        alike = (found.device_mesh, found.placements) == (weight.device_mesh, weight.placements)
+        return found._local_tensor if alike else None
+    return None if isinstance(weight, DTensor) or isinstance(found, DTensor) else found
+
+
+def in_boxes(tensor: Tensor) -> bool:
+    """Whether each rank holds a box of it, so that where that lies is known without the others."""
+    return not isinstance(tensor, DTensor) or all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
 
 
 def _axis(device_mesh: Any, dim: int, comm: Comm) -> str | None:

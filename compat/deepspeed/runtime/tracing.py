@@ -43,6 +43,11 @@ class DeepSpeedSource(ModuleSource):
         """See `ModuleSource`. DeepSpeed moves gradients into buffers of its own."""
         return False
 
+    @property
+    def at_hand(self) -> bool:
+        """See `ModuleSource`. Under ZeRO, DeepSpeed puts parts together between ranks."""
+        return not self.engine.zero_optimization()
+
     def watch(self) -> None:
         """Under ZeRO, gradients are whole where `engine.step` begins, and nowhere else."""
         step = self.engine.step

@@ -1,0 +1,161 @@
+"""Cases: the step in which two runs part, with what their logs show of it, for causes to be looked for in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bridge.trace.patterns import CLOSE, scaled
+from bridge.trace.record import Name
+from bridge.trace.settings import Setting
+
+if TYPE_CHECKING:
+    from bridge.trace.comparison import Comparison
+    from bridge.trace.run import Entry, Run
+    from bridge.trace.verdicts import Line
+
+
+@dataclass(frozen=True)
+class Case:
+    """The step in which two runs part, as causes are looked for in it."""
+
+    comparison: Comparison
+    first: Line
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Of that step."""
+        return tuple(line for line in self.comparison.lines if line.name.step == self.first.name.step)
+
+    def of(self, phase: str, kind: str | None = None) -> list[Line]:
+        """Those of a phase."""
+        return [line for line in self.lines if line.name.phase == phase and kind in (None, line.name.kind)]
+
+    def agree(self, phase: str, kind: str, words: str) -> str | None:
+        """That all of a phase and kind agree, in words; None if they do not, or none was logged in both."""
+        measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
+        if not measured or any(line.is_fault for line in self.of(phase, kind)):
+            return None
+        return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
+
+    def unwatched(self, phase: str, kind: str) -> set[str]:
+        """Layers of which nothing of that phase and kind could be compared in the step, where a log has not all of a run."""
+        runs = self.comparison.first, self.comparison.second
+        part = any(run.keep.get("ranks") or run.about.get("filter") or run.about.get("hidden") for run in runs)
+        lines = self.of(phase, kind)
+        unseen = {line.name.layer for line in lines if line.verdict in ("unseen", "too coarse")}
+        compared = {line.name.layer for line in lines if line.verdict not in ("unseen", "too coarse")}
+        return (unseen | (set(runs[0].layers) if part else set())) - compared
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Layers by their place in the order in which they run."""
+        return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
+
+    def weights(self, layer: str) -> tuple[int, list[Line]]:
+        """The last step before this one after which weights were logged in both, and what became of those of a layer; of all,
+        where it has none of its own, as a head that is tied.
+        """
+        step = self.first.name.step
+        found: dict[int, list[Line]] = {}
+        for line in self.comparison.lines:
+            name = line.name
+            logged = name.kind == "weight" and name.phase in ("init", "update") and line.verdict not in ("unseen", "too coarse")
+            if logged and name.step < step:
+                found.setdefault(name.step, []).append(line)
+        last = max(found, default=-1)
+        every = found.get(last, [])
+        return last, [line for line in every if line.name.layer == layer] or every
+
+    @cached_property
+    def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
+        """Of the step, in both runs; in A as the one rank logged it that alone differs, if one does."""
+        step = self.first.name.step
+        return _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
+
+    @property
+    def rank(self) -> int | None:
+        """The only rank of A whose copy differs; None if there are others."""
+        return self.first.ranks[0] if len(self.first.ranks) == 1 else None
+
+    @cached_property
+    def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
+        """Of the last step before that both have tensors of."""
+        steps = sorted(set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True)
+        for step in (step for step in steps if step < self.first.name.step):
+            found = _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
+            if found[0] and found[1]:
+                return found
+        return {}, {}
+
+    def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
+        """Samples of both."""
+        return pair_of(self.entries[0].get(key_of(name)), self.entries[1].get(key_of(name)))
+
+    def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What the update added to the samples of a weight in both runs, and B's weight before it; None if the step before was
+        not logged.
+        """
+        after, old = self.pair(name), self._last.get(_bare(key_of(name)))
+        if after is None or old is None or old[0].shape != after[0].shape:
+            return None
+        return after[0] - old[0], after[1] - old[1], old[1]
+
+    @cached_property
+    def _last(self) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+        if any(name.step != self.first.name.step - 1 for name in self.before[0]):
+            return {}
+        pairs = ((_bare(name), pair_of(entry, self.before[1].get(name))) for name, entry in self.before[0].items() if _kept(name))
+        return {name: pair for name, pair in pairs if pair is not None}
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Those that differ and are no layout."""
+        return [setting for setting in self.comparison.settings if not setting.layout]
+
+    def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
+        """The factor by which A's values are B's in all of these tensors, and how many there are; None if there is none."""
+        found = []
+        for line in lines:
+            both = self.changes(line.name) if change else self.pair(line.name)
+            if both is None or not both[1].any():
+                continue
+            factor, rest = scaled(both[0], both[1])
+            if rest > CLOSE:
+                return None
+            found.append(factor)
+        if not found or max(abs(factor - median(found)) for factor in found) > CLOSE * abs(median(found)):
+            return None
+        return median(found), len(found)
+
+
+def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
+    """By name, with the copies of that rank where it has others than the first."""
+    found = {}
+    for entry in run.entries(step):
+        copies = (copy for part, copy in entry.copies() if part.rank == rank) if rank is not None else iter(())
+        found[key_of(entry.name)] = next(copies, entry)
+    return found
+
+
+def key_of(name: Name) -> Name:
+    return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
+
+
+def _bare(name: Name) -> tuple[str, str]:
+    return name.kind, name.tensor
+
+
+def _kept(name: Name) -> bool:
+    return name.kind == "weight"
+
+
+def pair_of(one: Entry | None, other: Entry | None) -> tuple[Tensor, Tensor] | None:
+    if one is None or other is None or one.samples is None or other.samples is None or one.samples.shape != other.samples.shape:
+        return None
+    return one.samples, other.samples

@@ -1,0 +1,83 @@
+"""Settings of two runs: which differ, of one engine or of two."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting that two runs do not have alike; None where one does not have it. A `layout` changes who computes what."""
+
+    path: str
+    first: Any
+    second: Any
+    layout: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.first} in A, {self.second} in B"
+
+
+LAYOUT = ("parallel.", "batch.", "zero.", "schedule.", "stages.", "recompute.", "debug.", "accumulation", "zero_optimization.")
+"""What begins so says who computes what, or what is logged."""
+SPEED = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "decoupled_weight_decay", "param_names")
+"""Settings of torch's optimizers that are no numbers of the update, or follow from its class."""
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "optimizer": ("optimizer.name", "optimizer"),
+    "learning rate": ("optimizer.lr", "group 0.lr", "optimizer.optimizer.lr"),
+    "betas": ("optimizer.betas", "group 0.betas"),
+    "eps": ("optimizer.eps", "group 0.eps", "optimizer.adam_eps"),
+    "weight decay": ("optimizer.weight_decay", "group 0.weight_decay"),
+    "momentum": ("optimizer.momentum", "group 0.momentum"),
+}
+"""What engines have in common, with its name in each."""
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """The settings that two runs' heads do not have alike: all of them for one engine, those that both have for two."""
+    ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
+    alike = set(ours) & set(theirs)
+    if len(alike) * 2 < max(len(ours), len(theirs), 1):
+        ours, theirs = _shared(ours), _shared(theirs)
+        pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
+    else:
+        pairs = [(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))]
+    found = [Setting(name, one, other, name.startswith(LAYOUT)) for name, one, other in pairs if not _same(one, other)]
+    if first.get("mesh", {}) != second.get("mesh", {}):
+        found.append(Setting("ranks", _told(first), _told(second), True))
+    if sorted(first.get("formats", ())) != sorted(second.get("formats", ())):
+        found.append(Setting("number formats", ", ".join(first.get("formats", ())), ", ".join(second.get("formats", ()))))
+    return tuple(sorted(found, key=lambda setting: setting.layout))
+
+
+def _told(about: Mapping[str, Any]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in about.get("mesh", {}).items() if size > 1) or "one"
+
+
+def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, as numbers and lists where they were written as text; without those that are no numbers of the update."""
+    return {name: _value(value) for name, value in settings.items() if name.rpartition(".")[2] not in SPEED}
+
+
+def _value(value: Any) -> Any:
+    """A number or a list that was written as text, as what it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+
+
+def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: [settings[key] for key in keys if settings.get(key) is not None] for name, keys in SHARED.items()}
+    return {name: str(values[0]).lower() if name == "optimizer" else values[0] for name, values in found.items() if values}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
