@@ -50,8 +50,11 @@ MEANINGS: Mapping[str, Meaning] = {
     "not-of-the-model": Meaning("the optimizer holds parameters that the model does not have: it was built for another copy"),
     "not-updated": Meaning("a parameter has a gradient and a learning rate, and the step left it as it was"),
     "update-too-large": Meaning("updates are larger than this optimizer makes them at its learning rate"),
+    "update-unexplained": Meaning("an update is not what the optimizer's rule makes of the gradient, its state and its settings"),
+    "weights-changed": Meaning("weights were changed between two steps by something else than the optimizer", "remark"),
     "updates-lost": Meaning("most updates vanish in rounding: 16-bit weights are updated without fp32 masters"),
     "moments-missing": Meaning("parameters of one group have taken different numbers of steps: moments were not resumed for all"),
+    "moments-lost": Meaning("the optimizer's state of a parameter is gone since its last step: it starts anew"),
     "moments-not-resumed": Meaning(
         "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed", "remark"
     ),
@@ -61,6 +64,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "clip-norms-differ": Meaning("ranks clip by different norms: the norm is not summed over all of them"),
     "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
     "same-data": Meaning("data ranks are fed the same samples: the batch is smaller than it seems"),
+    "data-repeated": Meaning("a pass is fed what a pass of this step or the one before was fed", "remark"),
     "dropout-repeated": Meaning("random numbers start from the same state in several passes: dropout drops the same each time"),
     "dropout-alike": Meaning("data ranks draw the same random numbers: dropout drops the same on each", "remark"),
     "positions-moved": Meaning("positions start elsewhere than in every pass before"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from bridge.trace.gathering import gathered, texts
 from bridge.trace.invariants.causality import Causal
 from bridge.trace.invariants.check import Check
 from bridge.trace.invariants.copies import Buffers, Calls, Ties
+from bridge.trace.invariants.explained import Explained
 from bridge.trace.invariants.gradients import Cleared, Reduced
 from bridge.trace.invariants.inputs import Positions, Randomness, Samples
 from bridge.trace.invariants.optimizers import Clipped, Groups, Resumed, Updated
@@ -29,7 +30,7 @@ from bridge.trace.tracer import OUTPUT, Sight
 
 CHECKS: Sequence[type[Check]] = (
     *(Cleared, Reduced, Groups, Updated, Resumed, Clipped, Samples, Randomness, Positions, Buffers, Calls, Ties),
-    *(Recomputed, Causal, Late, Schedules),
+    *(Recomputed, Causal, Late, Schedules, Explained),
 )
 ROWS, SAID = "invariants", "findings"
 
@@ -53,6 +54,8 @@ class Invariants:
     checks: list[Check] = field(default_factory=list)
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
+    _kept: list[Finding] = field(default_factory=list)
+    """What the data ranks of this rank found in the step, where there are other ranks to tell it to."""
 
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
@@ -117,7 +120,7 @@ class Invariants:
         self._alike = all(other == known[0] for other in known)
         if not self._alike:
             odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
-            self.findings.add([Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it")])
+            self._kept.append(Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it"))
         self._tell(finding for check in self.checks for finding in check.start())
 
     def _gather(self, step: int, updated: bool) -> None:
@@ -130,19 +133,26 @@ class Invariants:
         rows = gathered(self.source.comm, ROWS, torch.cat(own), self.source.data)
         parts = torch.split(rows, [len(part) for part in own], 1)
         for check, part in zip(self.checks, parts, strict=True):
-            self.findings.add(check.judged_later(step, part) if updated else check.judged(step, part))
+            found = check.judged_later(step, part) if updated else check.judged(step, part)
+            if self.source.data.size == self.source.comm.world.size:
+                self.findings.add(found)
+            else:
+                self._kept += found
 
-    def _tell(self, found: Iterator[Finding]) -> None:
-        """What single ranks know, to all; nothing is sent but whether there is anything, mostly."""
-        own, world = list(found), self.source.comm.world
+    def _tell(self, alone: Iterator[Finding]) -> None:
+        """What single ranks know, and what groups of data ranks found, to all; nothing is sent but whether there is anything,
+        mostly.
+        """
+        own, world = [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))], self.source.comm.world
+        self._kept = []
         if not bool(gathered(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
             return
-        said: dict[tuple[str, str], tuple[dict[str, Any], list[int]]] = {}
-        for rank, every in zip(world.ranks, texts(self.source.comm, SAID, [asdict(one) for one in own], world), strict=True):
+        said: dict[tuple[str, str], tuple[dict[str, Any], set[int]]] = {}
+        for every in texts(self.source.comm, SAID, [asdict(one) for one in own], world):
             for one in every:
-                said.setdefault((one["id"], one["where"]), (one, []))[1].append(rank)
+                said.setdefault((one["id"], one["where"]), (one, set()))[1].update(one["ranks"])
         for one, ranks in said.values():
-            told = tuple(ranks) if len(ranks) < world.size else ()
+            told = tuple(sorted(ranks)) if len(ranks) < world.size else ()
             self.findings.add([Finding(**{**one, "ranks": told})])
 
     def close(self) -> None:
@@ -151,3 +161,8 @@ class Invariants:
             self.source.meeting.leave()
         for handle in (*self._handles, *(handle for check in self.checks for handle in check.handles)):
             handle.remove()
+
+
+def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
+    """With the ranks that a finding concerns, where it does not say so itself."""
+    return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import Check
-from bridge.trace.module import ModuleSource
+from bridge.trace.module import ModuleSource, in_order
 
 SHARE = 0.9
 """Of the targets, how many have to be the token after their place for a training to be one of next tokens."""
@@ -35,8 +35,9 @@ class Causal(Check):
         """See `Check`."""
         if self.done or self.given is not None:
             return
-        leaves = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor)]
-        tokens = [leaf for leaf in leaves if not leaf.is_floating_point() and leaf.dim() == 2 and leaf.shape[1] > 3]
+        leaves = tree_leaves(in_order(self.source.entered, tuple(given), named))
+        whole = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_floating_point())
+        tokens = [leaf for leaf in whole if leaf.dim() == 2 and leaf.shape[1] > 3]
         if tokens and "attention_mask" not in named:
             self.given, self.tokens = (tuple(given), {**named}), tokens[0]
         elif tokens:

@@ -15,6 +15,7 @@ from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, unfloats
 from bridge.trace.invariants.sketch import COUNT, sample, sketch
 from bridge.trace.module import ModuleSource
+from bridge.trace.sharding import local
 
 LARGE = 4096
 """Elements from which a norm is told from the sketch."""
@@ -155,12 +156,12 @@ class Reduced(Check):
         for kind, found in kinds.items():
             names = [self.named[at][0] for at in found]
             worst = max(float(apart[at]) for at in found)
-            alone = self._alone(found[0], own, got, factor) if kind == "gradient-not-reduced" else ()
+            alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
             told = f"{few(names)}: {worst:.2g} of its norm away from the mean of what backward left, others agree"
             yield Finding(kind, step, names[0], told, alone)
 
     def _kind(self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float) -> str:
-        if self._alone(at, own, got, factor):
+        if self._alone(at, own, got):
             return "gradient-not-reduced"
         if self.before is not None:
             rest = (got[0, at] - factor * mean[at] - self.before[at]).norm() / (size[at] * COUNT**0.5)
@@ -168,12 +169,15 @@ class Reduced(Check):
                 return "gradient-stale"
         return "gradient-changed"
 
-    def _alone(self, at: int, own: Tensor, got: Tensor, factor: float) -> tuple[int, ...]:
-        """The ranks that step with what they computed themselves."""
+    def _alone(self, at: int, own: Tensor, got: Tensor) -> tuple[int, ...]:
+        """The ranks that step with what they computed themselves, where others computed something else; as it is, or scaled."""
         if len(own) == 1:
             return ()
-        rest = (got[:, at] - factor * own[:, at]).norm(dim=1) / own[:, at].norm(dim=1).clamp(min=1e-300)
-        return tuple(self.at(place) for place in (rest < 1e-4).nonzero().view(-1).tolist())
+        mine, given, mean = own[:, at], got[:, at], own[:, at].mean(0)
+        scales = (given * mine).sum(1) / mine.square().sum(1).clamp(min=1e-300)
+        rest = (given - scales[:, None] * mine).norm(dim=1) / given.norm(dim=1).clamp(min=1e-300)
+        apart = (mine - mean).norm(dim=1) > self._tolerance() * mean.norm()
+        return tuple(self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist())
 
     def _dropped(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[Finding]:
         """Gradients that backward left and that are all zeros by now, of some parameters."""
@@ -216,7 +220,10 @@ def _row(gradient: Tensor | None) -> Tensor:
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
-    yield from ((name, weight) for name, weight in naming.parameters(source.module).items() if weight.requires_grad)
+    """Parameters that train, of which this rank holds something."""
+    for name, weight in naming.parameters(source.module).items():
+        if weight.requires_grad and local(weight).numel():
+            yield name, weight
 
 
 def _plain(weight: Any) -> bool:

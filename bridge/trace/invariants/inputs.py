@@ -20,17 +20,22 @@ KEPT = 64
 
 
 class Samples(Check):
-    """Data ranks are fed different samples."""
+    """Data ranks are fed different samples, and passes others than the passes of this step and the one before."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.seen = 0
+        self.passes: list[int] = []
+        self.before: list[int] = []
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         """See `Check`."""
         tensors = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+        fed = 0
         for tensor in tensors:
-            self.seen = (self.seen * 1_000_003 + int(digest(tensor)[0])) % (1 << 62)
+            fed = (fed * 1_000_003 + int(digest(tensor)[0])) % (1 << 62)
+        self.passes += [fed] if tensors else []
+        self.seen = (self.seen * 1_000_033 + fed) % (1 << 62)
 
     def row(self, step: int) -> Tensor:
         """See `Check`."""
@@ -47,9 +52,17 @@ class Samples(Check):
                 told = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
                 yield Finding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
 
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        within = len(self.passes) - len(set(self.passes))
+        earlier = len(set(self.passes) & set(self.before))
+        if within or earlier:
+            told = f"of {len(self.passes)} passes {within} repeat one of the step itself, {earlier} one of the step before"
+            yield Finding("data-repeated", step, "", told)
+
     def ended(self) -> None:
         """See `Check`."""
-        self.seen = 0
+        self.seen, self.before, self.passes = 0, self.passes, []
 
 
 class Randomness(Check):

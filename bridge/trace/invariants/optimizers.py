@@ -15,6 +15,7 @@ from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
 from bridge.trace.invariants.sketch import sample
 from bridge.trace.module import ModuleSource
+from bridge.trace.sharding import local, local_gradient
 
 
 class Groups(Check):
@@ -51,7 +52,7 @@ class Groups(Check):
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
         named = naming.parameters(self.source.module)
         missing = [name for name, _ in self.without if name in named and id(named[name]) not in held]
-        idle = [name for name in missing if named[name].grad is not None and bool(sample(_local(named[name].grad)).any())]
+        idle = [name for name in missing if named[name].grad is not None and bool(sample(local(named[name].grad)).any())]
         if idle:
             layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
             told = f"{len(idle)} of {len(named)} get gradients and are in no group: {few(idle)}"
@@ -59,27 +60,58 @@ class Groups(Check):
 
 
 class Updated(Check):
-    """A step moves every weight that has a gradient, by no more than its optimizer does at its rate, and not below rounding."""
+    """A step moves every weight that has a gradient, by no more than its optimizer does at its rate, and not below rounding; and
+    nothing else moves weights or takes the optimizer's state away between two steps.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.old: dict[str, tuple[Tensor, Tensor]] = {}
+        self.old: dict[str, tuple[Tensor, Tensor | None]] = {}
+        """Samples of weights before the update; of those of 16 bits with samples of gradients, which others are asked for if they
+        did not move.
+        """
+        self.now: dict[str, Tensor] = {}
+        """Samples of weights after the last update."""
+        self.known: dict[str, int] = {}
+        """How many things the optimizer's state had of a parameter then."""
         self.found: list[Finding] = []
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
         """See `Check`."""
-        self.old = {}
+        self.old, self.found = {}, []
         if self.source.plain:
-            for name, weight in naming.parameters(self.source.module).items():
+            named = naming.parameters(self.source.module)
+            for name, weight in named.items():
                 if weight.grad is not None and weight.requires_grad:
-                    self.old[name] = (sample(_local(weight)), sample(_local(weight.grad)))
+                    gradient = local_gradient(weight) if weight.dtype in SHORT else None
+                    self.old[name] = sample(local(weight)), None if gradient is None else sample(gradient)
+            self.found = list(self._between(step, named))
         return torch.empty(0, dtype=torch.int64)
+
+    def _between(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
+        """What happened since the last update."""
+        both = ((name, before, self.old[name][0]) for name, before in self.now.items() if name in self.old)
+        moved = [name for name, before, now in both if before.shape == now.shape and not torch.equal(before, now)]
+        moved = [name for name in moved if not bool(self.now[name].isnan().any())]
+        if moved:
+            told = f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
+            yield Finding("weights-changed", step, moved[0], told)
+        gone = [name for name, count in self.known.items() if name in named and self._state(named[name]) < count]
+        if gone:
+            told = f"{len(gone)} of {len(self.known)} had some after the last update and have less now: {few(gone)}"
+            yield Finding("moments-lost", step, gone[0], told)
+
+    def _state(self, weight: nn.Parameter) -> int:
+        return sum(len(optimizer.state.get(weight, ())) for optimizer in self.source.optimizers)
 
     def later(self, step: int) -> Tensor:
         """See `Check`."""
         self.steps += 1
-        self.found = list(self._held(step)) if self.old else []
+        named = naming.parameters(self.source.module) if self.old else {}
+        self.now = {name: sample(local(named[name])) for name in self.old if name in named}
+        self.known = {name: self._state(named[name]) for name in self.now}
+        self.found += self._held(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
 
     def _held(self, step: int) -> Iterator[Finding]:
@@ -89,11 +121,16 @@ class Updated(Check):
             group = groups.get(id(named[name])) if name in named else None
             if group is None or not float(group["lr"]) or not old.numel():
                 continue
-            moved = sample(_local(named[name])) != old
-            wanted = gradient.isfinite() & (gradient != 0)
-            if not wanted.any():
+            if old.dtype not in SHORT:
+                if not torch.equal(self.now[name], old):
+                    continue
+                found = local_gradient(named[name])
+                gradient = None if found is None else sample(found)
+            wanted = torch.zeros(0) if gradient is None else gradient.isfinite() & (gradient != 0)
+            if gradient is None or not wanted.any():
                 continue
-            if old.dtype in (torch.bfloat16, torch.float16) and old.numel() > 1:
+            moved = self.now[name] != old
+            if old.dtype in SHORT and old.numel() > 1:
                 lost, seen = lost + int((wanted & ~moved).sum()), seen + int(wanted.sum())
             elif not moved.any() and self._shows(group, old, gradient):
                 still.append(name)
@@ -115,10 +152,10 @@ class Updated(Check):
                 or not old.numel()
                 or "betas" not in group
                 or self.steps > 3
-                or old.dtype in (torch.bfloat16, torch.float16)
+                or old.dtype in SHORT
             ):
                 continue
-            change = (sample(_local(named[name])) - old).abs()
+            change = (self.now[name] - old).abs()
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
             first, second = map(float, group["betas"])
             ratio = max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
@@ -144,6 +181,7 @@ class Updated(Check):
         yield from self.found
 
 
+SHORT = (torch.bfloat16, torch.float16)
 BOUNDED = ("Adam", "AdamW")
 """Optimizers whose updates their learning rate bounds."""
 
@@ -161,7 +199,7 @@ class Resumed(Check):
             told = f"the run goes on after step {self.source.done}, and the optimizer has no state"
             yield Finding("moments-not-resumed", 0, "", told)
         steps = max((count for count, _ in counted), default=0)
-        moved = any(bool(sample(_local(moment)).any()) for _, moment in counted)
+        moved = any(bool(sample(local(moment)).any()) for _, moment in counted)
         if counted and (steps > 1) is not (moved or steps == 1):
             told = "all second moments are zero" if steps > 1 else "moments are there"
             yield Finding("moments-missing", 0, "", f"{told}, and the optimizer counts {steps} steps before this run")
@@ -207,7 +245,3 @@ class Clipped(Check):
     def ended(self) -> None:
         """See `Check`."""
         self.norm = -1.0
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,142 @@
+"""Invariant of torch's own optimizers: an update is what their rule makes of the gradient, their state and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.trace import naming
+from bridge.trace.findings import Finding
+from bridge.trace.invariants.check import NOTHING, Check, few
+from bridge.trace.invariants.sketch import sample
+from bridge.trace.module import ModuleSource
+from bridge.trace.sharding import local, local_gradient
+
+FIRST, EVERY = 3, 20
+"""Steps from the first on that are looked at, and one of so many after them."""
+TOLERANCE = 1e-3
+"""As a share of the update, how far apart it may be from what is worked out."""
+FORMATS = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Samples of a parameter before its update."""
+
+    weight: Tensor
+    gradient: Tensor
+    first: Tensor | None
+    """Adam's first moment."""
+    step: float
+
+
+class Explained(Check):
+    """Samples of weights, gradients and moments around a step of `Adam`, `AdamW` or `SGD`, in these very classes: whoever derives
+    from them may have a rule of its own.
+    """
+
+    def __init__(self, source: ModuleSource) -> None:
+        super().__init__(source)
+        self.before: dict[str, Before] = {}
+        self.odd: dict[str, str] = {}
+        self.steps = 0
+
+    def row(self, step: int) -> Tensor:
+        """See `Check`."""
+        self.steps += 1
+        self.before, self.odd = {}, {}
+        if not self.source.plain or not (self.steps <= FIRST or self.steps % EVERY == 0):
+            return NOTHING
+        owners = self._owners()
+        for name, weight in naming.parameters(self.source.module).items():
+            gradient = local_gradient(weight)
+            if id(weight) in owners and gradient is not None and weight.dtype in FORMATS and local(weight).numel():
+                state = owners[id(weight)][0].state.get(weight, {})
+                first = state.get("exp_avg")
+                self.before[name] = Before(
+                    sample(local(weight)),
+                    sample(gradient),
+                    None if first is None else sample(local(first)),
+                    float(state.get("step", 0)),
+                )
+        return NOTHING
+
+    def _owners(self) -> dict[int, tuple[Any, Mapping[str, Any]]]:
+        """By the id of a parameter: its optimizer and group."""
+        return {
+            id(weight): (optimizer, group)
+            for optimizer in self.source.optimizers
+            if type(optimizer) in RULES and getattr(optimizer, "grad_scale", None) is None
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        }
+
+    def later(self, step: int) -> Tensor:
+        """See `Check`."""
+        if self.before:
+            named, owners = naming.parameters(self.source.module), self._owners()
+            for name, before in self.before.items():
+                weight = named.get(name)
+                if weight is not None and id(weight) in owners:
+                    self._held(name, weight, before, *owners[id(weight)])
+        return NOTHING
+
+    def _held(self, name: str, weight: nn.Parameter, before: Before, optimizer: Any, group: Mapping[str, Any]) -> None:
+        state = optimizer.state.get(weight, {})
+        now = sample(local(weight))
+        after = local_gradient(weight)
+        gradients = [before.gradient] + ([] if after is None else [sample(after)])
+        if now.shape != before.weight.shape or not bool(torch.isfinite(before.gradient).all()):
+            return
+        if "step" in state and float(state["step"]) != before.step + 1:
+            return  # a step too many, or none, is found by others
+        answers = [RULES[type(optimizer)](group, state, before, gradient) for gradient in gradients]
+        change = now - before.weight
+        size = torch.finfo(now.dtype).eps * float(before.weight.abs().max())
+        if all(_apart(change, answer, size) for answer in answers):
+            worst = max(float((change - answer).abs().max()) for answer in answers)
+            self.odd[name] = f"{worst:.2g} off where it moves by {float(change.abs().max()):.2g}"
+
+    def local(self, step: int) -> Iterator[Finding]:
+        """See `Check`."""
+        if self.odd:
+            names = list(self.odd)
+            told = f"{len(names)} of {len(self.before)}: {few(names)}; {names[0]} is {self.odd[names[0]]}"
+            yield Finding("update-unexplained", step, names[0], told)
+
+
+def _apart(change: Tensor, wanted: Tensor, size: float) -> bool:
+    return bool(((change - wanted).abs() > TOLERANCE * wanted.abs().max() + 16 * size).any())
+
+
+def _adam(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor) -> Tensor:
+    """What Adam adds to a weight: by its moments after the step, the first of which is held to the gradient as well."""
+    rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
+    beta, other = map(float, group["betas"])
+    apart = bool(group.get("decoupled_weight_decay"))
+    given = -gradient if group.get("maximize") else gradient
+    given = given if apart else given + decay * before.weight
+    old = torch.zeros_like(given) if before.first is None else before.first
+    first = beta * old + (1 - beta) * given
+    kept = sample(local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
+    size = kept.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])
+    answer: Tensor = first / (1 - beta**step) / size
+    return -rate * (answer + decay * before.weight if apart else answer)
+
+
+def _sgd(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor) -> Tensor:
+    """What SGD adds to a weight."""
+    given = (-gradient if group.get("maximize") else gradient) + float(group["weight_decay"]) * before.weight
+    kept = state.get("momentum_buffer")
+    if kept is None or not group["momentum"]:
+        return -float(group["lr"]) * given
+    moment = sample(local(kept))
+    return -float(group["lr"]) * (given + float(group["momentum"]) * moment if group.get("nesterov") else moment)
+
+
+RULES: Mapping[Any, Any] = {torch.optim.Adam: _adam, torch.optim.AdamW: _adam, torch.optim.SGD: _sgd}
+"""By class: what its rule adds to the samples of a weight."""
