@@ -120,7 +120,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f"<th>{text(word)}</th>" for word in heads)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 # Curves
