@@ -178,6 +178,44 @@ def too_few() -> Plant:
     return plants("passed", passed, None)
 
 
+def scaled_loss(factor: Callable[[Loop], float]) -> Plant:
+    """The loss is multiplied with a number."""
+
+    def plant(loop: Loop) -> None:
+        plain = loop.loss
+        loop.loss = lambda output, targets: plain(output, targets) * factor(loop)
+
+    return plant
+
+
+def summed_tokens(loop: Loop) -> None:
+    """The loss is a sum over tokens."""
+    loop.loss = lambda output, targets: F.cross_entropy(output.float().flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def warm(loop: Loop) -> None:
+    """Logits are divided by a temperature."""
+    plain = loop.loss
+    loop.loss = lambda output, targets: plain(output / 0.7, targets)
+
+
+def halved_before(loop: Loop, step: int) -> None:
+    """What earlier microbatches left is scaled once more with each that follows."""
+    for weight in loop.model.parameters():
+        weight.grad *= 0.5
+
+
+def autocast(loop: Loop, step: int) -> None:
+    """One engine computes its forward pass in bf16."""
+    plain = loop.model.forward
+
+    def forward(tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(tokens)  # type: ignore[no-any-return]
+
+    loop.model.forward = forward
+
+
 @dataclass(frozen=True)
 class Cause:
     """What is wrong in the first engine and not in the second, in which both, what a claim must say to be right, and where it was
@@ -204,7 +242,9 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "eps of Adam": Cause(sets(settings={"eps": 1e-1}), ("FSDP2", "DeepSpeed ZeRO 1"), "eps", "Megatron-Bridge#2155"),
     "second beta": Cause(sets(settings={"eps": 1e-3, "betas": (0.9, 0.95)}), ("accelerate", "FSDP2"), "betas", "maxtext#16"),
-    "base of rotary positions": Cause(plants("built", base, 0), ("DDP", "FSDP2"), r"blocks\.0 itself", "MarinFold#184", ROTARY),
+    "base of rotary positions": Cause(
+        plants("built", base, 0), ("DDP", "FSDP2"), r"blocks\.0 is the first", "MarinFold#184", ROTARY
+    ),
     "accumulation counted twice": Cause(
         planting.whole_loss, ("DDP", "accelerate"), "2 times B's.*microbatches", "Megatron-LM#6660"
     ),
@@ -214,7 +254,7 @@ CAUSES: Mapping[str, Cause] = {
     "clipped before unscaling": Cause(plants("backward", early_clip, None), ("DDP", "FSDP2"), "clip", "torch's notes on AMP"),
     "a bound of the norm without effect": Cause(sets(clip=1e9), ("FSDP2", "DDP"), "clip", "ms-swift#4198", sets(clip=0.1)),
     "seeds of dropout": Cause(
-        planting.same_seed, ("FSDP2", "DDP"), r"blocks\.0 itself.*random numbers", "verl#550", planting.DROPS
+        planting.same_seed, ("FSDP2", "DDP"), r"blocks\.0 is the first.*random numbers", "verl#550", planting.DROPS
     ),
     "gradients reduced in bf16": Cause(
         plants("wrapped", coarse_sums, 0), ("DDP", "DeepSpeed ZeRO 1"), "bf16", "ISEEKYAN/Megatron-LM#149"
@@ -222,9 +262,11 @@ CAUSES: Mapping[str, Cause] = {
     "schedule a step ahead": Cause(plants("begins", later, AT), ("FSDP2", "DDP"), "learning rate", "accelerate#2142"),
     "samples in another order": Cause(planting.swapped, ("accelerate", "DDP"), "another order|other data", "TrainCheck"),
     "labels shifted twice": Cause(planting.wrong_targets, ("FSDP2", "DeepSpeed ZeRO 1"), "targets", "transformers#47394"),
-    "positions from one": Cause(plants("built", shifted, 0), ("DDP", "FSDP2"), "pos itself", "TTrace"),
+    "positions from one": Cause(plants("built", shifted, 0), ("DDP", "FSDP2"), "pos is the first", "TTrace"),
     "a tie that was lost": Cause(plants("built", planting.unties, 0), ("DDP", "FSDP2"), "tied in the other", "verl#7835"),
-    "eps of norms": Cause(plants("built", blunt, 0), ("DeepSpeed ZeRO 1", "FSDP2"), r"blocks\.0 itself", "Megatron-DeepSpeed#81"),
+    "eps of norms": Cause(
+        plants("built", blunt, 0), ("DeepSpeed ZeRO 1", "FSDP2"), r"blocks\.0 is the first", "Megatron-DeepSpeed#81"
+    ),
     "evaluation mode": Cause(
         plants("begins", planting.mutes), ("DDP", "FSDP2"), "no layer in training mode", "TrainCheck", planting.DROPS
     ),
@@ -232,10 +274,21 @@ CAUSES: Mapping[str, Cause] = {
     "microbatches lost before the last": Cause(
         lambda loop: too_few()(loop), ("DDP", "FSDP2"), "microbatch", "managed_gradient_accumulation of DeepSpeed"
     ),
+    "logits divided by a temperature": Cause(warm, ("FSDP2", "DDP"), "the loss, its targets", "slime#344, in slime#290"),
+    "forward pass in autocast": Cause(
+        plants("built", autocast, 0), ("FSDP2", "DDP"), r"number format", "slime#833, in slime#290", planting.alike
+    ),
+    "mean divided by the ranks twice over": Cause(
+        scaled_loss(lambda loop: 1 / loop.world**2), ("FSDP2", "DDP"), r"0\.25 times B's", "verl#5798"
+    ),
+    "a sum over tokens, not their mean": Cause(summed_tokens, ("FSDP2", "DDP"), r"16 times B's", "miles#3231"),
+    "a scale applied to what was added up": Cause(
+        plants("passed", halved_before, None), ("DDP", "DeepSpeed ZeRO 0"), "microbatch", "Megatron-LM#3023"
+    ),
     "norms not summed over tensor ranks": Cause(
         plants("begins", planting.without("_allreduce_non_tensor_model_parallel_grads")),
         ("Megatron-Core, tensor 2, sequence", "native, tensor 2, sequence"),
-        "alone are not put together",
+        "alone are computed, put together",
         "Megatron-LM#1446",
     ),
     "tied embeddings not summed over stages": Cause(

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bridge.plan import Debug
 from bridge.trace import attach
 from bridge.trace.comparison import compare
 from bridge.trace.desync import Policy
+from bridge.trace.keeping import Keep
 from bridge.trace.meeting import VARIABLE
 from bridge.trace.run import Run
 
@@ -120,6 +122,8 @@ class Loop:
     """The number of microbatches that the stack is told, if it is not theirs."""
     buckets: dict[str, Any] = field(default_factory=dict)
     schedule: Any = None
+    keep: Keep = field(default_factory=Keep)
+    """What of the run its log keeps."""
 
     def reached(self, point: str, step: int = 0) -> None:
         """Call what waits for that point."""
@@ -155,8 +159,9 @@ def by_torch(loop: Loop, folder: Path | None, debug: Debug | None, wrap: Callabl
     loop.wrapped = wrap(loop)
     loop.optimise()
     loop.reached("wrapped")
+    passes, policy = loop.passes, Policy(action="log")
     tracer = attach(
-        loop.wrapped, debug, folder or "trace", optimizer=loop.optimizer, accumulation=loop.passes, policy=Policy(action="log")
+        loop.wrapped, debug, folder or "trace", optimizer=loop.optimizer, accumulation=passes, policy=policy, keep=loop.keep
     )
     loop.reached("attached")
     for step in range(1, STEPS + 1):
@@ -192,6 +197,15 @@ def fsdp2(loop: Loop) -> Any:
     for block in loop.model.blocks:
         fully_shard(block)
     return fully_shard(loop.model)
+
+
+def fsdp1(loop: Loop) -> Any:
+    """Sharded by torch's first way, as flat parameters."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy, device = ModuleWrapPolicy({Block}), torch.device("cpu")
+    return FullyShardedDataParallel(loop.model, auto_wrap_policy=policy, use_orig_params=True, device_id=device)
 
 
 def dtensor(loop: Loop) -> Any:
@@ -301,7 +315,7 @@ def by_trainer(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
         disable_tqdm=True,
         max_grad_norm=loop.clip or 0.0,
         lr_scheduler_type="constant",
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=bool(loop.buckets.get("find_unused_parameters")),
         ddp_broadcast_buffers=False,
         remove_unused_columns=False,
     )
@@ -334,7 +348,7 @@ def by_deepspeed(level: int) -> Stack:
         engine, *_ = ds.initialize(model=loop.model, optimizer=loop.optimizer, config=config, dist_init_required=False)
         loop.wrapped = engine
         loop.reached("wrapped")
-        tracer = attach(engine, debug, folder or "trace", policy=Policy(action="log"))
+        tracer = attach(engine, debug, folder or "trace", policy=Policy(action="log"), keep=loop.keep)
         for step in range(1, STEPS + 1):
             loop.reached("begins", step)
             for place, (tokens, targets) in enumerate(loop.data(step)):
@@ -348,6 +362,32 @@ def by_deepspeed(level: int) -> Stack:
         return tracer.findings.found
 
     return train
+
+
+def by_pipelining(loop: Loop, folder: Path | None, debug: Debug | None) -> Any:
+    """A schedule of torch's pipelining, with a stage on each rank; all ranks take the same samples."""
+    from attaching import Stage
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.manual_seed(50 + loop.rank)
+    loop.model = Stage(Small(loop.dropout, tied=False), loop.rank == 0)
+    loop.reached("built")
+    loop.optimise()
+    stage = PipelineStage(loop.model, loop.rank, loop.world, torch.device("cpu"))
+    loop.wrapped = Schedule1F1B(stage, loop.passes, lambda output, targets: loop.loss(output, targets), **loop.buckets)
+    loop.reached("wrapped")
+    tracer = attach(loop.wrapped, debug, folder or "trace", optimizer=loop.optimizer, policy=Policy(action="log"))
+    for step in range(1, STEPS + 1):
+        loop.reached("begins", step)
+        if loop.clears:
+            loop.optimizer.zero_grad()
+        tokens, targets = (torch.cat(parts) for parts in zip(*loop.whole(step), strict=True))
+        loop.wrapped.step(*((tokens,) if loop.rank == 0 else ()), **({} if loop.rank == 0 else {"target": targets}))
+        loop.reached("backward", step)
+        loop.step(loop, step)
+        loop.reached("stepped", step)
+    tracer.remove()
+    return tracer.findings.found
 
 
 def native(layout: Mapping[str, Any], **shape: int) -> Stack:
@@ -421,12 +461,15 @@ Stack = Callable[[Loop, "Path | None", "Debug | None"], Any]
 STACKS: Mapping[str, Stack] = {
     "DDP": lambda loop, folder, debug: by_torch(loop, folder, debug, ddp),
     "FSDP2": lambda loop, folder, debug: by_torch(loop, folder, debug, fsdp2),
+    "FSDP1": lambda loop, folder, debug: by_torch(loop, folder, debug, fsdp1),
     "DTensor": lambda loop, folder, debug: by_torch(loop, folder, debug, dtensor),
+    "pipelining": by_pipelining,
     "accelerate": accelerated,
     "Trainer": by_trainer,
     "DeepSpeed ZeRO 0": by_deepspeed(0),
     "DeepSpeed ZeRO 1": by_deepspeed(1),
     "DeepSpeed ZeRO 2": by_deepspeed(2),
+    "DeepSpeed ZeRO 3": by_deepspeed(3),
     "native, tensor 2": native({"parallel.tensor": 2, "batch.micro": 4, "batch.accumulation": 2}),
     "native, tensor 2, sequence": native(
         {"parallel.tensor": 2, "parallel.sequence": True, "batch.micro": 4, "batch.accumulation": 2}
@@ -589,10 +632,10 @@ FAULTS: dict[str, Planted] = {
             plants("begins", lambda loop, step: setattr(loop.model, "first", int(step == AT)), None),
         ),
         r"2/forward/.*pos/output",
-        "pos itself",
+        "pos is the first",
         ("positions-moved",),
     ),
-    "A18": Planted(plants("begins", scales(2, 1.001), rank=1), r"2/forward/.*blocks\.2/output", r"blocks\.2 itself", ()),
+    "A18": Planted(plants("begins", scales(2, 1.001), rank=1), r"2/forward/.*blocks\.2/output", r"blocks\.2 is the first", ()),
     "A21": Planted(
         plants("begins", betas, rank=1), r"2/(reduce/state/group 0.betas|update)", "betas|rank 1", ("replicas-differ",)
     ),
@@ -624,11 +667,11 @@ FAULTS: dict[str, Planted] = {
         "norm.weight alone",
         ("gradient-not-reduced", "replicas-differ"),
     ),
-    "A26": Planted(plants("backward", largest), r"2/reduce/", "set to zero", ("gradient-changed",)),
+    "A26": Planted(plants("backward", largest), r"2/reduce/", "are zero in A alone", ("gradient-changed",)),
     "A27": Planted(
-        same_seed, r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("dropout-repeated", "dropout-alike"), clean=DROPS
+        same_seed, r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("dropout-repeated", "dropout-alike"), clean=DROPS
     ),
-    "A28": Planted(plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",)),
+    "A28": Planted(plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",)),
     "A30": Planted(plants("built", unties, 0), r"0/init/head", "tied in the other", ("untied",)),
 }
 
@@ -865,13 +908,15 @@ FAULTS |= {
     "M2": Planted(
         plants("begins", without("_allreduce_non_tensor_model_parallel_grads")),
         r"2/reduce/block0/gradient",
-        "alone are not put together",
+        "alone are computed, put together",
         ("replicas-differ",),
         SEQ,
     ),
     "P1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "plain"),
     "P2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "plain"),
-    "P3": Planted(plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",), "plain"),
+    "P3": Planted(
+        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",), "plain"
+    ),
     "P4": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", (), "plain"),
     "P5": Planted(
         plants("built", whole, 0),
@@ -891,7 +936,10 @@ FAULTS |= {
     "B2": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",)),
     "B3": Planted(plants("begins", rates(1.5), rank=1), r"2/reduce/state|2/update", "learning rate|lr", ("replicas-differ",)),
     "B5": Planted(
-        plants("stepped", nudges("blocks.1.up.weight"), rank=1), r"[23]/", r"blocks\.1 itself .* on rank 1", ("replicas-differ",)
+        plants("stepped", nudges("blocks.1.up.weight"), rank=1),
+        r"[23]/",
+        r"blocks\.1 is the first .* on rank 1",
+        ("replicas-differ",),
     ),
     "B6": Planted(wrong_targets, r"1/backward/", "targets", ()),
     "B7": Planted(plants("begins", mutes), r"2/forward/", "no layer in training mode", ("not-training",), clean=DROPS),
@@ -901,15 +949,22 @@ FAULTS |= {
     "B12": Planted(sets(settings={"eps": 1e-5}), r"1/update", "eps", ()),
     "B13": Planted(swapped, r"2/forward/input", "other data|order", ()),
     "B14": Planted(plants("backward", halves("blocks.1")), r"2/reduce/blocks\.1", r"blocks\.1.* alone", ("gradient-changed",)),
-    "B16": Planted(plants("begins", blunt_norm), r"2/forward/blocks\.1/output", r"blocks\.1 itself", ()),
+    "B16": Planted(plants("begins", blunt_norm), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", ()),
     "F1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "FSDP2"),
     "F2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "FSDP2"),
     "F3": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "FSDP2"),
     "F4": Planted(plants("backward", summed, None), r"1/reduce", "2 times B's", (), "FSDP2"),
     "F5": Planted(plants("backward", local_clip), r"2/(reduce|update)", "", ("clip-norms-differ",), "FSDP2"),
-    "F6": Planted(plants("begins", scales(2, 1.001), rank=1), r"2/forward/blocks\.2/output", r"blocks\.2 itself", (), "FSDP2"),
+    "F6": Planted(
+        plants("begins", scales(2, 1.001), rank=1), r"2/forward/blocks\.2/output", r"blocks\.2 is the first", (), "FSDP2"
+    ),
     "D1": Planted(
-        plants("begins", nudges("norm.weight"), rank=1), r"2/forward/norm", "norm itself", ("replicas-differ",), "DTensor", alike
+        plants("begins", nudges("norm.weight"), rank=1),
+        r"2/forward/norm",
+        "norm is the first",
+        ("replicas-differ",),
+        "DTensor",
+        alike,
     ),
     "D2": Planted(other_data, r"1/forward/input", "other data", ("replicas-differ",), "DTensor", alike),
     "D3": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "DTensor", alike),
@@ -921,7 +976,9 @@ FAULTS |= {
         "DTensor",
         alike,
     ),
-    "D5": Planted(plants("begins", scales(1, 1.001)), r"2/forward/blocks\.1/output", r"blocks\.1 itself", (), "DTensor", alike),
+    "D5": Planted(
+        plants("begins", scales(1, 1.001)), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", (), "DTensor", alike
+    ),
     "C1": Planted(sets(clears=False), r"2/reduce/", "not cleared", ("gradient-stale",), "accelerate"),
     "C2": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "accelerate"),
     "C3": Planted(
@@ -931,7 +988,9 @@ FAULTS |= {
         ("gradient-lost",),
         "accelerate",
     ),
-    "C4": Planted(plants("begins", scales(0, 1.001)), r"2/forward/.*blocks\.0/output", r"blocks\.0 itself", (), "accelerate"),
+    "C4": Planted(
+        plants("begins", scales(0, 1.001)), r"2/forward/.*blocks\.0/output", r"blocks\.0 is the first", (), "accelerate"
+    ),
     "C5": Planted(
         sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "accelerate"
     ),
@@ -939,10 +998,10 @@ FAULTS |= {
     "T2": Planted(
         sets(group=without_block), r"1/update/.*blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "Trainer"
     ),
-    "T3": Planted(plants("backward", largest), r"2/reduce/", "set to zero", ("gradient-changed",), "Trainer"),
-    "T4": Planted(plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 itself", (), "Trainer"),
+    "T3": Planted(plants("backward", largest), r"2/reduce/", "are zero in A alone", ("gradient-changed",), "Trainer"),
+    "T4": Planted(plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 is the first", (), "Trainer"),
     "T5": Planted(
-        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 itself", ("future-seen",), "Trainer"
+        plants("built", cuts_mask, 0), r"1/forward/.*blocks\.0/output", r"blocks\.0 is the first", ("future-seen",), "Trainer"
     ),
     "Z1": Planted(
         plants("begins", rates(1.5), rank=1),
@@ -953,17 +1012,17 @@ FAULTS |= {
     ),
     "Z2": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "DeepSpeed ZeRO 2"),
     "Z3": Planted(
-        plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 itself", (), "DeepSpeed ZeRO 2"
+        plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 is the first", (), "DeepSpeed ZeRO 2"
     ),
     "Z4": Planted(
         plants("begins", nudges("blocks.1.up.bias"), rank=1),
         r"2/forward/.*blocks\.1/output",
-        r"blocks\.1 itself",
+        r"blocks\.1 is the first",
         ("replicas-differ",),
         "DeepSpeed ZeRO 0",
     ),
     "M3": Planted(
-        plants("begins", of_megatron(1.001)), r"2/forward/.*block1/output", "block1 itself", (), "Megatron-Core, tensor 2"
+        plants("begins", of_megatron(1.001)), r"2/forward/.*block1/output", "block1 is the first", (), "Megatron-Core, tensor 2"
     ),
     "M4": Planted(
         plants("begins", megatron_nudge, rank=1),
@@ -974,7 +1033,7 @@ FAULTS |= {
     ),
     "M5": Planted(plants("begins", megatron_rate), r"2/update", "learning rate", (), "Megatron-Core, tensor 2"),
     "N4": Planted(
-        plants("begins", of_engine("block1", 1.001)), r"2/forward/block1/output", "block1 itself", (), "native, data 2"
+        plants("begins", of_engine("block1", 1.001)), r"2/forward/block1/output", "block1 is the first", (), "native, data 2"
     ),
 }
 
@@ -982,9 +1041,17 @@ FAULTS |= {
 # Trying them
 
 
+@cache
+def known() -> Mapping[str, Planted]:
+    """All faults: these, and those that were invented since."""
+    from invented import INVENTED
+
+    return FAULTS | INVENTED
+
+
 def trained(rank: int, world: int, name: str, planted: bool, folder: Path) -> list[tuple[str, int, str, str]]:
     """One run of a fault's stack, with it or without; what was found: id, step, where, severity."""
-    fault = FAULTS[name]
+    fault = known()[name]
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     loop = Loop(rank, world)
@@ -1012,7 +1079,7 @@ class Outcome:
 
     @property
     def located(self) -> bool:
-        return re.match(FAULTS[self.name].where, re.sub("/microbatch [0-9]+", "", self.named)) is not None
+        return re.match(known()[self.name].where, re.sub("/microbatch [0-9]+", "", self.named)) is not None
 
     @property
     def right(self) -> bool | None:
@@ -1020,12 +1087,12 @@ class Outcome:
         return (
             None
             if not self.claim
-            else bool(FAULTS[self.name].cause) and re.search(FAULTS[self.name].cause, self.claim) is not None
+            else bool(known()[self.name].cause) and re.search(known()[self.name].cause, self.claim) is not None
         )
 
     @property
     def caught(self) -> bool:
-        return any(id in FAULTS[self.name].findings for id, *_ in self.alone)
+        return any(id in known()[self.name].findings for id, *_ in self.alone)
 
 
 def tried(run: Callable[..., list[Any]], name: str, folder: Path, world: int = 2) -> Outcome:
@@ -1042,7 +1109,7 @@ def row(found: Outcome) -> str:
     told = {True: "right", False: "WRONG", None: "none"}[found.right]
     ids = dict.fromkeys(f"{id} ({step})" + "?" * (severity == "remark") for id, step, _, severity in found.alone)
     alarms = [id for id, _, _, severity in found.alarms if severity == "fault"]
-    cells = (found.name, FAULTS[found.name].stack, "yes" if found.located else "NO" if found.named else "MISSED", found.named)
+    cells = (found.name, known()[found.name].stack, "yes" if found.located else "NO" if found.named else "MISSED", found.named)
     more = (told, found.claim, "yes" if found.caught else "no", ", ".join(ids), f"CLEAN RUN: {alarms}" if alarms else "")
     return " | ".join((*cells, *more))
 
@@ -1051,14 +1118,14 @@ def main() -> None:
     """Print the table."""
     from pool import Pool
 
-    names = sys.argv[1:] or list(FAULTS)
+    names = sys.argv[1:] or list(known())
     pools = {world: Pool(world) for world in (1, 2)}
     print("fault | stack | located | named | cause | claim | alone | findings")
     counts = [0, 0, 0, 0]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                world = 1 if FAULTS[name].stack == "plain" else 2
+                world = 1 if known()[name].stack == "plain" else 2
                 found = tried(lambda world, *given: pools[world].run(*given, timeout=240), name, Path(folder), world)
             except Exception as error:
                 print(name, "| FAILED |", str(error)[-1500:], flush=True)
