@@ -126,10 +126,9 @@ def _apart(pair: Pair) -> Iterator[Finding]:
 
 
 def _named(config: Config, ours: str) -> str:
-    """The setting that says a field of a plan, one of its own before those of a whole group; the field itself where none does."""
+    """The setting that says a field of a plan, as its stack calls it; the field itself where none does."""
     rule = plan_claims(config.dialect).get(ours)
-    carriers = rule.carriers(ours) if rule else ()
-    paths = [path for path in carriers if rule and path in rule.carries] or carriers
+    paths = rule.carriers(ours) if rule else ()
     return next((path for path in paths if path in config.given), next(iter(paths), ours))
 
 

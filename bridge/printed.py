@@ -157,7 +157,7 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
     first(told, console)
     _judged(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
     if not view.quiet:
-        _causes(told, console, view, gap=False)
+        _causes(told, console, replace(view, everything=True), gap=False)
         lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
         if lacking:
             console.print(Hung(marked(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
@@ -278,11 +278,9 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
         for finding in cause.findings:
             what = finding.message.removesuffix(f": {finding.cause}") if finding.cause else finding.message
             named = finding.path in what.replace("-", "_")
-            console.print(Hung(marked(escape(what.removeprefix("add ") if named else f"{finding.path}: {what}")), 2, 6))
-        effect = f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]" if cause.effect is not Effect.NONE else ""
-        why = escape(cause.message) if cause.findings[0].cause else ""
-        if effect or why:
-            console.print(Hung(marked(": ".join(filter(None, (effect, why)))), 4, 4))
+            console.print(Hung(marked(escape(what if named else f"{finding.path}: {what}")), 2, 6))
+        why = f": {escape(cause.message)}" if cause.findings[0].cause else ""
+        console.print(Hung(marked(f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]{why}"), 4, 4))
 
 
 def remarks(title: str, findings: Iterable[Finding]) -> Grid:

@@ -132,7 +132,7 @@ class TestRows:
         (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
         text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
         part = text.partition("You still have to add\n")[2].partition("\n\n")[0]
-        assert "  --num-layers or --encoder-num-layers\n  --hidden-size\n" in part
+        assert "  add --num-layers or --encoder-num-layers\n  add --hidden-size\n" in part
         assert part.count("Megatron refuses to start without it") == 1
 
     @pytest.mark.parametrize("width", ["60", "80"])

@@ -81,18 +81,6 @@ def test_no_file_of_the_current_directory_runs(planted: Path, command: str) -> N
     assert "Traceback" not in done.stderr and done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_report_does_not_end_at_a_character_that_the_terminal_lacks(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / FILE).write_text(json.dumps(CONFIG))
-    words = ("-P", "-m", "stagebridge", "layout", FILE, "--ranks", "2", "--model", "gpt2")
-    done = started(tmp_path, *words, PYTHONIOENCODING=encoding)
-    assert done.returncode == 0 and not done.stderr
-    assert ("\u2500" * 5 if encoding == "utf-8" else "-----") in done.stdout
-    name = tmp_path / "\u20ac.json"
-    done = started(tmp_path, "-P", "-m", "stagebridge", "check", str(name), PYTHONIOENCODING=encoding)
-    assert done.returncode == 1 and "no such file" in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("path", ["", os.pathsep, "."], ids=["-m", "empty entry", "dot"])
 def test_the_current_directory_is_taken_off_the_path(planted: Path, path: str) -> None:
     """Without `-P`, or with PYTHONPATH entries that mean the current directory: after what Python itself imports for `-m`."""

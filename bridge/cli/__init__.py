@@ -18,9 +18,6 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Run the command line; every deliberate error is one message on stderr and exit code 1, wrong usage too."""
-    from bridge.cli.terminal import in_any_encoding
-
-    in_any_encoding()
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

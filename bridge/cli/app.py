@@ -806,7 +806,7 @@ def checkpoint_convert(
     ] = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks (DeepSpeed) or tensor ranks (mp_rank_*) to be."),
+        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks to write for, where the format is in parts."),
     ] = None,
     level: Annotated[
         Optional[int],  # noqa: UP045

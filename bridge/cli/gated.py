@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from bridge.exits import Exit
 from bridge.files import read_text, write_text
 from bridge.findings import Finding
 from bridge.gate import FORMATS, REFUSED, Choice, Record, Settings, baseline, known_of, record, refusals, settings_of
-from bridge.rules import Effect, How
 from bridge.view import View
 
 TEXT, JSON = "text", "json"
@@ -153,37 +151,19 @@ def _text(found: Sequence[Looked], view: View) -> None:
             complain(problem if problem.startswith(one.file) else f"{one.file}: {problem}" for problem in one.problems)
         else:
             printed.one_of_many(one.file, one.findings, out, view)
-    say(_summed(found, view))
+    say(_summed(found))
 
 
-WORST = {
-    Effect.STOPS: "that would stop",
-    Effect.NUMBERS: "with different numbers",
-    Effect.ROUNDING: "up to rounding",
-    Effect.COST: "of memory or speed",
-}
-"""What a file is counted as by the worst effect of what is said of it."""
-NOT_WHOLE = "not whole yet"
-
-
-def _counted(findings: Iterable[Finding]) -> str:
-    lacks = any(one.how is How.MISSING and one.effect.reaches(Effect.NUMBERS) for one in findings)
-    effects = [one.effect for one in findings if one.how is not How.MISSING or one.effect is Effect.STOPS]
-    worst = min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
-    return NOT_WHOLE if lacks and not worst.reaches(Effect.NUMBERS) else WORST.get(worst, "clean")
-
-
-def _summed(found: Sequence[Looked], view: View) -> str:
+def _summed(found: Sequence[Looked]) -> str:
     seen = [one for one in found if not one.stranger]
-    read = [one.findings for one in seen if one.config is not None]
-    worst = Counter(map(_counted, read))
-    words = (*WORST.values(), NOT_WHOLE, "clean")
-    counts = {"refused": len(seen) - len(read), **{word: worst[word] for word in words}, "of no stack": len(found) - len(seen)}
+    counts = {
+        "refused": sum(one.config is None for one in seen),
+        "with findings": sum(bool(one.findings) for one in seen),
+        "clean": sum(one.config is not None and not one.findings for one in seen),
+        "of no stack": len(found) - len(seen),
+    }
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    told = [one for findings in read for one in findings if one.effect is Effect.NONE and one.how is not How.MISSING]
-    harmless = 0 if view.shows(Effect.NONE) else len(told)
-    left = f"; {harmless} remark{'' if harmless == 1 else 's'} without effect (--all shows them)" if harmless else ""
-    return f"{len(seen)} file{'' if len(seen) == 1 else 's'}: {said or 'nothing to look at'}{left}"
+    return f"{len(seen)} file{'' if len(seen) == 1 else 's'}: {said or 'nothing to look at'}"
 
 
 def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:

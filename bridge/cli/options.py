@@ -12,7 +12,6 @@ from typing import Annotated, Any, Optional
 import typer
 
 from bridge.cli.job import Job, effect_named
-from bridge.errors import BridgeError
 from bridge.limits import COUNT, RANKS
 from bridge.view import View
 
@@ -238,8 +237,6 @@ def reads_file(
         @wraps(command)
         def run(file: str | list[str], **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
-            if not all([file] if isinstance(file, str) else file):
-                raise BridgeError("FILE: found an empty name, expected a file; is a variable of the shell unset?")
             if gating:
                 given["gate"] = _gate({field: given.pop(name) for name, (field, _, _) in gating.items()})
             if not isinstance(file, str):

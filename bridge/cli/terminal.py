@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from bridge.clean import brief, clean, clean_block
@@ -22,25 +20,6 @@ PIPE_WIDTH = 120
 """Columns of a report that does not go to a terminal, where COLUMNS does not say."""
 LEAST = 40
 """Columns below which nothing gets narrower."""
-
-
-PLAIN = {"─": "-", "│": "|", "…": "...", "·": "."}
-"""What stands for our own signs where the terminal's encoding lacks them; any other character is told by its number."""
-
-
-def in_any_encoding() -> None:
-    """Let stdout and stderr print every text, whatever their encoding: no report ends in the middle for a character."""
-
-    def plain(error: UnicodeError) -> tuple[str, int]:
-        if not isinstance(error, UnicodeEncodeError):
-            raise error
-        odd = error.object[error.start : error.end]
-        return "".join(PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in odd), error.end
-
-    codecs.register_error("stagebridge", plain)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="stagebridge")
 
 
 def say(line: str, stream: Any = None) -> None:

@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import clean_stages
 import torch
+from clean_split import split
+from clean_stages import SCHEDULES, SPLIT
 from planting import LOGS, Loop, started
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bridge.trace import attach
 from bridge.trace.desync import Policy
+from bridge.trace.findings import Finding
 from bridge.trace.naming import layers
 
 STEPS, VOCAB, TOKENS, BATCH = 3, 40, 12, 4
@@ -78,6 +84,10 @@ MODELS: Mapping[str, Callable[[float], nn.Module]] = {
 }
 
 
+WHOLE = tuple(name for name in MODELS if name != "T5")
+"""Those whose backward pass torch can split in two: it runs T5's shared position bias twice, with a trace or without."""
+
+
 def batch(model: str, seed: int) -> dict[str, Tensor]:
     """What the model is called with; those of language end in padding."""
     generator = torch.Generator().manual_seed(seed)
@@ -115,6 +125,15 @@ class Way:
     compiled: bool = False
     keeps: bool = False
     """Whether gradients are set to zeros instead of none."""
+    schedule: str = ""
+    """Of torch's pipelining."""
+    counted: bool = False
+    """Whether each stage counts its layers anew."""
+    sequence: bool = False
+    """Whether tensor ranks see a part of the tokens each in norms."""
+    ranks: int = 2
+    models: tuple[str, ...] = ()
+    """The families that it fits; none named: all."""
 
 
 WAYS: Mapping[str, Way] = {
@@ -136,6 +155,15 @@ WAYS: Mapping[str, Way] = {
     "SGD, zeros": Way(optimizer=torch.optim.SGD, keeps=True, clip=0.5),
     "accelerate": Way("accelerate", passes=2, dropout=0.1),
     "Trainer": Way("Trainer", passes=2, dropout=0.1),
+    "DTensor": Way("DTensor", optimizer=torch.optim.SGD),
+    "DTensor dropout, clip": Way("DTensor", dropout=0.1, clip=0.1),
+    "DTensor accumulation": Way("DTensor", passes=2, told=True),
+    "DTensor sequence": Way("DTensor", sequence=True, models=("Llama",)),
+    "DTensor FSDP2": Way("DTensor", ranks=4),
+    **{f"pipelining {name}": Way(schedule=name, models=WHOLE if name in SPLIT else ()) for name in SCHEDULES},
+    "pipelining 1F1B, dropout, SGD": Way(schedule="1F1B", dropout=0.1, counted=True, optimizer=torch.optim.SGD, keeps=True),
+    "pipelining interleaved, dropout": Way(schedule="interleaved", dropout=0.1, counted=True),
+    "pipelining 1F1B, DDP": Way(schedule="1F1B", ranks=4),
 }
 
 
@@ -156,6 +184,8 @@ def trained(rank: int, world: int, model: str, name: str, folder: Path) -> list[
     torch.manual_seed(100 + rank)
     if way.wrap == "Trainer":
         return by_trainer(rank, world, module, model, way, folder)
+    if way.schedule:
+        return told(clean_stages.trained(rank, world, module, model, way, folder, STEPS, batch))
     return by_loop(rank, world, module, model, way, folder)
 
 
@@ -180,6 +210,10 @@ def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, fold
         wrapped = torch.compile(wrapped, backend="aot_eager")
     reference = MODELS[model](0.0).eval() if way.pairs else None
     own = rank if way.wrap != "none" else 0
+    if way.wrap == "DTensor":
+        wrapped, own = split(module, model, world, way.sequence)
+        optimizer = way.optimizer(module.parameters(), lr=1e-2)
+        torch.manual_seed(100 + own)
     tracer = (
         attach(
             wrapped,
@@ -200,7 +234,7 @@ def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, fold
                     loss = loss_of(wrapped, reference, model, 1000 * own + 10 * step + place)
                 backward(loss / (1 if way.wrap == "accelerate" else way.passes))
                 if place == way.passes - 1 and way.clip:
-                    nn.utils.clip_grad_norm_(wrapped.parameters(), way.clip)
+                    clip(wrapped, way.clip)
                 if place == way.passes - 1 or way.wrap == "accelerate":
                     optimizer.step()
                     optimizer.zero_grad() if way.wrap == "accelerate" else None
@@ -214,7 +248,21 @@ def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, fold
     if tracer is None:
         return []
     tracer.remove()
-    return [(str(finding), finding.severity) for finding in tracer.findings.found]
+    return told(tracer.findings.found)
+
+
+def told(found: Iterable[Finding]) -> list[tuple[str, str]]:
+    """Findings in words, with their severity."""
+    return [(str(finding), finding.severity) for finding in found]
+
+
+def clip(module: nn.Module, most: float) -> None:
+    """By the norm of all gradients; where torch splits some of them as DTensors and others not, of either kind."""
+    kinds: dict[bool, list[nn.Parameter]] = {}
+    for weight in module.parameters():
+        kinds.setdefault(isinstance(weight, DTensor), []).append(weight)
+    for weights in kinds.values():
+        nn.utils.clip_grad_norm_(weights, most)
 
 
 def sharded(module: nn.Module, way: Way) -> tuple[Any, Any]:
@@ -259,7 +307,7 @@ def by_trainer(rank: int, world: int, module: nn.Module, model: str, way: Way, f
     )
     callback = TraceCallback(LOGS, folder, policy=Policy(action="log"))
     Trainer(module, arguments, train_dataset=rows, callbacks=[callback]).train()
-    return [(str(finding), finding.severity) for finding in callback.found]
+    return told(callback.found)
 
 
 def unbatched(whole: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -267,36 +315,39 @@ def unbatched(whole: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield {name: tensor[at] for name, tensor in whole.items()}
 
 
-def main() -> None:
-    """Run them, and say what was found."""
+def main() -> int:
+    """Run them, and say what was found; 1 if there is a false alarm."""
     from pool import Pool
 
-    pool, runs, alarms, failed, remarks = Pool(2), 0, 0, 0, 0
+    pools, runs, alarms, failed, remarks = {world: Pool(world) for world in (2, 4)}, 0, 0, 0, 0
     for name in sys.argv[1:] or WAYS:
-        for model in MODELS:
+        way = WAYS[name]
+        for model in way.models or MODELS:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    world = 1 if WAYS[name].wrap == "none" else 2
-                    run = (
-                        trained(0, 1, model, name, Path(folder))
-                        if world == 1
-                        else pool.run(trained, model, name, Path(folder), timeout=180)[0]
+                    ranks = (
+                        [trained(0, 1, model, name, Path(folder))]
+                        if way.wrap == "none"
+                        else pools[way.ranks].run(trained, model, name, Path(folder), timeout=180)
                     )
+                    run = list(dict.fromkeys(itertools.chain(*ranks)))
                 except Exception as error:
                     failed += 1
                     print(f"{model}, {name}: DID NOT RUN: {str(error).strip().splitlines()[-1][:300]}", flush=True)
-                    pool.close()
+                    pools[way.ranks].close()
                     continue
             faults = [text for text, severity in run if severity == "fault"]
             runs, alarms, remarks = runs + 1, alarms + bool(faults), remarks + bool(len(run) - len(faults))
             for text in faults:
                 print(f"{model}, {name}: {text}", flush=True)
     print(f"{runs} clean runs: {alarms} with a false alarm, {remarks} with remarks; {failed} did not run")
-    pool.close()
+    for pool in pools.values():
+        pool.close()
+    return int(bool(alarms))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import clean  # the module that other processes find
 
-    clean.main()
+    raise SystemExit(clean.main())

@@ -103,8 +103,7 @@ def megatron(rank: int, world: int, launch: Launch) -> Figures:
     try:
         _warm(trainer, launch)
         if launch.load:
-            load = trainer.resume if launch.form == "torch_dist" else partial(load_parts, trainer)
-            assert load(iteration(launch.load)) == launch.first
+            assert trainer.resume(iteration(launch.load)) == launch.first
         found = [trainer.train_batch(fed(launch, trainer, step)) for step in range(launch.first, launch.last)]
         if launch.save:
             with trainer.running():
@@ -252,21 +251,6 @@ def save_parts(trainer: Any, launch: Launch) -> None:
         torch.save(state, place / "model_optim_rng.pt")
     (launch.save / "latest_checkpointed_iteration.txt").write_text(str(launch.last))
     torch.distributed.barrier()
-
-
-def load_parts(trainer: Any, place: Path) -> int:
-    """Load this rank's file, as Megatron-LM does (checkpointing.py: load_checkpoint); the steps behind it."""
-    from megatron.core import parallel_state
-
-    from compat.megatron.runtime.model import bare
-
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    state = torch.load(place / f"mp_rank_{rank:02d}" / "model_optim_rng.pt", weights_only=False)
-    with trainer.running():
-        bare(trainer.chunks[0]).load_state_dict(state["model"], strict=True)
-        trainer.optimizer.load_state_dict(state["optimizer"])
-        trainer.scheduler.scheduler.load_state_dict(state["opt_param_scheduler"])
-    return int(state["iteration"])
 
 
 def _without(keys: tuple[str, ...], state: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.state import archive
-from bridge.state.formats import Format, Used, Wanted, Written
+from bridge.state.formats import Format, Used
 from bridge.state.hub import Hub, Origin, Parameter
 from bridge.state.lazy import Boxed, Lazy, Placed, raw
 from bridge.state.names import Shape
-from compat.megatron.state import parts_writing, run
+from compat.megatron.state import run
 from compat.megatron.state.dist import iteration
 from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed
 from compat.megatron.state.run import DAMAGED
@@ -33,8 +33,6 @@ class Parts(Format):
 
     name = "megatron-ranks"
     title = "Megatron-LM mp_rank_*"
-    names = "megatron"
-    takes = frozenset({"ranks"})
 
     def find(self, folder: Path) -> Path | None:
         """The folder itself, or the iteration in it that the tracker names."""
@@ -73,11 +71,6 @@ class Parts(Format):
             model=run.model_of(args),
             findings=(*left, *run.generators("rng_state" in common)),
         )
-
-
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """A file for each tensor rank, of one stage."""
-        return parts_writing.plan(hub, wanted, run.TRACKER, FILE)
 
 
 def _files(place: Path) -> dict[tuple[int, int], Path]:
@@ -120,8 +113,7 @@ def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int
         if index == 0:
             own = [name for name in state["model"] if name.startswith(LAYERS)]
             layers += len({int(name.removeprefix(LAYERS).partition(".")[0]) for name in own})
-    grid = {f"{name}_model_parallel_size": 1 + max(key[at] for key in held) for at, name in enumerate(("tensor", "pipeline"))}
-    found = Parallel.of(args or grid, layers, str(place))
+    found = Parallel.of(args, layers, str(place))
     if found.tensor * found.pipeline != len(held):
         raise SourceError(
             f"{place}: found {len(held)} files; expected {found.tensor} tensor ranks on {found.pipeline} stages; {DAMAGED}"
