@@ -51,6 +51,15 @@ def test_a_terminal_gets_one_line_that_goes(clock: list[float]) -> None:
     assert "\n" not in shown and shown.endswith("\r\x1b[K") and shown.count("left") == 18
 
 
+def test_the_time_left_leaves_out_what_the_first_part_loads(clock: list[float]) -> None:
+    said = io.StringIO()
+    meter = progress.Meter("the files", said)
+    for done, at in ((1, 130), (2, 131), (3, 136)):
+        clock[0] = at
+        meter(done, 30)
+    assert said.getvalue().splitlines() == ["  3% of the files, 14 min 30 s left", " 10% of the files, 1 min 21 s left"]
+
+
 def test_what_is_quick_is_not_told(clock: list[float]) -> None:
     assert drive(clock, io.StringIO(), each=0.05) == drive(clock, Terminal(), each=0.05) == ""
 

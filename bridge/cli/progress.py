@@ -35,15 +35,18 @@ class Meter:
         self.what, self.stream = what, stream or sys.stderr
         self.began = time.monotonic()
         self.said = 0.0
+        self.first: tuple[float, float] | None = None
         self.drawn = self.stream.isatty()
 
     def __call__(self, done: float, total: float) -> None:
         """So much is done of all there is."""
         now = time.monotonic()
+        self.first = self.first or (now, done)
         if now - self.began < FIRST or now - self.said < (DRAWN if self.drawn else OFTEN) or not 0 < done < total:
             return
         self.said = now
-        line = f"{done / total:4.0%} of {self.what}, {left(now - self.began, done, total)} left"
+        since, behind = self.first if done > self.first[1] else (self.began, 0.0)  # the first part loads what all need
+        line = f"{done / total:4.0%} of {self.what}, {left(now - since, done - behind, total - behind)} left"
         print(f"{CLEAR}{line}" if self.drawn else line, end="" if self.drawn else "\n", file=self.stream, flush=True)
 
     def clear(self) -> None:
