@@ -26,6 +26,7 @@ from bridge.engine.models.blocks import Blocks, Cut
 from bridge.engine.models.cutting import is_hugging_face
 from bridge.engine.models.splitting import proved, tensor_plan
 from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
+from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
 from bridge.engine.weights import EXPORT, Weights
@@ -148,6 +149,7 @@ class Engine:
         holders = {ranks: comm.part("pipeline", ranks) for ranks in shared}
         self.gradients = Gradients(self.layout, parameters, comm, device, holders)
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
+        self.gathered = tuple(site.name for site in sites if site.kind == "gather")
         self._parts = chunks(plan.recompute, self.pipeline.layers)
         self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
         stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
@@ -808,8 +810,10 @@ def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -
     if group.size == 1:
         return {}, []
     names = names or _own_plan(model, plan, group.size)
-    with proved(model):
+    with proved(model, group.size):
         found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
+        if plan.parallel.sequence and names.tokens:
+            attach(found)
     return found.marks, found.sites
 
 

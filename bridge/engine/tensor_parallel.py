@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -271,6 +271,14 @@ class Entrance:
         return entered, places
 
 
+class Inside(Entrance):
+    """The way into split layers of a region: it takes whole sequences, and their gradients are summed where it begins."""
+
+    def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
+        """The product of `inputs` with the weight of `user`, and its bias added."""
+        return F.linear(inputs, user.weight, user.bias)
+
+
 class ColumnLinear(nn.Module):
     """Linear layer split by output features: whole input, this rank's part of the output."""
 
@@ -409,6 +417,7 @@ class Conversion:
 
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
+        self._whole = replace(split, sequence=False)
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
@@ -426,7 +435,7 @@ class Conversion:
         # A list, as the division changes what `_counted` looks at.
         for name, value, attribute in list(self._counted()):
             setattr(self.model.get_submodule(name), attribute, value // self.split.group.size)
-        if split.sequence:
+        if split.sequence and plan.tokens is None:
             self._split_tokens()
 
     def _problems(self) -> Iterator[str]:
@@ -441,7 +450,7 @@ class Conversion:
         for attribute in plan.attributes:
             if not any(attribute == found for _, _, found in self._counted()):
                 yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove it"
-        if self.split.sequence and not plan.scattered:
+        if self.split.sequence and not plan.scattered and plan.tokens is None:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
         yield from self._indivisible()
 
@@ -499,15 +508,27 @@ class Conversion:
         return ColumnLinear(module.weight, module.bias, self._entrance(name, module))
 
     def _row(self, name: str, module: nn.Linear) -> nn.Module:
-        self.sites.append(Site(name, "leave", module.out_features))
-        return RowLinear(self._cut(module.weight, 1), module.bias, self.split)
+        split = self._split_at(name)
+        self.sites.append(Site(name, "leave" if split is self.split else "leave whole", module.out_features))
+        return RowLinear(self._cut(module.weight, 1), module.bias, split)
+
+    def _split_at(self, name: str) -> Split:
+        """How a layer's activations are split. If tokens are split for the model, its layers work on whole sequences, but
+        for the end of a region.
+        """
+        tokens = self.plan.tokens
+        return self.split if tokens is None or name.rpartition(".")[0] in tokens.regions else self._whole
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
         """The entrance of a layer. Layers of one parent share it, as they take the same input."""
         parent = name.rpartition(".")[0]
         if parent not in self._entrances:
-            self._entrances[parent] = Entrance(self.split)
-            self.sites.append(Site(name, "enter", module.in_features))
+            split, tokens = self._split_at(name), self.plan.tokens
+            if tokens is not None and split is self.split:
+                self._entrances[parent] = Inside(split)  # `sequence.attach` adds the site, where the region begins
+            else:
+                self._entrances[parent] = Entrance(split)
+                self.sites.append(Site(name, "enter" if tokens is None else "enter whole", module.in_features))
         return self._entrances[parent]
 
     def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
@@ -556,8 +577,7 @@ class Conversion:
                 self.marks.setdefault(id(weight), Mark(partial=True))
 
     def _scatter(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        found: Tensor = _scatter(output, self.split)
-        return found
+        return scattered(output, self.split)
 
 
 def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
@@ -590,6 +610,7 @@ def _leave(outputs: Tensor, split: Split) -> Tensor:
     return found
 
 
-def _scatter(inputs: Tensor, split: Split) -> Tensor:
+def scattered(inputs: Tensor, split: Split) -> Tensor:
+    """This rank's token slice of what all ranks hold alike. In backward the slices of gradients are put together."""
     found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
     return found

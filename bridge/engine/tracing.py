@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -106,9 +106,7 @@ class EngineSource:
         logits = self._logits.get(layer) if output else None
         if logits is not None:
             return Placement.box((*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape)
-        # The layer that scatters still takes the whole stream: its output is split, and the inputs
-        # of those behind it.
-        if self._places[layer] >= self._scattered + (0 if output else 1):
+        if 2 * self._places[layer] + output in self._by_tokens:
             return Placement.full(shape).split(TOKENS, group.index, group.size)
         return Placement.full(shape, ("tensor",))
 
@@ -206,12 +204,16 @@ class EngineSource:
         return {layer: place for place, layer in enumerate(self.layers)}
 
     @cached_property
-    def _scattered(self) -> int:
-        """Place of the first layer that scatters the stream by tokens. Without one: the number of
-        layers, beyond all places.
+    def _by_tokens(self) -> range:
+        """Where the stream is split by tokens: 2 n is the input of layer n, and 2 n + 1 its output.
+
+        A layer that scatters its output takes the whole stream. If the stream is put together again, its blocks do both
+        themselves: the first one scatters its input, and the last one, the last that is named itself, gathers its output.
         """
-        found = (self._places.get(name.partition(".")[0], 0) for name in self.engine.scattered)
-        return min(found, default=len(self._places))
+        engine, end = self.engine, 2 * len(self._places)
+        first = min((place for layer, place in self._places.items() if _in(layer, engine.scattered)), default=end)
+        last = max((self._places.get(name, -1) for name in engine.gathered), default=None)
+        return range(2 * first + 1, end) if last is None else range(2 * first, 2 * last + 1)
 
     @cached_property
     def _logits(self) -> Mapping[str, Parameter]:
@@ -221,6 +223,11 @@ class EngineSource:
         heads = ((layer, part) for layer, module in self.layers.items() for part in module.modules())
         found = {layer: names[id(part.weight)] for layer, part in heads if isinstance(part, VocabularyLinear)}
         return {layer: slots[name] for layer, name in found.items() if name in slots}
+
+
+def _in(layer: str, names: Iterable[str]) -> bool:
+    """Whether one of the modules is the layer or in it."""
+    return any(f"{name}.".startswith(f"{layer}.") for name in names)
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:

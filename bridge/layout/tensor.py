@@ -10,6 +10,25 @@ from bridge.errors import ConfigError
 
 Kind = Literal["column", "row"]
 
+_NO_SPLIT = ("attributes", "scattered", "partial", "tokens")
+"""Fields of a tensor plan that alone split no weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How the stream of a model that knows nothing of it is split by tokens between its blocks `first` and `last`.
+
+    `regions` are modules that take whole sequences into split layers, the last of which sums its output and gives slices back.
+    `whole` are modules that every rank runs on whole sequences. All names are exact; `width` is the number of features of the
+    stream.
+    """
+
+    first: str
+    last: str
+    width: int
+    regions: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
@@ -20,7 +39,8 @@ class TensorPlan:
     a dimension. `attributes`: integers on any module that are divided, such as numbers of heads. `shared`: linear layers that
     every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
     logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens. `partial`: modules
-    that every rank holds whole and uses on its part of the activations, so that their gradients are shares of a sum.
+    that every rank holds whole and uses on its part of the activations, so that their gradients are shares of a sum. `tokens`:
+    how sequence parallelism splits a model that does not split its stream itself.
     """
 
     columns: tuple[str, ...] = ()
@@ -32,6 +52,7 @@ class TensorPlan:
     vocabulary: tuple[str, ...] = ()
     scattered: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         ConfigError.raise_if(self._problems())
@@ -49,7 +70,7 @@ class TensorPlan:
 
     def _problems(self) -> Iterator[str]:
         if not any(
-            getattr(self, field.name) for field in fields(self) if field.name not in ("attributes", "scattered", "partial")
+            getattr(self, field.name) for field in fields(self) if field.name not in _NO_SPLIT
         ):
             yield "tensor plan: splits nothing; name columns and rows, shapes, weights or a vocabulary"
         lists = list(self._lists())
@@ -64,11 +85,12 @@ class Site:
     """A place where tensor ranks exchange activations; `width` is the number of features of a token there.
 
     Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are `scatter`-ed by tokens, or are
-    `logits` of a split loss.
+    `logits` of a split loss. Where the stream is split by tokens, `gather` puts it together for what every rank computes
+    alike; there activations that enter or leave split layers are `whole`.
     """
 
     name: str
-    kind: Literal["enter", "leave", "embed", "scatter", "logits"]
+    kind: Literal["enter", "leave", "embed", "scatter", "gather", "enter whole", "leave whole", "logits"]
     width: int
 
 

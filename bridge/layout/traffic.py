@@ -210,6 +210,9 @@ _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("embed", False): (((SUM, 0),), ()),
     ("embed", True): (((SUM, 0),), ()),
     ("scatter", True): ((), ((GATHER_TOKENS, 0),)),
+    ("gather", True): (((GATHER_TOKENS, 0),), ()),
+    ("enter whole", True): ((), ((SUM_BACKWARD, 0),)),
+    ("leave whole", True): (((SUM, 0),), ()),
     ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),
     ("logits", True): (((LARGEST, 1), (LOGITS, 2)), ()),
 }

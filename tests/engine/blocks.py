@@ -2,19 +2,24 @@
 layers and compared with plain transformers in fp64.
 
 `python tests/engine/blocks.py` builds each with random weights, trains it in one process, and on two ranks as each of `CASES`
-says, and prints a table of the largest errors of losses and gradients, with the reason of each one that is left out. Names of
-architectures after it run those alone; `--alone` runs no ranks.
+says, and prints a table: the largest error of losses and gradients in the first step of each group of cases, in bold what is
+further away than wanted, with the reason of each one that is left out. Names of architectures after it run those alone; `--alone`
+runs no ranks; `--to FILE` appends what each gave to a file of JSON lines and leaves out the architectures that are in it.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from runs import distance
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bridge.engine import initialize
 from bridge.engine.layers import Arguments
@@ -65,15 +70,38 @@ MORE: Mapping[str, Mapping[str, Any]] = {
 }
 UNPLANNED = ("gpt2", "gptj", "gpt_neo", "gpt_bigcode", "opt", "bloom", "falcon", "codegen", "mpt", "stablelm", "persimmon")
 """Architectures without a plan, of which the structure tells where to cut."""
-TWO_STAGES = {"parallel.pipeline": 2, "schedule.name": "1f1b"}
+TWO_STAGES = {"parallel.pipeline": 2}
+SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "1F1B": {**TWO_STAGES, "schedule.name": "1f1b"},
+    "interleaved": {**TWO_STAGES, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2},
+    "zero bubble": {**TWO_STAGES, "schedule.name": "zero_bubble"},
+}
+TENSOR = {"parallel.tensor": 2, "zero.stage": 1}
 CASES: Mapping[str, Mapping[str, Any]] = {
     **{f"ZeRO {level}": {"zero.stage": level} for level in range(4)},
-    **{f"1F1B, ZeRO {level}": {**TWO_STAGES, "zero.stage": level} for level in range(4)},
-    "interleaved, ZeRO 3": {**TWO_STAGES, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2, "zero.stage": 3},
-    "two tensor ranks, ZeRO 1": {"parallel.tensor": 2, "zero.stage": 1},
-    "zero bubble, ZeRO 1": {**TWO_STAGES, "schedule.name": "zero_bubble", "zero.stage": 1},
-    "zero bubble, ZeRO 3": {**TWO_STAGES, "schedule.name": "zero_bubble", "zero.stage": 3},
+    **{f"{name}, ZeRO {level}": {**case, "zero.stage": level} for name, case in SCHEDULES.items() for level in range(4)},
+    "two tensor ranks": TENSOR,
+    "two tensor ranks, split tokens": {**TENSOR, "parallel.sequence": True},
 }
+GROUPS = ("ZeRO", *SCHEDULES, "two tensor ranks", "two tensor ranks, split tokens")
+"""Columns of the table: a case belongs to the longest of these that it begins with."""
+FP64 = {torch.float32: torch.float64}
+
+
+class Wide(TorchFunctionMode):
+    """What a model computes in fp32 whatever its weights are (norms, rotary positions, losses) is computed in fp64, so that
+    nothing but the order of sums is left of the difference between tensor ranks and one process.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` with fp64 in the place of fp32."""
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        wide = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_wide, args), **wide)
+
+
+def _wide(value: Any) -> Any:
+    return FP64.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def architectures(plan: str = "pp_plan") -> Iterator[str]:
@@ -125,8 +153,13 @@ Steps = list[tuple[float, dict[str, Tensor]]]
 """Loss and gradients of each step."""
 
 
-def plain(model: nn.Module, steps: int = STEPS) -> Steps:
-    """The training in one process with nothing but transformers."""
+def plain(model: nn.Module, steps: int = STEPS, wide: bool = False) -> Steps:
+    """The training in one process with nothing but transformers; `wide`: see `Wide`."""
+    with Wide() if wide else contextlib.nullcontext():
+        return _plain(model, steps)
+
+
+def _plain(model: nn.Module, steps: int) -> Steps:
     model.train()
     found: Steps = []
     for step in range(steps):
@@ -165,7 +198,9 @@ def one_by_one(name: str) -> float:
     return max(distance(outputs[0], outputs[1]), distance(found, expected))
 
 
-def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS) -> Steps:
+def in_ranks(
+    rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS, wide: bool = False
+) -> Steps:
     """The same training on the engine with a bare rate, so that the change of a weight is its gradient."""
     plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE, **values}
     parts = plan.get("parallel.pipeline", 1) * plan.get("parallel.tensor", 1)
@@ -175,7 +210,8 @@ def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps:
     found: Steps = []
     for step in range(steps):
         engine.comm.ledger.clear()
-        loss = engine.train_batch(batches(step)[engine.data.index :: engine.data.size])
+        with Wide() if wide else contextlib.nullcontext():
+            loss = engine.train_batch(batches(step)[engine.data.index :: engine.data.size])
         assert not step or engine.comm.ledger.totals == engine.traffic(2 * TOKENS)  # the first also gathers what is frozen
         assert engine.bytes() == engine.layout.bytes()
         after = {key: weight.clone() for key, weight in engine.state_dict()}
@@ -200,28 +236,50 @@ def good(found: list[float]) -> bool:
     return found[0] <= 1e-9 and max(found) <= 1e-6
 
 
-def rows(names: list[str], alone: bool) -> Iterator[str]:
-    """The table: an architecture, its error layer by layer, and the largest error of the first step on ranks, or why not."""
-    from pool import Pool
-
-    pool = Pool(2)
-    yield f"| architecture | layers one by one | {' | '.join(() if alone else CASES)} |"
-    yield "|---" * (2 + (0 if alone else len(CASES))) + "|"
-    for name in names:
+def tried(name: str, run: Callable[..., Any], alone: bool) -> dict[str, Any]:
+    """What one architecture gave: its error layer by layer, the errors of each case by step, or why there are none."""
+    found: dict[str, Any] = {"name": name}
+    try:
+        found["one by one"] = one_by_one(name)
+        if alone:
+            return found
+        expected = {wide: plain(small(name), wide=wide) for wide in (False, True)}
+    except Exception as error:
+        return {**found, "left out": _told(error)}
+    for case, values in _cases(name):
+        wide = "parallel.tensor" in values
         try:
-            cells = [f"{one_by_one(name):.0e}"]
-            expected = [] if alone else plain(small(name))
+            found[case] = errors(run(in_ranks, name, values, STEPS, wide, timeout=300)[0], expected[wide])
         except Exception as error:
-            yield f"| {name} | {_told(error)} |"
-            continue
-        for values in () if alone else CASES.values():
-            try:
-                found = errors(pool.run(in_ranks, name, values, timeout=300)[0], expected)
-                cells.append(f"{'' if good(found) else '**'}{found[0]:.0e}")
-            except Exception as error:
-                cells.append(f"**{_told(error)}")
-        yield f"| {name} | {' | '.join(cells)} |"
-    pool.close()
+            found[case] = _told(error)
+    return found
+
+
+def _cases(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The cases that an architecture has a plan for; those without one are cut by their structure, and their tensors are not."""
+    cut, split = (name in architectures(plan) for plan in ("pp_plan", "tp_plan"))
+    for case, values in CASES.items():
+        if split and name not in UNPLANNED if "parallel.tensor" in values else cut or "parallel.pipeline" not in values:
+            yield case, values
+
+
+def row(found: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    if "left out" in found:
+        return f"| {found['name']} | {found['left out']} |" + " |" * len(GROUPS)
+    groups: dict[str, list[Any]] = {group: [] for group in GROUPS}
+    for case in CASES.keys() & found.keys():
+        groups[max((group for group in GROUPS if case.startswith(group)), key=len)].append(found[case])
+    return f"| {found['name']} | {found['one by one']:.0e} | {' | '.join(map(_cell, groups.values()))} |"
+
+
+def _cell(cases: list[Any]) -> str:
+    """The largest error of a first step, or the first reason why there is none."""
+    reasons = [f"**{case}**" for case in cases if isinstance(case, str)]
+    worst = max((case for case in cases if not isinstance(case, str)), key=lambda case: case[0], default=None)
+    if reasons or worst is None:
+        return reasons[0] if reasons else ""
+    return f"{worst[0]:.0e}" if all(map(good, cases)) else f"**{worst[0]:.0e}, {max(map(max, cases)):.0e} later**"
 
 
 def _told(error: Exception) -> str:
@@ -231,7 +289,28 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:160]}"
 
 
+def main() -> None:
+    """Print one row for each architecture."""
+    from pool import Pool
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--to", type=Path)
+    given = parser.parse_args()
+    lines = given.to.read_text("utf-8").splitlines() if given.to and given.to.exists() else []
+    done = {found["name"]: found for found in map(json.loads, lines)}
+    pool = Pool(2)
+    print(f"| architecture | layers one by one | {' | '.join(GROUPS)} |")
+    print("|---" * (2 + len(GROUPS)) + "|")
+    for name in given.names or sorted({*architectures(), *architectures("tp_plan")}):
+        found = done.get(name) or tried(name, pool.run, given.alone)
+        if given.to and name not in done:
+            with given.to.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+        print(row(found), flush=True)
+    pool.close()
+
+
 if __name__ == "__main__":
-    wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    for line in rows(wanted or list(architectures()), "--alone" in sys.argv):
-        print(line, flush=True)
+    main()

@@ -12,17 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from blocks import CASES, VOCAB, batches, errors, good, in_ranks, one_by_one, plain, small
+from blocks import CASES, STEPS, VOCAB, batches, errors, good, in_ranks, one_by_one, plain, small
 from conftest import Run
+from pool import RankError
 from torch import nn
 
 import compat.deepspeed
 from bridge.cli import run as cli
 from bridge.engine import initialize
 from bridge.engine.models.cutting import Uncut, cut_of
+from bridge.engine.models.slicing import sliced
 from bridge.engine.models.splitting import proved, tensor_plan
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan import Plan
+from bridge.trace.desync import Policy
+from bridge.trace.plugin import same_run
 
 pytest.importorskip("transformers")
 
@@ -41,12 +45,14 @@ def test_layers_run_one_by_one_give_what_the_model_gives(name: str) -> None:
         ("gpt2", "interleaved, ZeRO 3"),
         ("gemma4_text", "1F1B, ZeRO 2"),
         ("llama", "zero bubble, ZeRO 3"),
-        ("qwen3", "two tensor ranks, ZeRO 1"),
+        ("qwen3", "two tensor ranks"),
+        ("gemma4_text", "two tensor ranks, split tokens"),
     ],
 )
 def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -> None:
-    found = run(2, in_ranks, name, CASES[case])[0]
-    assert good(errors(found, plain(small(name))))
+    wide = "parallel.tensor" in CASES[case]
+    found = run(2, in_ranks, name, CASES[case], STEPS, wide)[0]
+    assert good(errors(found, plain(small(name), wide=wide)))
 
 
 def test_names_are_those_of_the_model() -> None:
@@ -143,14 +149,56 @@ def test_tensor_ranks_split_what_a_plan_covers() -> None:
         tensor_plan(small("llama"), Plan(), 3)
     with pytest.raises(ConfigError, match="Phi3ForCausalLM has no plan that the engine can follow; leave it at 1"):
         tensor_plan(small("phi3"), Plan(), 2)
-    with pytest.raises(ConfigError, match=r"parallel\.sequence: blocks of Hugging Face take whole sequences"):
-        tensor_plan(small("llama"), Plan.of({"parallel.sequence": True}), 2)
 
 
 def test_a_split_that_gives_other_logits_is_refused() -> None:
     model = small("llama")
-    with pytest.raises(ConfigError, match="the model gives other logits"), proved(model):
+    with pytest.raises(ConfigError, match="the model gives other logits"), proved(model, 1):
         model.model.layers[1].self_attn.o_proj.weight.data.mul_(1.5)
+
+
+def test_modules_that_need_whole_sequences_are_found() -> None:
+    found = tensor_plan(small("mixtral"), Plan.of({"parallel.sequence": True}), 2).tokens
+    assert found is not None
+    assert (found.first, found.last, found.width) == ("model.layers.0", "model.layers.3", 32)
+    assert found.regions == tuple(f"model.layers.{number}.self_attn" for number in range(4))
+    assert found.whole == tuple(f"model.layers.{number}.mlp" for number in range(4)), "experts are not split"
+    found = tensor_plan(small("gemma4_text"), Plan.of({"parallel.sequence": True}), 2).tokens
+    assert found is not None
+    assert found.whole == tuple(f"model.layers.{number}" for number in range(4)), "what each layer adds is for all tokens"
+    dropped = small("gpt_neox", hidden_dropout=0.1)
+    split = sliced(dropped, [])
+    assert split.whole == split_blocks(dropped), "dropout draws its mask for whole sequences"
+
+
+def split_blocks(model: nn.Module) -> tuple[str, ...]:
+    return cut_of(model).blocks
+
+
+def watched(rank: int, world: int, folder: Path) -> None:
+    values = {"optimizer.name": "sgd", "optimizer.lr": 0.1, "debug.tensor_parallel": True}
+    values |= {f"debug.{name}": 5 for name in ("layer_outputs", "layer_gradients", "all_param_gradients", "param_update")}
+    split = {"parallel.tensor": 2, "parallel.sequence": True, "parallel.pipeline": 1} if world > 1 else {}
+    plan = Plan.of({**values, **split, "batch.accumulation": 2})
+    engine = initialize(small("mixtral").float(), plan, seed=5, trace=folder, full=True, policy=Policy(action="raise"))
+    for step in range(2):
+        engine.train_batch(batches(step, 2))
+
+
+def test_a_run_with_split_tokens_is_the_run_of_one_rank_layer_by_layer(run: Run, tmp_path: Path) -> None:
+    run(1, watched, tmp_path / "one")
+    run(2, watched, tmp_path / "two")
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_tokens_that_do_not_divide_are_refused(run: Run) -> None:
+    with pytest.raises(RankError, match="11 tokens do not divide into 2 tensor ranks; pad the sequences to a multiple"):
+        run(2, odd)
+
+
+def odd(rank: int, world: int) -> None:
+    engine = initialize(small("llama"), Plan.of({"parallel.tensor": 2, "parallel.sequence": True, "optimizer.lr": 0.1}))
+    engine.train_batch([{name: value[:, :11] for name, value in batches(0)[0].items()}])
 
 
 def test_a_deepspeed_script_with_a_model_of_hugging_face() -> None:

@@ -202,11 +202,11 @@ def uncached(model: nn.Module) -> Mapping[str, Any]:
     return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
 
-def tokens(model: nn.Module) -> Tensor:
-    """A few tokens that the model knows."""
+def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
+    """A few tokens that the model knows, of `shape` (samples, tokens)."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
     number = getattr(embeddings, "num_embeddings", None) or len(next(embeddings.parameters()))
-    return torch.arange(SHAPE[0] * SHAPE[1], device=next(model.parameters()).device).view(SHAPE) % number
+    return torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape) % number
 
 
 def _container(model: nn.Module) -> str:

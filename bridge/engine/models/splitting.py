@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.models.cutting import is_hugging_face, still, tokens, uncached
+from bridge.engine.models.cutting import SHAPE, is_hugging_face, still, tokens, uncached
+from bridge.engine.models.slicing import sliced
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import Plan
@@ -30,8 +31,6 @@ ROUNDINGS = 4
 
 def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     """How `ranks` tensor ranks split `model`. Raises `ConfigError` if they cannot."""
-    if plan.parallel.sequence:
-        raise ConfigError("parallel.sequence: blocks of Hugging Face take whole sequences; turn it off")
     ConfigError.raise_if(_uneven(model, ranks))
     styles = dict(_styles(model))
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style == ROW}
@@ -39,7 +38,8 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     if not split:
         raise ConfigError(f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1")
     named = {kind: tuple(name for name, style in split.items() if style == kind) for kind in (COLUMN, ROW, SHARE)}
-    return TensorPlan(columns=named[COLUMN], rows=named[ROW], partial=named[SHARE])
+    sequence = sliced(model, named[ROW]) if plan.parallel.sequence else None
+    return TensorPlan(columns=named[COLUMN], rows=named[ROW], partial=named[SHARE], tokens=sequence)
 
 
 def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
@@ -83,14 +83,14 @@ def _known(module: nn.Module, style: str) -> bool:
 
 
 @contextmanager
-def proved(model: nn.Module) -> Iterator[None]:
+def proved(model: nn.Module, ranks: int) -> Iterator[None]:
     """Raise unless `model` gives the same logits after what is done to it as before."""
     if not is_hugging_face(model):
         yield
         return
-    before = _logits(model)
+    before = _logits(model, ranks)
     yield
-    after = _logits(model)
+    after = _logits(model, ranks)
     apart = float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
     if not apart < max(CLOSE, ROUNDINGS * _rounding(model)):
         raise ConfigError(
@@ -103,8 +103,10 @@ def _rounding(model: nn.Module) -> float:
     return max(torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point())
 
 
-def _logits(model: nn.Module) -> Tensor:
+def _logits(model: nn.Module, ranks: int) -> Tensor:
+    # Under sequence parallelism the tokens have to divide into the ranks.
+    trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
     with still(model), torch.no_grad():
-        output: Any = model(input_ids=tokens(model), **uncached(model))
+        output: Any = model(input_ids=trial, **uncached(model))
     found: Tensor = output[0]
     return found.float()

@@ -1,0 +1,207 @@
+"""Slicing: which modules of a Hugging Face model's blocks need whole sequences, found out by running each block on half of its
+tokens while the modules in it give what they gave for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bridge.engine.models.blocks import Call, Cut
+from bridge.engine.models.cutting import cut_of, still, tokens, uncached
+from bridge.engine.sequence import is_stream, stream_at
+from bridge.engine.tensor_parallel import TOKENS
+from bridge.errors import ConfigError
+from bridge.layout.tensor import Tokens
+
+CLOSE = 1e-4
+"""The largest distance between a block's output for half of the tokens and half of its output, in parts of the largest number."""
+
+
+def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
+    """How the stream of `model` is split by tokens if the layers `rows` are split by input features. Raises `ConfigError` if its
+    stream is none of (batch, tokens, features).
+    """
+    cut = cut_of(model)
+    with still(model), torch.no_grad():
+        runs = _runs(model, cut, rows)
+        if not is_stream(runs[cut.blocks[0]].stream):
+            raise ConfigError(
+                f"parallel.sequence: {cut.blocks[0]} does not take activations (batch, tokens, features); turn it off"
+            )
+        regions: list[str] = []
+        whole: list[str] = []
+        for name, run in runs.items():
+            if _by_token(model, name, run):
+                for unit, seen in run.units.items():
+                    (regions if seen.closed else whole).append(unit)
+            else:
+                whole.append(name)
+    width = runs[cut.blocks[0]].stream.shape[-1]
+    return Tokens(cut.blocks[0], cut.blocks[-1], width, tuple(regions), tuple(whole))
+
+
+@dataclass
+class _Unit:
+    """What a module of a block took and gave, call by call; `closed`: a split layer's output is what it gives."""
+
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
+    closed: bool = False
+
+
+@dataclass
+class _Run:
+    """A block's call on whole sequences, what it gave, and the modules in it."""
+
+    call: Call
+    stream: Tensor
+    output: Any
+    units: Mapping[str, _Unit]
+
+
+Note = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+"""What is done with the arguments and the output of a call."""
+
+
+def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
+    """Every block's call in a run of the model on a few tokens."""
+    found: dict[str, _Run] = {}
+    ends: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for row in rows:
+            stack.callback(_watch(model.get_submodule(row), partial(_end, ends, row.rpartition(".")[0])))
+        for name in cut.blocks:
+            units = {unit: _Unit() for unit in _units(model, name)}
+            for unit, seen in units.items():
+                stack.callback(_watch(model.get_submodule(unit), partial(_called, ends, unit, seen)))
+            stack.callback(_watch(model.get_submodule(name), partial(_ran, found, cut.place, name, units)))
+        model(input_ids=tokens(model), **uncached(model))
+    return found
+
+
+def _watch(module: nn.Module, note: Note) -> Callable[[], None]:
+    """Have `note` see every call of a module; what ends that."""
+
+    def hook(module: nn.Module, given: Any, named: Any, output: Any) -> None:
+        note(given, named, output)
+
+    return module.register_forward_hook(hook, with_kwargs=True).remove
+
+
+def _end(ends: dict[str, Any], parent: str, given: Any, named: Any, output: Any) -> None:
+    ends[parent] = output
+
+
+def _called(ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any, output: Any) -> None:
+    first = output[0] if isinstance(output, tuple) else output
+    # A module that goes on with what its last layer gave (dropout, a gate) has to get all of it.
+    seen.closed = ends.get(name) is first and not seen.calls
+    seen.calls.append(((given, named), output))
+
+
+def _ran(
+    found: dict[str, _Run], place: int | str, name: str, units: Mapping[str, _Unit], given: Any, named: Any, output: Any
+) -> None:
+    stream = given[place] if isinstance(place, int) else named[place]
+    found[name] = _Run(Call(list(given), dict(named)), stream, output, units)
+
+
+def _units(model: nn.Module, block: str) -> Iterator[str]:
+    """The modules of a block that may need whole sequences: all but norms and what has neither weights nor parts."""
+    for name, module in model.get_submodule(block).named_children():
+        inner = any(True for _ in module.children())
+        if inner or any(weight.dim() > 1 for weight in module.parameters()):
+            yield f"{block}.{name}"
+
+
+def _by_token(model: nn.Module, name: str, run: _Run) -> bool:
+    """Whether a block does nothing to tokens but by its modules. Its dropout would need the mask of whole sequences, so it must
+    draw no random numbers either.
+    """
+    half = run.stream.shape[TOKENS] // 2
+    block = model.get_submodule(name)
+    given, named = ([_first(value, run.stream, half) for value in run.call.given], run.call.named)
+    named = {key: _first(value, run.stream, half) for key, value in named.items()}
+    with _replayed(model, run, half) as good:
+        block.train()
+        before = _random(run.stream)
+        try:
+            output = block(*given, **named)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            return False  # what it does does not fit half of the tokens
+        finally:
+            block.eval()
+        drawn = not torch.equal(before, _random(run.stream))
+    wanted = _half(run.output, run.stream, half)
+    return not drawn and all(good) and _same(output, wanted)
+
+
+def _first(value: Any, stream: Tensor, half: int) -> Any:
+    return value.narrow(TOKENS, 0, half) if value is stream else value
+
+
+def _half(output: Any, stream: Tensor, half: int) -> Any:
+    """The first tokens of every stream in an output."""
+
+    def cut(value: Tensor) -> Tensor:
+        return value.narrow(TOKENS, 0, half) if is_stream(value) and value.shape[:2] == stream.shape[:2] else value
+
+    return tree_map_only(Tensor, cut, output)
+
+
+@contextmanager
+def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
+    """Have the modules of a block give what they gave for all tokens, for the first ones; whether each was called as before."""
+    good: list[bool] = []
+    modules = {unit: model.get_submodule(unit) for unit in run.units}
+
+    def play(seen: _Unit) -> Callable[..., Any]:
+        left = iter(seen.calls)
+
+        def forward(*given: Any, **named: Any) -> Any:
+            (once, formerly), output = next(left)
+            leaves, _, place = stream_at(given, named)
+            others, _, _ = stream_at(once, formerly)
+            if len(leaves) != len(others) or place < 0:
+                raise ValueError("called otherwise")
+            others[place] = others[place].narrow(TOKENS, 0, half)
+            good.append(_same(leaves, others))
+            return _half(output, run.stream, half)
+
+        return forward
+
+    try:
+        for unit, seen in run.units.items():
+            modules[unit].forward = play(seen)
+        yield good
+    except StopIteration:
+        good.append(False)
+    finally:
+        for module in modules.values():
+            module.__dict__.pop("forward", None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    first, second = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (one, other))
+    return len(first) == len(second) and all(map(_close, first, second))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return bool(torch.equal(one, other))
+    scale = other.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30) if other.numel() else torch.ones(())
+    return bool(torch.allclose(one, other, rtol=0.0, atol=float(CLOSE * scale), equal_nan=True))
+
+
+def _random(tensor: Tensor) -> Tensor:
+    """The state of the generator that dropout on this tensor draws from."""
+    return torch.cuda.get_rng_state(tensor.device) if tensor.device.type == "cuda" else torch.get_rng_state()

@@ -1,0 +1,113 @@
+"""Sequence parallelism of a model that knows nothing of it: the stream between the first and the last block is split by tokens,
+and hooks put whole sequences together where a module needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from bridge.engine.tensor_parallel import Conversion, Mark, Split, scattered
+from bridge.layout.tensor import Site, Tokens
+
+
+class _Gather(torch.autograd.Function):
+    """From slices of tokens to whole sequences. Where all ranks go on with the same (`shares` is false), each has the whole
+    gradient, and keeps its slice; else each has a share of it, and the shares are summed.
+    """
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, split: Split, shares: bool) -> Tensor:
+        context.split, context.shares = split, shares
+        return split.gather(inputs).contiguous()  # models view it in other shapes
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        split: Split = context.split
+        return split.scatter_sum(gradient) if context.shares else split.slice(gradient).contiguous(), None, None
+
+
+def attach(found: Conversion) -> None:
+    """Split the stream of a converted model as its plan says, mark the weights that then see a slice of tokens, and add the
+    places where tokens are exchanged to the sites.
+    """
+    model, split, tokens = found.model, found.split, found.plan.tokens
+    assert tokens is not None, "the plan says where the stream is split"
+    first, last, width = tokens.first, tokens.last, tokens.width
+    # Hooks run in the order in which they are registered: the first block has to split the stream before it, or a module in it,
+    # puts whole sequences together again.
+    _at(model, first, split, entering=_slice)
+    found.sites.append(Site(first, "scatter", width))
+    for name in tokens.regions:
+        _at(model, name, split, entering=_gather_shares, leaving=_in_order)
+        found.sites.append(Site(name, "enter", width))
+    for name in tokens.whole:
+        _at(model, name, split, entering=_gather, leaving=_slice)
+        found.sites += [Site(name, "gather", width), Site(name, "scatter", width)]
+    _at(model, last, split, leaving=_gather)
+    found.sites.append(Site(last, "gather", width))
+    _mark_shares(found, tokens)
+
+
+def _mark_shares(found: Conversion, tokens: Tokens) -> None:
+    """A weight that sees this rank's tokens alone gets a share of its gradient; in a module that takes whole sequences it does
+    not.
+    """
+    blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
+    whole = {id(part) for name in tokens.whole for part in found.model.get_submodule(name).modules()}
+    for module in blocks.modules():
+        for weight in module.parameters(recurse=False) if id(module) not in whole else ():
+            found.marks.setdefault(id(weight), Mark(partial=True))
+
+
+def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any, int]:
+    """What a module is called with, in leaves, and which of them is the stream: the first of (batch, tokens, features)."""
+    leaves, form = tree_flatten((given, named))
+    places = (place for place, leaf in enumerate(leaves) if is_stream(leaf))
+    return leaves, form, next(places, -1)
+
+
+def is_stream(value: Any) -> bool:
+    """Whether a value may be activations (batch, tokens, features)."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
+
+
+def _at(model: nn.Module, name: str, split: Split, entering: Any = None, leaving: Any = None) -> None:
+    module = model.get_submodule(name)
+    if entering is not None:
+
+        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            leaves, form, place = stream_at(given, named)
+            leaves[place] = entering(leaves[place], split)
+            return tree_unflatten(leaves, form)
+
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+    if leaving is not None:
+
+        def leave(module: nn.Module, given: Any, output: Any) -> Any:
+            # A module may give more than the stream, all of it for the same tokens: router logits by token, hidden states.
+            return tree_map_only(Tensor, lambda value: leaving(value, split) if is_stream(value) else value, output)
+
+        module.register_forward_hook(leave)
+
+
+def _slice(value: Tensor, split: Split) -> Tensor:
+    return scattered(value, split)
+
+
+def _in_order(value: Tensor, split: Split) -> Tensor:
+    """The slice that a region's last layer gives, laid out as models take it."""
+    return value.contiguous()
+
+
+def _gather(value: Tensor, split: Split) -> Tensor:
+    found: Tensor = _Gather.apply(value, split, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _gather_shares(value: Tensor, split: Split) -> Tensor:
+    found: Tensor = _Gather.apply(value, split, True)  # type: ignore[no-untyped-call]
+    return found
