@@ -1,5 +1,5 @@
-"""Communication: the only caller of torch.distributed; every collective is named, counted and, if asked,
-recorded.
+"""Communication: the only caller of torch.distributed. Every collective is named and counted, and
+recorded if asked.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ Said = TypeVar("Said")
 
 
 def _done() -> None:
-    """What a collective that has nothing to wait for returns."""
+    """The wait of a collective with nothing to wait for."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks of the world, and this rank's place among them; with one rank every collective is a no-op.
+    """Some ranks of the world, and this rank's place among them. With one rank, every collective is
+    a no-op.
 
     Groups of the same ranks with another `purpose` do not wait for each other.
     """
@@ -57,12 +58,12 @@ class Group:
 
     @property
     def handle(self) -> dist.ProcessGroup | None:
-        """Torch's own group; None where there is one rank, or once this process has left."""
+        """Torch's own group. None for a single rank, or after this process has left."""
         return _HANDLES.get((self.ranks, self.purpose))
 
 
 PATIENCE = timedelta(seconds=5)
-"""What a process gives a collective that is under way when it ends."""
+"""How long a process that ends waits for each collective under way."""
 
 
 SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
@@ -70,25 +71,27 @@ SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
 
 
 def _seconds(variable: str, usual: float, least: float) -> float:
-    """What an environment variable says; raises `ConfigError` for what is no number of seconds."""
+    """The value of an environment variable, else `usual`. Raises `ConfigError` unless it is a
+    number of seconds, at least `least`.
+    """
     said = os.environ.get(variable)
     try:
         seconds = usual if said is None else float(said)
     except ValueError:
-        seconds = nan
+        seconds = nan  # which no comparison holds for
     if not least <= seconds < inf:
         raise ConfigError(f"{variable}: found {said!r}, expected a number of seconds, at least {least:g}")
     return seconds
 
 
 SILENCE = _seconds(SILENT, 60, 0)
-"""Seconds after which a rank that others wait for is named; 0: never."""
+"""Seconds of waiting after which the rank that others wait for is named; 0: never."""
 TIMEOUT = _seconds(GIVEN_UP, 600, 1)
 """Seconds after which waiting for another rank is an error."""
 
 
 def patient(silence: float | None, timeout: float | None) -> None:
-    """Limits in seconds for what is joined from now on; None: what the environment says."""
+    """Set the limits in seconds for groups that are joined from now on. None: the environment's."""
     global SILENCE, TIMEOUT
     SILENCE = _seconds(SILENT, 60, 0) if silence is None else silence
     TIMEOUT = _seconds(GIVEN_UP, 600, 1) if timeout is None else timeout
@@ -98,13 +101,15 @@ _UNDER_WAY: set[dist.Work] = set()
 """Collectives that nobody has waited for yet."""
 
 _HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
-"""Torch's groups by ranks and purpose, held here alone so that leaving ends them before the interpreter does."""
+"""Torch's groups by ranks and purpose. They are held only here, so that leaving ends them before
+the interpreter ends.
+"""
 
 
 @dataclass
 class Ledger:
-    """Collectives by name, with number and bytes of whole tensors; `events` holds what happened, in order,
-    once asked for.
+    """The number of collectives by name, and the bytes of their whole tensors. `events` has what
+    happened, in order, while it is recorded.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
@@ -135,25 +140,30 @@ class Ledger:
 
 
 class Comm:
-    """The groups of one rank and the collectives over them. Collectives return a function that waits for the
-    result.
+    """The groups of one rank and the collectives over them. Collectives return a function that
+    waits for the result.
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.rank, self.ledger = mesh, rank, Ledger()
         self._groups: dict[tuple[str, ...], Group] = {}
+        # One group along each axis, and one of all ranks.
         for axes in (*((axis,) for axis in mesh.sizes), tuple(mesh.sizes)):
             self._groups[axes] = self._make(mesh.groups(*axes))
 
     def _make(self, groups: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
+        """Make all `groups`. Returns the one with this rank, or a group of this rank alone."""
         mine = next((ranks for ranks in groups if self.rank in ranks), (self.rank,))
+        # Those without this rank as well: torch's new_group has to be called by all ranks, in the
+        # same order.
         for ranks in groups:
             _open(ranks, self.mesh.world, purpose)
         return Group(mine, mine.index(self.rank), purpose)
 
     def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
-        """Those of this rank's group along `axis` and `others` whose place along `axis` is among `indices` (this rank alone,
-        if its own is not). All ranks must take part.
+        """The part of this rank's group along `axis` and `others` with a place along `axis` among
+        `indices`. If this rank's own place is not, the group is this rank alone. All ranks must
+        take part.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
         return self._make([tuple(rank for rank in ranks if place(rank, axis) in indices) for ranks in groups])
@@ -167,7 +177,9 @@ class Comm:
         return self._groups[(axis,)]
 
     def along(self, axes: tuple[str, ...]) -> Group:
-        """Ranks that differ from this one along `axes` only. The first time, all ranks of the world must take part."""
+        """The ranks that differ from this one only along `axes`. In the first call, all ranks of
+        the world must take part.
+        """
         if axes not in self._groups:
             self._groups[axes] = self._make(self.mesh.groups(*axes))
         return self._groups[axes]
@@ -178,14 +190,18 @@ class Comm:
         return self._groups[tuple(self.mesh.sizes)]
 
     def all_gather(self, name: str, whole: Tensor, shard: Tensor, group: Group) -> Wait:
-        """Fill `whole` with the shards of all ranks, in order; `shard` may be this rank's slice of it."""
+        """Fill `whole` with the shards of all ranks, in order. `shard` may be this rank's slice of
+        it.
+        """
         return self._start(name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True))
 
     def reduce_scatter(self, name: str, shard: Tensor, whole: Tensor, group: Group) -> Wait:
-        """Sum `whole` over ranks, this rank's slice into `shard`, which may be that slice of `whole`.
+        """Sum `whole` over ranks and put this rank's slice of the sum into `shard`, which may be
+        that slice of `whole`.
 
-        Over gloo, ranks swap slices and each adds up what it got: the same bytes move, in a fraction of the time that gloo's
-        own call takes, and as much memory as `whole` has is needed until the wait is over.
+        Over gloo, ranks swap slices, and each adds up those that it got. The same bytes move in a
+        fraction of the time of gloo's own call. Until the wait is over, this needs as much memory
+        again as `whole` takes.
         """
         if group.size == 1 or dist.get_backend(group.handle) != "gloo":
             return self._start(name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True))
@@ -207,12 +223,17 @@ class Comm:
         )
 
     def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Wait:
-        """Send `tensor` to the rank at place `to` of the group; it must not change before the wait ends."""
+        """Send `tensor` to the rank at place `to` of the group. It must not change before the wait
+        ends.
+        """
         peer = group.ranks[to]
         return self._start(name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag), (peer,))
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
-        """Fill `tensor` with what the rank at place `source` of the group sends under the same `tag`; the sender counts it."""
+        """Fill `tensor` with the one that the rank at place `source` of the group sends with the
+        same `tag`.
+        """
+        # Not counted: the sender counts the message.
         peer = group.ranks[source]
         return self._begun(name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,))
 
@@ -225,7 +246,9 @@ class Comm:
         return self._begun(name, group, start, peers)
 
     def _begun(self, name: str, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int]) -> Wait:
-        """Start what is done with `peers` (none named: the whole group); the function that waits for its end."""
+        """Start an operation with `peers` (if empty: with the whole group). Returns the function
+        that waits for its end.
+        """
         if group.handle is None:
             raise BridgeError(f"{name}: this process has left its group; keep the engine open until the last collective")
         others = peers or [rank for rank in group.ranks if rank != self.rank]
@@ -236,17 +259,21 @@ class Comm:
 
 
 def connect(rank: int, world: int, address: str, backend: str, timeout: float | None = None) -> None:
-    """Join the process group at `address` (host:port) unless this process has; `timeout` in seconds (default: `TIMEOUT`).
+    """Join the process group at `address` (host:port) unless this process has. `timeout` is in
+    seconds (default: `TIMEOUT`).
 
-    The process leaves it when it ends; see `leave` for ending in good order.
+    The process leaves the group when it ends. `leave` waits for the other ranks first.
     """
     if world == 1:
         return
+    # Functions at exit run last in, first out. Registered anew, this one comes before those of
+    # modules imported meanwhile.
     atexit.unregister(_abandon)
     atexit.register(_abandon)
     if not dist.is_initialized():
-        # Its functions have the group of all ranks as a default from when they are defined, and any optimizer imports it. Defined
-        # later, they would hold the group beyond its end, and its threads would meet an interpreter that is gone.
+        # The functions of this module take the group of all ranks as a default when they are
+        # defined. Any optimizer imports it. Defined later, they would hold the group beyond its
+        # end, and its threads would meet an interpreter that is gone.
         import_module("torch.distributed.nn.functional")
         dist.init_process_group(
             backend,
@@ -260,7 +287,9 @@ def connect(rank: int, world: int, address: str, backend: str, timeout: float | 
 
 
 def leave() -> None:
-    """Wait for all ranks and leave the process group, so that none ends while another still talks to it."""
+    """Wait for all ranks, then leave the process group. No rank thus ends while another still talks
+    to it.
+    """
     if joined() is not None:
         with told("leave"):
             dist.barrier()
@@ -268,7 +297,9 @@ def leave() -> None:
 
 
 def _abandon() -> None:
-    """Leave without waiting for others longer than what is under way needs: at the end of a process, whatever its reason."""
+    """Leave at the end of a process, for whatever reason it ends, and wait no longer than
+    `PATIENCE` for what is under way.
+    """
     for work in tuple(_UNDER_WAY):
         with suppress(RuntimeError):
             work.wait(PATIENCE)
@@ -288,7 +319,9 @@ def joined() -> tuple[int, int] | None:
 
 
 def everyones(value: Said) -> list[Said]:
-    """What each rank of the process group says, in order of ranks; plain objects, for tests and reports."""
+    """The `value` of each rank of the process group, in order of ranks. It is pickled, so this is
+    for tests and reports.
+    """
     found: list[Any] = [None] * dist.get_world_size() if joined() else [value]
     if joined():
         with told("compare"):
@@ -297,9 +330,10 @@ def everyones(value: Said) -> list[Said]:
 
 
 def together(patience: float) -> bool:
-    """Whether all ranks come here within so many seconds of each other; 0: those who do not wait only say that they came.
+    """Whether all ranks call this within `patience` seconds of each other. With 0, a rank only
+    notes that it came.
 
-    Asked of the store, so that it is answered while others wait for this rank in a collective.
+    The store is asked and no collective, so that it answers while others wait for this rank in one.
     """
     if not joined():
         return True
@@ -307,7 +341,7 @@ def together(patience: float) -> bool:
     came, until = store.add(key, 1), time.monotonic() + patience
     while came < dist.get_world_size() and time.monotonic() < until:
         time.sleep(0.05)
-        came = store.add(key, 0)
+        came = store.add(key, 0)  # reads the count
     return bool(came == dist.get_world_size())
 
 
@@ -317,8 +351,8 @@ _MEETINGS = count()
 
 @contextmanager
 def told(name: str) -> Iterator[None]:
-    """While all ranks do something together that is not ours: say what this one waits for, and which others there are if one
-    of them goes.
+    """Name an operation of all ranks that is not one of `Comm`. If a rank is gone, the error names
+    the operation and the ranks.
     """
     here = joined() or (0, 1)
     peers = [rank for rank in range(here[1]) if rank != here[0]]
@@ -330,8 +364,7 @@ def told(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Board:
-    """Where ranks leave notes for each other beside collectives: the store through which they met.
-
+    """Notes of ranks for each other, without collectives, in the store through which the ranks met.
     `turn` tells meetings apart.
     """
 
@@ -345,7 +378,9 @@ class Board:
         self.store.set(f"{self.turn}/{name}", text)
 
     def read(self, name: str, rank: int) -> str:
-        """The note that `rank` leaves, once it is there; who keeps others waiting is said. Raises `LostRank`."""
+        """The note of `rank`, once it is there. A warning names a rank that keeps others waiting.
+        Raises `LostRank` in the end.
+        """
         key, waited = f"{self.turn}/{name}", 0.0
         while not self._there(key, min(SILENCE, TIMEOUT)):
             waited += SILENCE
@@ -356,7 +391,8 @@ class Board:
         return str(self.store.get(key).decode())
 
     def meet(self, name: str, patience: float = 5.0) -> None:
-        """Wait for all ranks, but not for long: the first one keeps the store, and should not end before others have read."""
+        """Wait for all ranks, for at most `patience` seconds."""
+        # The first rank keeps the store, and should not end before others have read it.
         if self.store.add(f"{self.turn}/{name}", 1) == self.world:
             self.post(f"all {name}", "")
         self._there(f"{self.turn}/all {name}", patience)
@@ -372,10 +408,13 @@ class Board:
 
 
 _TURNS = count()
+"""Numbers of boards, the same on all ranks."""
 
 
 def board() -> Board | None:
-    """A board for one meeting of all ranks, who must ask for as many in the same order; None where there is one rank alone."""
+    """A board for one meeting of all ranks, or None for a single rank. All ranks must ask for
+    boards in the same order.
+    """
     here = joined()
     if here is None or here[1] == 1:
         return None
@@ -383,7 +422,7 @@ def board() -> Board | None:
 
 
 def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
-    """Make torch's group of `ranks` unless there is one; all ranks of the world must take part."""
+    """Make torch's group of `ranks` unless there is one. All ranks of the world must take part."""
     if len(ranks) == 1 or (ranks, purpose) in _HANDLES:
         return
     handle = dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
@@ -392,7 +431,7 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
 
 
 def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
-    """Once `parts` are there, their sum."""
+    """Wait for `parts` (ranks, size of `total`), and put their sum into `total`."""
     wait()
     torch.sum(parts.view(-1, *total.shape), 0, out=total)
 
@@ -412,7 +451,9 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 
 @dataclass
 class Presence:
-    """What this process does: its step and action, what it waits for and with whom, what it waited for last, and since when."""
+    """The state of this process for others to see: step and action, the collective that it waits in
+    and with which ranks, the last one before, and since when.
+    """
 
     step: int = 0
     action: object = "start"
@@ -430,7 +471,9 @@ class Presence:
         self.since, self.waits, self.last = time.monotonic(), "", name
 
     def told(self, tick: int) -> str:
-        """For other ranks to read."""
+        """The state as JSON, for other ranks. `tick` counts: a rank with the same one twice is
+        silent.
+        """
         last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
         return json.dumps({"tick": tick, "waits": self.waits, "last": last, "for": time.monotonic() - self.since})
 
@@ -440,7 +483,9 @@ HERE = Presence()
 
 
 class Watcher(Thread):
-    """Beside the work: tells other ranks what this one does, and names those that keep it waiting for `SILENCE` seconds."""
+    """A thread that tells other ranks the state of this one, and names those that keep it waiting
+    for `SILENCE` seconds.
+    """
 
     def __init__(self, store: dist.distributed_c10d.Store, rank: int, say: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
@@ -449,8 +494,10 @@ class Watcher(Thread):
         self._named = 0.0
 
     def run(self) -> None:
-        """Look several times in the time of silence, until the end, or until the store is gone with the rank that kept it."""
+        """Look four times in `SILENCE` seconds, until the end, or until the store is gone."""
         tick = 0
+        # The store lives in the first rank. Its end is noticed and named by whoever waits in a
+        # collective.
         with suppress(RuntimeError):
             while not self.ended.wait(SILENCE / 4):
                 tick += 1
@@ -463,9 +510,12 @@ class Watcher(Thread):
         if not waits or waited < SILENCE / 2:
             return
         said = {peer: self._read(peer) for peer in peers}
+        # Those to name: ranks that never told anything, that tell the same as at the last look, or
+        # that wait for nobody. Of ranks that wait themselves, none may be to blame; they are named
+        # only if there are no others.
         silent = [peer for peer, now in said.items() if not now or now["tick"] == self._seen.get(peer) or not now["waits"]]
         self._seen = {peer: now["tick"] for peer, now in said.items() if now}
-        if waited < SILENCE or self._named == since:
+        if waited < SILENCE or self._named == since:  # too early, or named in this wait before
             return
         self._named = since
         for peer in silent or peers:
@@ -489,7 +539,11 @@ _WATCHERS: list[Watcher] = []
 
 
 def _watch(rank: int) -> None:
-    """Start this process's watcher, over a connection to the store of its own where torch can have one."""
+    """Start this process's watcher, with a connection of its own to the store if torch can clone
+    it.
+    """
+    # Over a shared connection it could wait behind a `get` of the process, which blocks until the
+    # key is there.
     store = dist.distributed_c10d._get_default_store()
     clone = getattr(store, "clone", None)
     _WATCHERS.append(Watcher(clone() if clone else store, rank, lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
@@ -501,12 +555,12 @@ class LostRank(BridgeError, RuntimeError):
 
 
 LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
-"""What torch's errors say when another rank does not answer any more."""
+"""Words in torch's errors when another rank does not answer any more."""
 
 
 @contextmanager
 def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
-    """Say which ranks are at the other end of `name`, if they do not answer any more."""
+    """If the other ranks in `name` do not answer any more, raise `LostRank` that names them."""
     try:
         yield
     except RuntimeError as error:
@@ -522,5 +576,6 @@ _OPS: Mapping[str, dist.ReduceOp.RedOpType] = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
+# Torch renames these; older releases have the second name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -89,8 +89,8 @@ def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tupl
         name = ""
         with together(engine):
             if engine.comm.rank == 0:
-                # Readers share the lock. A save takes it alone, so that nothing in the folder changes
-                # while it is read. One rank holds it for all.
+                # Readers share the lock. A save takes it alone, so that nothing in the folder
+                # changes while it is read. One rank holds it for all.
                 held.enter_context(locked(folder, shared=True))
                 name = find(folder, tag).name
         path = folder / _told(engine, name)

@@ -73,7 +73,16 @@ class Messages:
         # each other forever.
         self._links = {False: group, True: comm.again("pipeline", "down")} if group.size > 1 else {}
         self._places = [{action: place for place, action in enumerate(row)} for row in rows]
-        self._incoming = {peer: _sent_to(rows[peer], homes, self.rank) for peer in range(len(rows)) if peer != self.rank}
+        # The sends of each other rank to this one, in the order of its row.
+        self._incoming = {
+            peer: [
+                action
+                for action in row
+                if action.kind in SENDS and homes[action.stage] == self.rank
+            ]
+            for peer, row in enumerate(rows)
+            if peer != self.rank
+        }
         self._sent: dict[int, deque[tuple[Action, list[tuple[Wait, Tensor]]]]] = {peer: deque() for peer in self._incoming}
         self._forms: dict[int, Forms] = {}
         self.shapes: dict[int, Forms] = {}
@@ -230,11 +239,6 @@ def _size(forms: Iterable[Form]) -> Traffic:
 def _receipt(send: Action) -> Action:
     kind = Kind.RECEIVE_FORWARD if send.kind is Kind.SEND_FORWARD else Kind.RECEIVE_BACKWARD
     return Action(send.stage, kind, send.microbatch)
-
-
-def _sent_to(row: Row, homes: Sequence[int], rank: int) -> list[Action]:
-    """The sends to `rank` in a row, in order."""
-    return [action for action in row if action.kind in SENDS and homes[action.stage] == rank]
 
 
 def _wait_all(waits: Sequence[tuple[Wait, Tensor]]) -> None:

@@ -47,7 +47,10 @@ class Rows:
         """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
-            raise SourceError(f"{where}: found {_told(tensors)}, expected token numbers as {INPUTS[0]}; name them so")
+            named = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+            raise SourceError(
+                f"{where}: found {named or 'no tensors'}, expected token numbers as {INPUTS[0]}; name them so"
+            )
         tokens = tensors[first]
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise SourceError(f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)")
@@ -141,7 +144,3 @@ def _beside(labels: Tensor, tokens: Tensor) -> bool:
 
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _told(tensors: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()) or "no tensors"

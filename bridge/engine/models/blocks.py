@@ -1,8 +1,10 @@
-"""Blocks: a model that is written as one module, as Hugging Face's are, run as the layers that it consists of.
+"""Blocks: a model that is written as one module, as Hugging Face's are, run as the layers that it
+consists of.
 
-Nothing is traced or rewritten. A layer beside the blocks is the model's own forward pass in which stand-ins take the place of
-what other layers have: they note what blocks are called with and hand on what comes in. What a block takes beside the stream
-follows from the batch alone, so that every rank finds it out by itself, and only the stream travels.
+Nothing is traced or rewritten. A layer beside the blocks is the model's own forward pass, in which
+stand-ins take the place of the other layers' modules. They note the arguments of blocks and return
+the stream that comes in. A block's other arguments, such as masks, follow from the batch alone.
+Every rank therefore finds them by itself, and only the stream travels.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +27,15 @@ from bridge.errors import BridgeError
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a model is cut, by names of its modules: what runs `before` its blocks and `after` them; `before` with the shape
-    that each gave for the tokens of a trial.
+    """Where a model is cut, by names of its modules: those that run `before` its blocks and `after`
+    them. `before` has the shape that each returned for the tokens of a trial. `beside` names
+    parameters of the modules around the blocks.
 
-    `place` is where a block takes the stream: the number of an argument, or its name. Blocks return the stream, or a tuple
-    of `returns` things of which it is the first. `extras`: for each block, which of its other arguments are computed from
-    weights, by their place among all; they travel with the stream. `fixed` arguments of the model keep no caches.
+    `place` is the argument in which a block takes the stream, as a number or a name. A block
+    returns a tuple of so many things as `returns` says, with the stream first; 0 stands for the
+    bare stream. `extras` has a mapping for each block: the places of other arguments that are
+    computed from weights, with their numbers among those that travel with the stream. `fixed`
+    arguments are passed to the model in every call, so that it keeps no caches.
     """
 
     blocks: tuple[str, ...]
@@ -44,7 +50,7 @@ class Cut:
 
 @dataclass
 class Call:
-    """What a block is called with; the stream's place is empty."""
+    """The arguments of a block, with None in the place of the stream."""
 
     given: list[Any]
     named: dict[str, Any]
@@ -61,7 +67,9 @@ class Call:
 
 @dataclass(eq=False)
 class Batch:
-    """What the model is called with, and what follows from it for its blocks, once one of them has asked."""
+    """The model's arguments, and the arguments of its blocks, which are found when the first of
+    them needs its own.
+    """
 
     given: Arguments
     calls: list[Call] | None = None
@@ -69,7 +77,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stream:
-    """What travels from layer to layer: hidden states, and what else is computed from weights; the batch stays behind."""
+    """The value between layers. `tensors` are hidden states, then the extras. They alone travel to
+    other ranks, which have the batch themselves.
+    """
 
     tensors: tuple[Tensor, ...]
     batch: Batch
@@ -88,6 +98,7 @@ class Part(nn.Module):
     """The modules and parameters of a model that run beside its blocks, as one layer."""
 
     def __init__(self, model: nn.Module, names: Iterable[str], beside: Iterable[str], run: Callable[[Any], Any]) -> None:
+        # Not as an attribute, which would make the model a child of its own part.
         self.__dict__["model"] = model
         super().__init__()
         self._run = run
@@ -98,7 +109,7 @@ class Part(nn.Module):
 
     @property
     def training(self) -> bool:
-        """That of the model."""
+        """The mode of the model."""
         return bool(self.__dict__["model"].training)
 
     @training.setter
@@ -117,7 +128,8 @@ class Blocks:
         self._blocks = [model.get_submodule(name) for name in cut.blocks]
         self._seen: Callable[[int, Call], Any] = lambda index, call: None
         self._standins = {
-            name: _standin(block, self._visit(at)) for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
+            name: _standin(block, partial(self._visited, at))
+            for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
         }
         self._blanks = {
             name: _standin(model.get_submodule(name), _blank(model, name, shape)) for name, shape in cut.before.items()
@@ -136,19 +148,21 @@ class Blocks:
         return Chain(tuple(layers), 1, 1, True, self.received)
 
     def enter(self, given: Arguments) -> Stream:
-        """What goes into the first block."""
+        """Run the modules before the blocks. Returns the first block's input."""
         BridgeError.raise_if(asked(self.model, given.named))
         batch = Batch(given, [])
         found = self._noted(batch, {})
         return Stream((found, *self._extras(batch.calls or [])), batch)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
-        """What another rank sent, with the batch that this one has."""
+        """The stream of tensors from another rank, with this rank's own batch."""
         return Stream(tuple(tensors), Batch(given))
 
     def leave(self, stream: Stream) -> Any:
-        """What the model makes of what the last block gave."""
+        """Run the modules after the blocks. Returns the model's output."""
 
+        # The modules before the blocks are blanks here and the blocks stand-ins, so that the model
+        # computes nothing until it has the last block's output.
         def seen(index: int, call: Call) -> Any:
             last = index == len(self._blocks) - 1
             return self._returned(index, stream.tensors[0] if last else self._stream(call))
@@ -166,11 +180,15 @@ class Blocks:
         return run
 
     def _call(self, index: int, stream: Stream) -> Call:
-        """What a block is called with."""
+        """The arguments of a block, with the stream in its place."""
         batch = stream.batch
         if batch.calls is None:
+            # This rank did not run the modules before the blocks. Blanks stand for them; dropout
+            # among them must not move the generators, which this block is going to use.
             batch.calls = []
-            with torch.no_grad(), torch.random.fork_rng(_devices(stream.tensors[0])):
+            first = stream.tensors[0]
+            devices = [first.device] if first.device.type == "cuda" else []
+            with torch.no_grad(), torch.random.fork_rng(devices):
                 self._noted(batch, self._blanks)
         call, places = batch.calls[index], self.cut.extras[index]
         if places:
@@ -181,7 +199,7 @@ class Blocks:
         return call.filled(self.cut.place, stream.tensors[0])
 
     def _noted(self, batch: Batch, blanks: Mapping[str, nn.Module]) -> Any:
-        """Note what blocks are called with; what the first one takes."""
+        """Note the arguments of all blocks in `batch`. Returns the first block's stream."""
         entered: list[Any] = []
 
         def seen(index: int, call: Call) -> Any:
@@ -191,6 +209,8 @@ class Blocks:
             if index != len(batch.calls):
                 raise BridgeError(f"{self.cut.blocks[index]}: {_OUT_OF_TURN}")
             batch.calls.append(call.filled(self.cut.place, None))
+            # Nothing behind the last block is of interest: the exception ends the model's forward
+            # pass there.
             if index == len(self._blocks) - 1:
                 raise _Reached
             return self._returned(index, stream)
@@ -207,17 +227,22 @@ class Blocks:
         with replaced(self.model, {**self._standins, **blanks}):
             return self.model(*batch.given.given, **{**self.cut.fixed, **batch.given.named})
 
-    def _visit(self, index: int) -> Callable[..., Any]:
-        return lambda *given, **named: self._seen(index, Call(list(given), named))
+    def _visited(self, index: int, /, *given: Any, **named: Any) -> Any:
+        """The forward pass of the stand-in for block `index`."""
+        return self._seen(index, Call(list(given), named))
 
     def _stream(self, call: Call) -> Any:
         return call.given[self.cut.place] if isinstance(self.cut.place, int) else call.named[self.cut.place]
 
     def _returned(self, index: int, stream: Any) -> Any:
+        """The stream in the form in which that block returns it."""
         number = self.cut.returns[index]
         return (stream, *[None] * (number - 1)) if number else stream
 
     def _extras(self, calls: Sequence[Call]) -> list[Tensor]:
+        """The extras that travel with the stream, in the order of their numbers. Several blocks may
+        take the same one.
+        """
         found: dict[int, Tensor] = {}
         for call, places in zip(calls, self.cut.extras, strict=True):
             leaves = tree_leaves((call.given, call.named)) if places else []
@@ -231,7 +256,9 @@ CACHES = ("use_cache", "past_key_values")
 
 
 def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
-    """What is asked of a model that its layers do not give, by its settings or by arguments."""
+    """A problem for each output or cache that settings or arguments ask for and that a model in
+    layers does not return.
+    """
     for flag in FLAGS:
         if named.get(flag, getattr(model.config, flag, False)):
             yield f"{flag}: {_NOT_KEPT}"
@@ -250,7 +277,7 @@ _OUT_OF_TURN = "the model does not call its blocks once each and in order (layer
 
 @contextmanager
 def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Have other modules in the places that `others` names."""
+    """While inside, the modules of `others` are in the places of their names."""
     places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other) for name, other in others.items()]
     held = [owner._modules[leaf] for owner, leaf, _ in places]
     try:
@@ -265,17 +292,17 @@ def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None
 def _standin(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """A module that has all attributes of `module` and runs `forward`, without its hooks."""
     found = copy(module)
+    # With gradient checkpointing on, transformers' layers would run `forward` within a checkpoint,
+    # and once more in backward.
     hooks = {name: OrderedDict[int, Any]() for name in vars(module) if name.endswith("_hooks")}
     found.__dict__.update(hooks, forward=forward, gradient_checkpointing=False)
     return found
 
 
-def _devices(tensor: Tensor) -> list[torch.device]:
-    return [tensor.device] if tensor.device.type == "cuda" else []
-
-
 def _blank(model: nn.Module, name: str, shape: Sequence[int]) -> Callable[..., Tensor]:
-    """A function that gives zeros of the shape that the module `name` gives."""
+    """A function that returns zeros of the shape that the module `name` returns: `shape`, with the
+    batch's own leading sizes.
+    """
     weight = next(model.get_submodule(name).parameters())
 
     def forward(*given: Any, **named: Any) -> Tensor:

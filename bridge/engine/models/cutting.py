@@ -1,5 +1,6 @@
-"""Cutting: where a model of Hugging Face is cut into layers, found out by running it on a few tokens, and proved by running the
-layers one by one, each with nothing but its own weights.
+"""Cutting: a model of Hugging Face is run on a few tokens to find where it can be cut into layers.
+The layers are then run one by one, each with no weights but its own, and have to give the same
+output.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Uncut(ConfigError):
 
 
 def planned(model: nn.Module, plan: Plan, parts: object = None) -> tuple[Cut | None, tuple[Finding, ...]]:
-    """Where a model of Hugging Face is cut. One that cannot be, as any other that is not a list of layers, runs as one layer
-    where only data ranks share it, with a finding.
+    """The cut of a model of Hugging Face, and None for other models, with findings.
+
+    A model that cannot be cut is run as one layer, unless pipeline ranks have to share it. If ZeRO
+    3 is asked for, that is a finding, because one layer is never sharded.
     """
     if isinstance(model, nn.Sequential):
         return None, ()
@@ -56,8 +59,10 @@ def is_hugging_face(model: nn.Module) -> bool:
 
 
 def cut_of(model: nn.Module) -> Cut:
-    """Where `model` is cut. Raises `Uncut` with the module in the way."""
+    """The cut of `model`. Raises `Uncut` with the module in the way."""
     Uncut.raise_if(asked(model, {}))
+    # Weights take part in backward, so that arguments of blocks which are computed from weights
+    # show.
     with still(model), _trained(model):
         seen, given, fixed, expected = _run(model)
         cut = _with_extras(model, replace(seen.cut(), fixed=fixed), given)
@@ -67,7 +72,9 @@ def cut_of(model: nn.Module) -> Cut:
 
 @dataclass
 class _Seen:
-    """What a forward pass of a model called, in order: its blocks and the modules beside them, with what they took and gave."""
+    """The calls of blocks and of modules beside them in a forward pass, in order: name, arguments,
+    named arguments, output.
+    """
 
     model: nn.Module
     container: str
@@ -100,13 +107,21 @@ class _Seen:
             yield
 
     def cut(self) -> Cut:
-        """What the calls show, but for extras."""
+        """The cut that the calls show, without extras."""
         blocks, units, names = self.blocks, self.units, [name for name, *_ in self.calls]
         self._in_turn(names)
         first, last = names.index(blocks[0]), names.index(blocks[-1])
         between = (name for name in names[first:last] if name in units)
         Uncut.raise_if(f"{name}: runs between the blocks of {self.container}; {WHOLE}" for name in between)
-        before = {name: _shape(name, output) for name, _, _, output in self.calls[:first]}
+        before: dict[str, tuple[int, ...]] = {}
+        for name, _, _, output in self.calls[:first]:
+            if not isinstance(output, Tensor):
+                raise Uncut(
+                    f"{name}: returns {type(output).__name__} ahead of the blocks, expected a tensor; {WHOLE}"
+                )
+            before[name] = tuple(output.shape)
+        # Modules that this pass did not call go to the end, so that their weights belong to a
+        # layer.
         after = tuple(dict.fromkeys((*names[last + 1 :], *(name for name in units if name not in names))))
         around = _ancestors(self.container)
         beside = tuple(name for name, _ in self.model.named_parameters() if name.rpartition(".")[0] in around)
@@ -122,7 +137,9 @@ class _Seen:
 
 
 def _way(calls: list[Any]) -> tuple[int | str, tuple[int, ...]]:
-    """The place at which blocks take the stream, and how many things each returns with it (0: a bare tensor)."""
+    """The place at which blocks take the stream, and the length of the tuple that each returns (0:
+    a bare tensor).
+    """
     outputs = [output[0] if isinstance(output, tuple) else output for *_, output in calls]
     for (name, *_), output in zip(calls, outputs, strict=True):
         if not isinstance(output, Tensor):
@@ -134,6 +151,7 @@ def _way(calls: list[Any]) -> tuple[int | str, tuple[int, ...]]:
 
 
 def _place(call: tuple[str, tuple[Any, ...], dict[str, Any], Any], stream: Tensor | None) -> int | str:
+    """The argument that is `stream` itself; without one, the first argument that is a tensor."""
     name, given, named, _ = call
     values: list[tuple[int | str, Any]] = [*enumerate(given), *named.items()]
     for place, value in values:
@@ -143,12 +161,16 @@ def _place(call: tuple[str, tuple[Any, ...], dict[str, Any], Any], stream: Tenso
 
 
 def _with_extras(model: nn.Module, cut: Cut, given: Arguments) -> Cut:
-    """The cut with what else than the stream is computed from weights."""
+    """The cut with its extras: arguments of blocks beside the stream that are computed from
+    weights.
+    """
     batch = Batch(given, [])
     Blocks(model, cut)._noted(batch, {})
     numbers: dict[int, int] = {}
     extras = []
     for call in batch.calls or []:
+        # What depends on a weight has a gradient. The same tensor may go to several blocks, and
+        # travels once.
         leaves = enumerate(tree_leaves((call.given, call.named)))
         marked = {place: leaf for place, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad}
         extras.append({place: numbers.setdefault(id(leaf), len(numbers)) for place, leaf in marked.items()})
@@ -156,7 +178,9 @@ def _with_extras(model: nn.Module, cut: Cut, given: Arguments) -> Cut:
 
 
 def _prove(model: nn.Module, cut: Cut, given: Arguments, expected: Any) -> None:
-    """Run the layers one by one, each as if it were alone on a rank; raise unless the model's output comes out, bit by bit."""
+    """Run the layers one by one, each as if it were alone on a rank. Raise unless they give the
+    model's output, bit by bit.
+    """
     blocks = Blocks(model, cut)
     value: Any = given
     for layer in blocks.chain().layers:
@@ -169,6 +193,7 @@ def _prove(model: nn.Module, cut: Cut, given: Arguments, expected: Any) -> None:
                 raise Uncut(
                     f"{layer.name}: does not run without the rest of the model ({type(error).__name__}: {error})"
                 ) from error
+        # As from another rank: without the calls that an earlier layer noted.
         value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
     if not _same(value, expected):
         raise Uncut(f"{cut.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}")
@@ -182,11 +207,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _run(model: nn.Module) -> tuple[_Seen, Arguments, Mapping[str, Any], Any]:
-    """A run of the model on a few tokens, with a loss where it takes their labels: what it called, what it was called with
-    (in all runs with `fixed`, too), and what it gave.
+    """Run the model on a few tokens, with a loss if it takes labels. Returns its calls, its
+    arguments, the fixed arguments of all runs, and its output.
     """
     fixed = uncached(model)
     ids = tokens(model)
+    # With labels first, as it is called in training. Not every model takes them.
     for named in ({"input_ids": ids, "labels": ids}, {"input_ids": ids}):
         seen = _Seen(model, _container(model))
         try:
@@ -198,48 +224,44 @@ def _run(model: nn.Module) -> tuple[_Seen, Arguments, Mapping[str, Any], Any]:
 
 
 def uncached(model: nn.Module) -> Mapping[str, Any]:
-    """Arguments by which a model keeps no cache."""
+    """Arguments that turn the model's cache off."""
     return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
 
 def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
-    """A few tokens that the model knows, of `shape` (samples, tokens)."""
+    """Tokens of the trial, of `shape` (samples, tokens), all in the model's vocabulary."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
     number = getattr(embeddings, "num_embeddings", None) or len(next(embeddings.parameters()))
     return torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape) % number
 
 
 def _container(model: nn.Module) -> str:
-    """The list of blocks: the one that the model's own plan for pipelines names, or else the largest."""
+    """The name of the list of blocks: the one that the model's own plan for pipelines names, or
+    else the largest.
+    """
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)}
+    # Blocks may hold lists themselves, such as their experts.
     outer = {name: module for name, module in lists.items() if not any(parent in lists for parent in _ancestors(name))}
-    planned = {name for name in outer if name.rpartition(".")[2] in _plan(model)}
+    plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
+    named = {name.rpartition(".")[2] for plan in plans for name in plan}
+    planned = {name for name in outer if name.rpartition(".")[2] in named}
     sizes: dict[str, int] = {name: sum(weight.numel() for weight in outer[name].parameters()) for name in planned or outer}
     if not sizes:
         raise Uncut(f"{type(model).__name__}: has no list of blocks; {WHOLE}")
     return max(sizes, key=lambda name: sizes[name])
 
 
-def _plan(model: nn.Module) -> set[str]:
-    """The modules that the model's plan for pipelines names."""
-    plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
-    return {name.rpartition(".")[2] for plan in plans for name in plan}
-
-
 def _ancestors(name: str) -> list[str]:
+    """Names of the modules around a module, from the model itself ("") inwards."""
     words = name.split(".")
     return [".".join(words[:number]) for number in range(len(words))]
 
 
-def _shape(name: str, output: Any) -> tuple[int, ...]:
-    if not isinstance(output, Tensor):
-        raise Uncut(f"{name}: returns {type(output).__name__} ahead of the blocks, expected a tensor; {WHOLE}")
-    return tuple(output.shape)
-
-
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards its modules and buffers are as they were, and so are torch's generators."""
+    """While inside, the model is in evaluation mode. Afterwards modes, buffers and torch's
+    generators are as they were.
+    """
     modes = [(module, module.training) for module in model.modules()]
     held = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
@@ -255,7 +277,7 @@ def still(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _trained(model: nn.Module) -> Iterator[None]:
-    """Every weight takes part in backward, so that what depends on one shows."""
+    """While inside, every weight takes part in backward."""
     held = [(weight, weight.requires_grad) for weight in model.parameters() if weight.is_floating_point()]
     try:
         for weight, _ in held:
@@ -268,10 +290,12 @@ def _trained(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _alone(model: nn.Module, module: nn.Module) -> Iterator[None]:
-    """All weights but those of `module` are no numbers."""
+    """While inside, all weights but those of `module` are NaN."""
     own = {id(weight) for weight in module.parameters()}
     others = [(weight, weight.data) for weight in model.parameters() if id(weight) not in own and weight.is_floating_point()]
     try:
+        # A single element of memory each. A layer that reads one of them cannot give the right
+        # output.
         for weight, data in others:
             weight.data = data.new_full((), nan).expand(data.shape)
         yield

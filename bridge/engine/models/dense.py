@@ -1,11 +1,13 @@
-"""A decoder as a list of layers, with all that a plan says of it: norms, positions, heads, activations and experts."""
+"""A decoder as a list of layers, as a plan describes it: norms, positions, heads, activations and
+experts.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from math import log, pi, sqrt
+from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
 import torch
@@ -31,8 +33,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "squared_relu": lambda x: F.relu(x).square(),
 }
 EPS, BASE = 1e-5, 10_000.0
-"""Taken where a plan leaves them open."""
+"""The epsilon of norms and the base of rotary positions, if the plan does not set them."""
 SPREAD = 0.02
+"""Standard deviation of initial weights, if the plan does not set it."""
 
 
 class Dense(nn.Sequential):
@@ -72,14 +75,16 @@ class Dense(nn.Sequential):
 
 
 def native(workload: Workload) -> Any:
-    """The model that is trained: the native one as its plan says, or the plain one of that shape, or that of a folder."""
+    """The model that is trained: that of the workload's folder, the native one of its plan, or the
+    plain one of its shape.
+    """
     if workload.folder is not None:
         return opened(workload.folder, workload.seed, drops=workload.rows is None)
     return gpt.GPT(workload.architecture, workload.seed) if workload.model is None else Dense(workload.model, workload.seed)
 
 
 def called(workload: Workload) -> Any:
-    """The same model, which takes microbatches of the workload's own rows whole, where it has some."""
+    """The same model. If the workload has rows of its own, it takes microbatches of them whole."""
     return native(workload) if workload.rows is None else workload.rows.fed(native(workload))
 
 
@@ -87,11 +92,11 @@ WHOLE = {
     "model.attention.norm": "its weights are those of all heads, and no rank has all",
     "model.embedding.softcap": "logits that are split by vocabulary are not capped",
 }
-"""What keeps a model from being split over tensor ranks."""
+"""The fields that keep a model from being split over tensor ranks, and why."""
 
 
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
-    """What this model does not have, by the name of a plan's field."""
+    """A problem for each field of the plan that this model does not have."""
     scaling = model.rotary.scaling.kind
     found = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
@@ -121,13 +126,17 @@ def _initialize(name: str, weight: Tensor, model: Model, seed: int) -> None:
         weight.fill_(0.0 if centred else 1.0)
         return
     spread = SPREAD if model.init.std is None else model.init.std
+    # Two layers of each block add to the residual stream. Their variances sum up over the depth, so
+    # each gets its part.
     if model.init.scaled and name.endswith(("out.weight", "down.weight")):
         spread /= sqrt(2 * (model.layers or 1))
     weight.normal_(0.0, spread, generator=torch.Generator().manual_seed(seed_of(seed, name)))
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm of the last dimension; its weights may be kept as their distance from one."""
+    """LayerNorm or RMSNorm of the last dimension. Zero-centred weights are stored as their distance
+    from one.
+    """
 
     def __init__(self, model: Model, shape: Architecture, size: int) -> None:
         super().__init__()
@@ -184,6 +193,7 @@ class Block(nn.Module):
         return stream + self._behind(self.mlp, second, self.norm4, stream)
 
     def _behind(self, layer: nn.Module, norm: Norm, after: Norm | None, stream: Tensor) -> Tensor:
+        """The addition of `layer` to the stream, with norms before it, after it, or both."""
         if self.place == "after":
             return self._added(norm(layer(stream)))
         out: Tensor = layer(norm(stream))
@@ -195,7 +205,9 @@ class Block(nn.Module):
 
 
 class Attention(gpt.Attention):
-    """Causal attention in which groups of heads share keys and values, as the plan says it of this block."""
+    """Causal attention in which groups of heads share keys and values, with the plan's settings for
+    block `index`.
+    """
 
     def __init__(self, model: Model, shape: Architecture, index: int) -> None:
         super().__init__(shape)
@@ -224,13 +236,16 @@ class Attention(gpt.Attention):
         if self.kind == "head":
             normed: Tensor = norm(self._split(vectors, heads))
             return normed
+        # A norm of each head's vectors, with weights of their own for each head.
         each = norm.weight.view(heads, 1, self.width)
         split = self._split(vectors, heads)
         return F.layer_norm(split, (self.width,), eps=norm.eps) * (each + norm.centre)
 
 
 class Core(nn.Module):
-    """Softmax of scores times values, each (batch, heads, sequence, width); a token sees `window` of them, itself included."""
+    """Softmax of scores times values, each (batch, heads, sequence, width). A token sees the last
+    `window` tokens, itself included.
+    """
 
     def __init__(self, window: int | None, softcap: float | None, scale: float | None, dropout: float) -> None:
         super().__init__()
@@ -238,9 +253,11 @@ class Core(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropout, sequence = self.dropout if self.training else 0.0, query.shape[-2]
+        # Row: the token that looks; column: the one that it sees.
         seen = torch.ones(sequence, sequence, dtype=torch.bool, device=query.device).tril()
         if self.window is not None:
             seen = seen.triu(1 - self.window)
+        # Torch's kernel cannot cap scores, so that this case is spelled out.
         if self.softcap is None:
             return F.scaled_dot_product_attention(query, key, value, seen, dropout, scale=self.scale)
         scores = query @ key.transpose(-1, -2) * (self.scale or query.shape[-1] ** -0.5)
@@ -250,7 +267,9 @@ class Core(nn.Module):
 
 
 class Turn(nn.Module):
-    """Rotary positions of (batch, heads, sequence, width): pairs turn by an angle for each position."""
+    """Rotary positions of (batch, heads, sequence, width): pairs of elements turn by an angle for
+    each position.
+    """
 
     def __init__(self, rotary: Rotary, width: int, local: bool) -> None:
         super().__init__()
@@ -267,6 +286,7 @@ class Turn(nn.Module):
         angles = torch.outer(places, self.rates.to(heads.device, exact))
         cos, sin = ((turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin()))
         turning, still = heads[..., : self.part], heads[..., self.part :]
+        # The elements of a pair are neighbours if interleaved, else half a width apart.
         first, second = (turning[..., 0::2], turning[..., 1::2]) if self.pairs else turning.chunk(2, -1)
         one, two = first * cos - second * sin, second * cos + first * sin
         turned = torch.stack((one, two), -1).flatten(-2) if self.pairs else torch.cat((one, two), -1)
@@ -274,7 +294,9 @@ class Turn(nn.Module):
 
 
 def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
-    """Rates of turning that reach further, and the factor of the rotated vectors."""
+    """The rates of turning (width / 2,), scaled for longer sequences, and the factor of cosines and
+    sines.
+    """
     factor = scaling.factor or 1.0
     if scaling.kind == "linear":
         return rates / factor, 1.0
@@ -286,26 +308,38 @@ def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, 
 
 
 def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
-    """Slow rates are divided by the factor, fast ones stay, and those between are mixed."""
+    """Slow rates are divided by the factor, fast ones stay, and those between are mixed
+    (_compute_llama3_parameters of transformers).
+    """
     low, high, original = scaling.low or 1.0, scaling.high or 4.0, scaling.original or 8192
+    # Turns of a pair over the length that the model was trained on. 1 of `kept`: as it is; 0:
+    # divided by the factor.
     turns = original * rates / (2 * pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return rates * (kept + (1 - kept) / factor)
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
-    """The same with a ramp over the pairs, between those that turn often and those that turn seldom."""
+    """The same with a ramp over the pairs, between those that turn `fast` and `slow` times over the
+    length that the model was trained on (_compute_yarn_parameters of transformers).
+    """
     width, original = 2 * len(rates), scaling.original or 4096
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
+    # Pair i turns original * base ** (-2 i / width) / (2 pi) times. Solved for i, that is the pair
+    # which turns so many times.
     low, high = (width * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
     if scaling.truncate is not False:
-        low, high = float(int(low // 1)), float(-int(-high // 1))
+        low, high = float(floor(low)), float(ceil(high))
     low, high = max(low, 0.0), min(high, width - 1.0)
+    # 0.001 instead of 0, as in transformers: a ramp without length is a step.
     ramp = ((torch.arange(len(rates), dtype=rates.dtype) - low) / ((high - low) or 0.001)).clamp(0, 1)
     return rates * (1 - ramp) + rates / factor * ramp
 
 
 def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
+    """YaRN's factor of cosines and sines: 0.1 ln(factor) + 1 unless it is set, or a quotient if
+    both `mscale` are.
+    """
     if scaling.attention is not None:
         return scaling.attention
 
@@ -316,14 +350,14 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
 
 
 def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
-    """What a block has beside attention: one layer, or experts."""
+    """The part of a block beside attention: an MLP, or experts."""
     if shape.experts is None or not shape.routed(index):
         return MLP(model, shape, shape.ffn)
     return Routed(shape.hidden, shape.experts, model.moe, partial(MLP, model, shape))
 
 
 class MLP(nn.Module):
-    """Two layers with an activation between them, or three where it gates."""
+    """Two layers with an activation between them, or three with a gate."""
 
     def __init__(self, model: Model, shape: Architecture, ffn: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Experts of a block: a router sends each token to the best few of them, and weighs what they make of it."""
+"""Experts of a block: a router sends each token to the best few of them, and weighs their outputs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from bridge.layout.architecture import Experts
 from bridge.model import Moe
 
 TINY = 1e-20
+"""Added to a sum of scores, so that a token whose scores are all 0 is not divided by 0."""
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,
@@ -20,7 +22,9 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Linear):
-    """Weights of a token's experts: 0 for those that it does not go to. Scores are in fp32 at least."""
+    """The weight of each expert for each token, 0 for experts that it does not go to. Scores are in
+    fp32 at least.
+    """
 
     def __init__(self, hidden: int, shape: Experts, moe: Moe) -> None:
         super().__init__(hidden, shape.count, shape.router_bias)
@@ -32,13 +36,16 @@ class Router(nn.Linear):
         logits = super().forward(stream)
         scores = self.score(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         best, chosen = scores.topk(self.top_k, -1)
+        # The weights of the chosen experts then sum to 1, whatever the scores of the others.
         if self.normalised:
             best = best / (best.sum(-1, keepdim=True) + TINY)
         return torch.zeros_like(scores).scatter(-1, chosen, best * self.scale).to(stream.dtype)
 
 
 class Routed(nn.Module):
-    """A router and its experts, each of which sees all tokens: with weight 0 those that were not sent to it."""
+    """A router and its experts. Each expert computes all tokens, and those that were not sent to it
+    get weight 0.
+    """
 
     def __init__(self, hidden: int, shape: Experts, moe: Moe, make: Callable[[int], nn.Module]) -> None:
         super().__init__()

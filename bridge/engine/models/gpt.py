@@ -1,5 +1,5 @@
-"""A small GPT as a list of layers: grouped queries, rotary or learned positions, two norms, plain or
-gated MLP.
+"""A small GPT as a list of layers: grouped queries, rotary or learned positions, two norms, plain
+or gated MLP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.layout.tensor import TensorPlan
 SPREAD = 0.02
 """Standard deviation of initial weights."""
 IGNORED = -100
-"""Target of a token that does not count, such as padding."""
+"""Target of a token that has no loss, such as padding."""
 
 
 class GPT(nn.Sequential):
@@ -51,7 +51,7 @@ class GPT(nn.Sequential):
 
 
 def _beyond(architecture: Architecture) -> Iterator[str]:
-    """What this model does not have, by the name of a plan's field."""
+    """A problem for each part of the architecture that this model does not have."""
     found = {
         "model.experts": architecture.experts,
         "model.attention.latent": architecture.latent,
@@ -112,7 +112,9 @@ class Block(nn.Module):
 
 
 class Core(nn.Module):
-    """Softmax of scores times values: what selective recompute computes again, as it is cheap and keeps much."""
+    """Softmax of scores times values. Selective recompute runs it again, as it is cheap and its
+    scores take much memory.
+    """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each (batch, heads, sequence, width)."""
@@ -126,11 +128,8 @@ class Attention(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.rotary = (
-            architecture.heads,
-            architecture.kv_heads,
-            architecture.rotary,
-        )
+        self.heads, self.kv_heads = architecture.heads, architecture.kv_heads
+        self.rotary = architecture.rotary
         self.width = architecture.head
         self.group = architecture.heads // architecture.kv_heads
         self.first_head = self.first_kv_head = 0
@@ -151,7 +150,9 @@ class Attention(nn.Module):
         return self.mixed(query, key, value)
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What the output layer makes of each head's (batch, heads, sequence, width) queries, keys and values."""
+        """Attention of queries, keys and values, each (batch, heads, sequence, width), through the
+        output layer: (batch, sequence, hidden).
+        """
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
         again = self.again and torch.is_grad_enabled()
@@ -160,7 +161,7 @@ class Attention(nn.Module):
         return joined
 
     def split_over(self, rank: int, ranks: int) -> None:
-        """Keep the heads of `rank`; key heads that do not divide stay on every rank."""
+        """Keep the heads of `rank`. Key heads that do not divide stay on every rank."""
         self.heads //= ranks
         self.first_head = rank * self.heads
         if self.kv_heads % ranks == 0:
@@ -172,7 +173,11 @@ class Attention(nn.Module):
         self.again = True
 
     def _spread(self, vectors: Tensor) -> Tensor:
-        """For each of this rank's heads, the key or value head of its group."""
+        """For each of this rank's heads, the key or value head of its group: (batch, heads,
+        sequence, width).
+        """
+        # Heads are numbered among all ranks', and the tensor begins with the first one that this
+        # rank has.
         heads = range(self.first_head, self.first_head + self.heads)
         return vectors[:, [head // self.group - self.first_kv_head for head in heads]]
 
@@ -213,10 +218,11 @@ class Head(nn.Module):
 
 
 def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding of (batch, heads, sequence, width): pairs half a width apart turn by an angle
-    for each position.
+    """Rotary embedding of (batch, heads, sequence, width): elements half a width apart turn by an
+    angle for each position.
     """
     half = heads.shape[-1] // 2
+    # Angles in fp32 at least: bf16 has 8 binary digits, and cannot tell position 257 from 256.
     exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
     places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
     rates = base ** (-torch.arange(half, device=heads.device, dtype=exact) / half)
@@ -227,13 +233,15 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
-    """Mean over the tokens whose target is not `IGNORED`; see `summed_cross_entropy`."""
+    """Mean loss of the tokens whose target is not `IGNORED`. Takes the same as
+    `summed_cross_entropy`.
+    """
     total, count = summed_cross_entropy(logits, targets)
     return total / count
 
 
 def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the tokens whose target is not `IGNORED`, and their number.
+    """Summed loss of the tokens whose target is not `IGNORED`, and their number.
 
     Takes logits (batch, sequence, vocab), whole or split by vocabulary, and targets (batch, sequence).
     """

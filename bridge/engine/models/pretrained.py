@@ -15,12 +15,12 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def dropping(config: Mapping[str, Any]) -> dict[str, float]:
-    """The settings of a model's config by which something is dropped at random, with their values."""
+    """The settings of a model's config that make it drop something at random, with their values."""
     return {name: value for name, value in config.items() if "drop" in name and isinstance(value, float) and value > 0}
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """What transformers makes of the config.json in `folder`, its defaults among it."""
+    """The settings that transformers reads from the config.json in `folder`, with its defaults."""
     from transformers import AutoConfig
 
     found: dict[str, Any] = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
@@ -28,8 +28,9 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
-    """The model for causal language modelling in `folder`, in fp32; random weights depend on `seed`. Unless it `drops`, its
-    dropout is off. Nothing is downloaded and no code of the folder runs.
+    """The model for causal language modelling in `folder`, in fp32. If the folder has no weights,
+    they are drawn from `seed`. Without `drops`, dropout is off. Nothing is downloaded, and no code
+    of the folder runs.
     """
     try:
         from transformers import AutoConfig, AutoModelForCausalLM

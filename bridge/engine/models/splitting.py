@@ -1,7 +1,8 @@
-"""Splitting: how tensor ranks share a model of Hugging Face, by its own plan, and the proof that they give what it gives.
+"""Splitting: how tensor ranks share a model of Hugging Face, by its own plan, and the proof that
+its logits stay the same.
 
-A module is split if its plan names all of its weights and each is split in a way that the engine has; else every rank holds it
-whole, as all hold embeddings and head.
+A module is split if its plan names all of its weights, each with a style that the engine has. Every
+rank holds the other modules whole, among them embeddings and head.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ COLUMN, ROW, SHARE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 HEADS = ("num_attention_heads", "num_key_value_heads")
 WIDTHS = ("head_dim", "head_size")
 CLOSE = 1e-3
-"""The largest distance of logits that rounding explains, in parts of the largest one, for weights in fp32."""
+"""The largest difference of logits that rounding explains for weights in fp32, as a share of the
+largest logit.
+"""
 ROUNDINGS = 4
-"""The same in roundings of the weights' format, which in bf16 are larger."""
+"""The same for coarser formats, in roundings of the weights' format."""
 
 
 def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
@@ -50,41 +53,48 @@ def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The modules that the plans of a model and of those within it name, with how each is split."""
+    """The modules that the plans of a model and of models within it name, with the style of each.
+    """
     for parent, module in model.named_modules():
         plan: Mapping[str, str] = getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
         patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
-        for name, _ in module.named_modules() if patterns and _base(model, module) else ():
+        # Names in a plan begin in the base model, without the head.
+        is_base = module is getattr(model, "base_model", None)
+        for name, _ in module.named_modules() if patterns and is_base else ():
             style = next((style for pattern, style in patterns.items() if pattern.fullmatch(name)), None)
             if style is not None:
                 yield f"{parent}.{name}" if parent else name, style
 
 
-def _base(model: nn.Module, module: nn.Module) -> bool:
-    """Whether it is the one that a plan's names begin in."""
-    return module is getattr(model, "base_model", None)
-
-
 def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: int) -> list[str]:
-    """The modules of `parent` if all of its weights are in them and the engine can split each, else none."""
+    """The modules of `parent` if they have all of its weights and the engine can split each, else
+    none.
+    """
     module = model.get_submodule(parent)
     names = [f"{parent}.{name}" for name, part in module.named_children() if any(True for _ in part.parameters())]
-    known = all(_known(model.get_submodule(name), styles.get(name, "")) for name in names)
-    own = any(True for _ in module.parameters(recurse=False))
+    if any(True for _ in module.parameters(recurse=False)):
+        return []
+    for name in names:
+        style = styles.get(name, "")
+        # A class derived from Linear may compute something else.
+        linear = style in (COLUMN, ROW) and type(model.get_submodule(name)) is nn.Linear
+        if style != SHARE and not linear:
+            return []
+    # Ranks get whole heads, if the module says how wide one is.
     width = next((value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1)
     columns = [model.get_submodule(name) for name in names if styles.get(name) == COLUMN]
     even = all(part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear))
+    # One sum leads out of the module: a column split without a row split behind it would leave
+    # parts, and two would sum twice.
     one = [styles.get(name) for name in names].count(ROW) == 1
-    return names if known and even and one and columns and not own else []
-
-
-def _known(module: nn.Module, style: str) -> bool:
-    return style == SHARE or (style in (COLUMN, ROW) and type(module) is nn.Linear)
+    return names if even and one and columns else []
 
 
 @contextmanager
 def proved(model: nn.Module, ranks: int) -> Iterator[None]:
-    """Raise unless `model` gives the same logits after what is done to it as before."""
+    """Raise unless `model` gives the same logits at the end of the block as before it. Other models
+    are not looked at.
+    """
     if not is_hugging_face(model):
         yield
         return
@@ -92,15 +102,14 @@ def proved(model: nn.Module, ranks: int) -> Iterator[None]:
     yield
     after = _logits(model, ranks)
     apart = float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
-    if not apart < max(CLOSE, ROUNDINGS * _rounding(model)):
+    rounding = max(
+        torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()
+    )
+    # Not `>=`: a difference that is NaN has to be refused too.
+    if not apart < max(CLOSE, ROUNDINGS * rounding):
         raise ConfigError(
             f"parallel.tensor: split as its plan says, the model gives other logits ({apart:.1g} apart); leave it at 1"
         )
-
-
-def _rounding(model: nn.Module) -> float:
-    """The coarsest rounding of the formats of weights."""
-    return max(torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point())
 
 
 def _logits(model: nn.Module, ranks: int) -> Tensor:
