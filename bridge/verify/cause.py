@@ -1,4 +1,4 @@
-"""Causes, found by measuring: the smallest changes after which two runs that differ no longer do."""
+"""Causes, found by measuring: the smallest changes after which two runs no longer differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from bridge.backend import Backend, Workload
@@ -34,15 +33,16 @@ TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
     ({"parallel.tensor": 1},),
     ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),
 )
-"""What is tried one by one, by plan path: each feature that may be at fault, switched off or swapped for another form of it (the
-forms of one in a row, until one helps).
+"""Changes by plan path that are tried one by one. Each row is a feature that may be at fault,
+switched off or in another form. The forms of a row are tried in order, until one helps.
 """
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What measurements have in common: sequences in a microbatch, steps, padding or not, ranks, and the engine to hold others
-    against. A run of a plan there is kept. `course` is how far all of it is.
+    """The settings of all measurements: sequences in a microbatch, steps, padding, ranks, and the
+    engine that others are compared with. Its runs of plans are kept. `course` tells how far all of
+    it is.
     """
 
     micro: int
@@ -54,7 +54,7 @@ class Bench:
     course: Course = field(default_factory=Course)
 
     def measure(self, run: Run, plan: Plan) -> Measured:
-        """See `measure`; the model is that of `plan`."""
+        """Run some steps of `run` on the small model of `plan`."""
         with self.course.part():
             return self._measured(run, plan)
 
@@ -64,7 +64,7 @@ class Bench:
         return measure(run, workload, self.steps, self.padded)
 
     def expected(self, plan: Plan) -> Measured:
-        """What `plan` gives on the reference."""
+        """The run of `plan` on the reference."""
         key = plan.model_dump_json(exclude_none=True)
         if key not in self.kept:
             self.kept[key] = self.measure(Run(self.reference, plan), plan)
@@ -73,7 +73,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cure:
-    """A config that a stack runs as it means it, and how it differs from the one at fault, in the stack's words."""
+    """A config that a stack runs as it is meant, and its difference from the one at fault, in the
+    stack's words.
+    """
 
     words: str
     config: Config
@@ -81,33 +83,42 @@ class Cure:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A config of a stack that runs otherwise than it means, its engine, and its model's plan."""
+    """A config that its stack runs otherwise than it is meant, the stack's engine, and a plan with
+    the model.
+    """
 
     config: Config
     backend: Backend
     plan: Plan
 
     def meaning(self, config: Config) -> Plan:
-        """What a changed config means, with the same model."""
+        """The plan of a changed config, with the same model."""
         model = {path: value for path, value in self.plan.values().items() if path.startswith("model.")}
         return made(self.backend.meaning(config), model)
 
 
 def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
-    """The first form of each trial that is one; where none is, the fewest trials that are one together."""
+    """The first form of each trial that is a cure. If no trial is, the fewest trials that are one
+    together.
+    """
     given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
-        cures = (Cure(_difference(given, form.given), form) for form in forms if _heals(suspect, form, bench, rounding))
-        for cure in islice(cures, 1):
+        form = next((form for form in forms if _heals(suspect, form, bench, rounding)), None)
+        if form is not None:
             healed = True
-            yield cure
-    if not healed:
-        together = _together(suspect, bench, rounding)
-        yield from [Cure(_difference(given, together.given), together)] if together else []
+            yield Cure(_difference(given, form.given), form)
+    if healed:
+        return
+    together = _together(suspect, bench, rounding)
+    if together is not None:
+        yield Cure(_difference(given, together.given), together)
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """All features in another form at once, then each back as it was, as long as that still heals: several causes are left."""
+    """The config with the fewest features in another form that heal together; None if all of them
+    do not.
+    """
+    # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
     kept = [trial for trial in firsts if _tried(suspect, [trial], bench.world) is not None]
     healed = _tried(suspect, kept, bench.world)
@@ -122,7 +133,9 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
 
 
 def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
-    """The config with all of these changes; None where a stack refuses that, or nothing is changed."""
+    """The config with all of these changes; None if its stack refuses them, or if they change
+    nothing.
+    """
     config = suspect.config
     try:
         for trial in trials:
@@ -134,11 +147,14 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
-    """The settings that the plan does not hold, if the stack does what the plan says once the config is written anew from it."""
+    """The settings that get lost in the plan, if they are the cause: if the stack, with a config
+    that is written anew from the plan, does what the plan says.
+    """
     config, backend = suspect.config, suspect.backend
     try:
         again = lower(backend.meaning(config), config.dialect, config.version, config.world_size)
-        settings = _unlike(config, again)
+        mine, theirs = config.effective, again.effective
+        settings = [path for path in config.given if mine.get(path) != theirs.get(path)]
         run = bench.measure(Run(backend, again), suspect.plan) if settings else None
         healed = run is not None and not parted(run, wanted, rounding)
     except BridgeError:
@@ -146,14 +162,10 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
     return settings if healed else []
 
 
-def _unlike(config: Config, other: Config) -> list[str]:
-    """The given settings that the stack would see otherwise in the other config."""
-    mine, theirs = config.effective, other.effective
-    return [path for path in config.given if mine.get(path) != theirs.get(path)]
-
-
 def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """What our checks know the stack to do otherwise than it says: what they say of the config, and no more of a cure."""
+    """The findings of the config about numbers that a cure no longer has: faults of the stack that
+    our checks know.
+    """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
         if finding.effect.reaches(Effect.NUMBERS) and any(finding.id not in left for left in healed):
@@ -161,7 +173,9 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
 
 
 def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
-    """Whether the stack does what the changed config means; where that does not run, it tells nothing."""
+    """Whether the stack does what the changed config means. A config that does not run heals
+    nothing.
+    """
     try:
         plan = suspect.meaning(changed)
         run, expected = bench.measure(Run(suspect.backend, changed), plan), bench.expected(plan)
@@ -171,7 +185,9 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
-    """The config with each feature in its other forms; what the stack does not read, or is as before, is left out."""
+    """The configs of each trial. Those that the stack does not read, or that change nothing, are
+    left out.
+    """
     for forms in TRIALS:
         yield list(_forms(config, [partial(edited, config, _whole(form, world), world) for form in forms]))
     for settings in backend.optional:
@@ -187,13 +203,16 @@ def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Co
 
 
 def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """A trial that frees ranks gives them to the data axis."""
+    """The changes of a trial. If it frees ranks of an axis, the data axis gets them."""
+    # The global batch follows from the new number of data ranks.
     freed = any(path.startswith("parallel.") for path in trial)
     return {**trial, "parallel.data": world, "batch.global_": None} if freed else dict(trial)
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What changed, in the stack's words; that something unsaid is now said to be off is no change."""
+    """The settings that changed, in the stack's words. An unset setting that is now off is left
+    out, unless nothing else changed.
+    """
     changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
     told = [path for path in changed if path in before or after[path]] or changed
     return " and ".join(f"{path} {_said(after.get(path))}" for path in told)
@@ -206,8 +225,8 @@ def _said(value: Any) -> str:
 def plan_causes(
     source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The fields in which `target` differs from `source` that change the numbers of `source` when they alone are changed, and how
-    they differ, in words; those that only make sense together are changed together.
+    """The fields of `target` that change the numbers of `source` when only they are changed, with
+    the difference in words. Fields of one setting are changed together.
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -226,7 +245,9 @@ Changes = Mapping[str, Any]
 
 
 def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:
-    """The groups that are felt alone: by halves, since most are not, nor all of them together."""
+    """The groups that are felt alone."""
+    # By halves, since most groups are not felt: a half that is not felt as a whole needs no more
+    # runs. If a half does not run, it is divided all the same.
     found = felt({path: value for changed in groups for path, value in changed.items()}) if groups else False
     if len(groups) > 1 and found is not False:
         middle = len(groups) // 2
@@ -236,11 +257,11 @@ def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Ite
 
 
 def _felt(source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes) -> bool | None:
-    """Whether a change to `source` is one of its numbers; None where it makes no plan that runs."""
+    """Whether `changed` changes the numbers of `source`; None if the changed plan does not run."""
     with suppress(BridgeError):
         return parted(bench.expected(made(source, changed)), wanted, rounding)
     return None
 
 
 TOGETHER = ("batch.", "optimizer.schedule.", "optimizer.decay_ramp.", "precision.loss_scale.", "model.rotary.scaling.")
-"""Sections whose fields are one setting."""
+"""Sections whose fields make sense only together."""

@@ -1,4 +1,6 @@
-"""Judging: a config and its translation, each on every engine that can run it, held against one reference."""
+"""Judging: a config and its translation, each on every engine that can run it, compared with one
+reference.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from bridge.verify.size import TWO, is_taken, made, steps_for
 
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
+"""The spacing of numbers above 1 in each format: one unit in the last of its binary digits."""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+"""The format that shows how much each format rounds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side on one engine: as its own stack runs the file (`written`), or as the file is meant; what came of it, and why;
-    and what did not run of that which was written.
+    """One side on one engine: the file as its own stack runs it (`written`), or the plan that it
+    means. `verdict` and `cause` are the result; `lacks` tells which of the written files did not
+    run.
     """
 
     side: Side
@@ -41,8 +46,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, what was changed for them to fit (by plan path: before and after), the ranks, what passes for rounding, the
-    steps, what `convert` says of numbers that those steps did not show, and why not the script of `convert --script` was judged.
+    """All rows, and what they rest on: the fields that were changed for them to fit (by plan path:
+    before and after), the ranks, the distance that passes for rounding, and the steps. `hidden` are
+    findings of `convert` about numbers that these steps did not show. `nearest` tells why the
+    script of `convert --script` was not judged.
     """
 
     rows: tuple[Row, ...]
@@ -55,8 +62,8 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Whether every run gave the numbers of the reference: "same" only if both sides ran whole on their own stacks, else "in
-        part"; "not run" if none did otherwise, but no translation ran either.
+        """"differs" if any run gave other numbers, and "not run" if none did but no translation
+        ran. Otherwise "same" if both sides ran whole on their own stacks, else "in part".
         """
         if any(row.verdict == "differs" for row in self.rows):
             return "differs"
@@ -66,17 +73,20 @@ class Report:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What keeps the runs from being the whole proof: engines that did not run, what was taken out, what no step shows."""
+        """The reasons why the runs are not the whole proof: engines that did not run, features that
+        were taken out, and findings that no step shows.
+        """
         silent = [row for row in self.rows if row.written and row.verdict == "not run"]
         engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
         idle = [f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"] if silent else []
         taken = [f"{path} {before} -> {after}" for path, (before, after) in self.changes.items() if is_taken(path, before, after)]
         beside = [row.lacks for row in self.rows if row.lacks]
+        # A difference that was found may well be one of these.
         hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
         return (*idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
 
     def fields(self) -> dict[str, Any]:
-        """As plain values."""
+        """The report as plain values, by name."""
         return {
             "verdict": self.verdict,
             "proved": self.verdict == "same",
@@ -110,7 +120,9 @@ def _plain(distance: Distance | None) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON can hold it: numbers that are not finite as text, as Python's float reads it."""
+    """A value that JSON can hold: numbers that are not finite become text, which Python's `float`
+    reads.
+    """
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -123,19 +135,22 @@ def verify(
     engines: Mapping[Side, Backend] | None = None,
     bench: Bench | None = None,
 ) -> Report:
-    """Run both sides wherever they can be, on the ranks of this process group, all of which get the same report.
+    """Run both sides on every engine that can, on the ranks of this process group. All ranks get
+    the same report.
 
-    The reference is what the source means, on the native engine. Raises `BridgeError` if nothing can run that. Open, the steps
-    are as many as show what moves. `engines` are those that the sides run on, if not their stacks' own; a `bench` of one's own
-    says what is trained.
+    The reference is the plan of the source on the native engine. If that cannot run, `BridgeError`
+    is raised. `steps` defaults to the number after which everything that moves has moved. `engines`
+    replace the engines of the sides' own stacks. A given `bench` decides what is trained.
     """
     plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
-    padded = padded or len({one.loss for one in pair.plans.values()}) > 1  # which only shows where tokens are not as many
+    # Two ways to average a loss differ only if microbatches have different numbers of tokens.
+    padded = padded or len({one.loss for one in pair.plans.values()}) > 1
     bench = bench or Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
     steps = bench.steps
     bench.course.further(_parts(pair, (engines or backends).values()))
     note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
+    # The same plan in the next wider format: its distance is what this format rounds away.
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {})
@@ -157,7 +172,7 @@ def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
 
 
 def _wider(plan: Plan) -> Plan:
-    """The plan with numbers of the next wider format: how far it is off is what rounding does."""
+    """The plan with numbers of the next wider format."""
     wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
     formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
@@ -165,7 +180,7 @@ def _wider(plan: Plan) -> Plan:
 
 
 def _exact(plan: Plan) -> Plan:
-    """The plan with numbers that round nothing away."""
+    """The plan with all numbers in fp64."""
     formats = {"precision.compute": "fp64", "precision.reduce": "fp64", "precision.communicate": None, "precision.master": "fp64"}
     return made(plan, formats)
 
@@ -178,12 +193,12 @@ FP32 = {
 }
 """Formats that round little, and that every engine has."""
 EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
-"""What rounding does there."""
+"""The distance that rounding explains in fp64."""
 
 
 @dataclass(frozen=True)
 class Court:
-    """What every row is judged with; the loss scale only where it is `scaled`."""
+    """Judges rows against one reference. Loss scales are compared only if `scaled`."""
 
     pair: Pair
     backends: Mapping[str, Backend]
@@ -195,7 +210,7 @@ class Court:
     engines: Mapping[Side, Backend] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Row]:
-        """Everything but the reference."""
+        """All rows but that of the reference."""
         yield self._written("source")
         yield from self._elsewhere()
         target = self._target()
@@ -203,12 +218,13 @@ class Court:
         yield self._written("target", target)
 
     def _written(self, side: Side, meant: Row | None = None) -> Row:
-        """A side by its own stack, as that is written; held against what it means."""
+        """The row of a side on its own stack, as the file is written."""
         config = self.pair.config(side)
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
             return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
         row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
+        # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
         if row.verdict != "same" or self.finer is None:
             return row
         finer = self.finer._written(side, meant)
@@ -217,7 +233,9 @@ class Court:
         return replace(row, verdict="differs", cause=f"in fp32 {finer.cause}", measured=finer.measured, distance=finer.distance)
 
     def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
-        """A side on its own stack: by its script, or where there is none that runs, the file in a script of ours."""
+        """The row of a side on its own stack: by its `script`, or, if there is none that runs, by
+        the file in a script of ours.
+        """
         title = f"{backend.title} {backend.release or ''}".strip() + (", its script and model" if script else "")
         run = partial(self.bench.measure, Run(backend, self.pair.config(side), script=script), self.pair.plans[side])
         row = self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
@@ -228,8 +246,11 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """The same in fp32, where a format rounds so much that a flag which is read and written wrong alike would not be seen:
-        both plans mean the same then, and the stack alone runs what the flag says. None where that is no other run.
+        """The same court in fp32; None if the plans compute in fp32 or fp64 already, or if a stack
+        refuses that.
+
+        A flag that is read and written wrong alike gives two plans that mean the same. Only the
+        stack runs the flag itself, and in a coarse format rounding may hide the difference.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
@@ -248,8 +269,8 @@ class Court:
         self.note(f"{line}, in fp32")
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
-        """Why a stack gives other numbers: the config means others, what lies beside it does, or the stack does not do what it
-        means.
+        """The cause of a stack's other numbers: the config means others, a file beside it does, or
+        the stack does not do what the config means.
         """
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
@@ -273,7 +294,9 @@ class Court:
         return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
-        """Which of the files beside the config is at fault, if that alone, in a script of ours, runs as it means."""
+        """The fault of a file beside the config, in words, if the config alone runs as it is meant;
+        else empty.
+        """
         try:
             alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])
         except BridgeError:
@@ -283,6 +306,8 @@ class Court:
         same = "the config alone, in another script, gives the numbers that it means"
         if self.pair.nearest:
             same = f"`convert --script` says so: {'; '.join(self.pair.nearest)}; {same}"
+        # The first loss and gradient depend on the model alone, and not yet on optimizer and
+        # schedule.
         first, expected = measured.steps[0], self.reference.steps[0]
         if _far(first.loss, expected.loss, self.rounding.loss) or _far(first.grad_norm, expected.grad_norm, self.rounding.norm):
             told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
@@ -292,7 +317,7 @@ class Court:
         return f"the script, or the model's config.json, trains otherwise: {right}; {same}"
 
     def _elsewhere(self) -> Iterator[Row]:
-        """What the source means, on engines of other stacks."""
+        """Rows of the source's plan on engines of other stacks."""
         plan, own = self.pair.plans["source"], {self.pair.source.dialect.name, self.pair.target.dialect.name}
         for name, backend in self.backends.items():
             if name in own or backend.release is None:
@@ -306,7 +331,9 @@ class Court:
                 yield self._judged(row, run, partial(_otherwise, backend))
 
     def _target(self) -> Row:
-        """What the translation means, on the native engine: in the formats that it says, and where that shows nothing in fp64."""
+        """The row of the translation's plan on the native engine: in its own formats, and in fp64
+        if these show no difference.
+        """
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
         row = self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, theirs), self._changed)
         if row.verdict != "same":
@@ -321,11 +348,12 @@ class Court:
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _changed(self, measured: Measured) -> str:
-        """What the translation changed, in the formats that the plans name."""
+        """The fields that the translation changed, in words, by runs in the formats of the plans.
+        """
         return self._translated(self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding)
 
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
-        """Which fields the translation changed so that numbers differ."""
+        """The fields that the translation changed and that change numbers, in words."""
         self.note("native engine: looking for the cause")
         self.bench.course.further(TWO)
         causes = plan_causes(source, target, self.bench, wanted, rounding)
@@ -349,7 +377,9 @@ class Court:
 
 
 def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:
-    """Whether a number is off by more than rounding; one that a stack does not tell is not."""
+    """Whether a number is off by more than rounding explains. A number that a stack does not report
+    is not.
+    """
     if found is None or expected is None:
         return False
     return abs(found - expected) > (LOSS + MARGIN * (rounding or 0.0)) * abs(expected)
@@ -364,7 +394,7 @@ def _otherwise(backend: Backend, measured: Measured) -> str:
 
 
 def in_numbers(further: Iterable[str], gap: Distance) -> str:
-    """What differs, in numbers."""
+    """The differences named in `further`, in words and numbers."""
     words = {
         "loss": f"losses by {gap.loss:.1e}",
         "norm": f"gradient norm by {gap.norm or 0.0:.1e}",

@@ -32,8 +32,8 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What is run: a config as it is written, or a plan as it is meant, on a backend; from its first weights, or a checkpoint.
-    With a `script` a config runs by that.
+    """A config as it is written, or a plan as it is meant, on a backend. It starts from first
+    weights, or from the checkpoint `start`. With a `script`, the config is run by that.
     """
 
     backend: Backend
@@ -42,7 +42,7 @@ class Run:
     script: Written | None = None
 
     def opened(self, workload: Workload) -> Trainer:
-        """The run, before its first step."""
+        """Set up the run, before its first step."""
         if self.script is not None and isinstance(self.what, Config):
             return self.backend.start(self.script, self.what, workload)
         return self.backend.open(self.what, workload)
@@ -50,8 +50,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps of a run, and on the first rank its weights at the start, after the first step and at the end; `first`
-    steps lie behind its start.
+    """The steps of a run, and on the first rank its weights at the start, after the first step and
+    at the end. `first` is the number of steps before its start.
     """
 
     steps: tuple[Step, ...]
@@ -65,15 +65,21 @@ class Measured:
 
 
 class StrandedError(RuntimeError):
-    """This rank failed, and the others wait in a collective for what it will never say: only the end of it frees them."""
+    """This rank failed, and the others wait for it in a collective. Only the end of its process
+    frees them.
+    """
 
 
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
-    """Run some steps; all ranks get the same answer. `padded`: every third sample is half empty.
+    """Run some steps. All ranks get the same answer. With `padded`, half of every third sample has
+    no targets.
 
-    Raises `BridgeError` on every rank if one of them cannot, and `StrandedError` if the others wait for it elsewhere.
+    Raises `BridgeError` on every rank if one of them cannot, and `StrandedError` if the others wait
+    for it elsewhere.
     """
     found, problem = _attempt(run, workload, steps, padded)
+    # A rank that failed waits for the others to fail as well. If they do not, they are in a
+    # collective, and would not come to the comparison below.
     if not together(PATIENCE if problem else 0.0) and problem:
         raise StrandedError(problem)
     said = everyones(problem)
@@ -83,7 +89,8 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
 
 
 def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
-    """What came of it, or why nothing did: a stack may fail in any way it likes."""
+    """The steps of a run, or None and the reason why it failed."""
+    # Any exception: these are the stack's own, of whatever kind.
     try:
         trainer = run.opened(workload)
     except BridgeError as error:
@@ -113,7 +120,9 @@ def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start
 
 
 def batches(text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
-    """This data rank's microbatches of a step: sample by sample the same for every layout with the same batch."""
+    """This data rank's microbatches of a step: tokens and targets, each (rows, sequence). Every
+    layout with the same global batch takes the same samples in a step.
+    """
     (place, places), rows = trainer.data, trainer.micro
     start = step * rows * trainer.accumulation * places
     for index in range(trainer.accumulation):
@@ -130,11 +139,16 @@ def batches(text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far a run is from another: relative distances of losses and of gradient norms (the largest of a step), of all updates
-    together, and the share of the other's updates that it makes; the tensor that is furthest off, by how much of its update;
-    and the first step with another loss scale, in words. As a measure of rounding, the part of `LOSS` and `UPDATE` that counts,
-    and the tensors whose updates rounding alone decides: their gradients are zero but for it, as those of biases of keys, and
-    Adam makes whole steps of them.
+    """How far a run is from another.
+
+    `loss` and `norm` are the largest relative distances of losses and gradient norms in a step.
+    `update` is the relative distance of all updates together, and `share` the share of the other's
+    updates that the run makes. `tensor` is furthest off, by `worst` of its update. `scale` tells
+    the first step with another loss scale, in words.
+
+    As a measure of rounding, `floor` is the part of `LOSS` and `UPDATE` that is allowed in any
+    case. `noise` are tensors whose updates rounding alone decides: their gradients are zero but for
+    rounding, as those of biases of keys are, and Adam makes whole steps of them.
     """
 
     loss: float
@@ -148,30 +162,39 @@ class Distance:
     noise: tuple[str, ...] = ()
 
     def at_least(self, digits: float) -> Distance:
-        """This distance as a measure of rounding in a format with so many digits (the spacing above 1), of which one run with
-        few tokens shows less than another may.
+        """This distance as a measure of rounding in a format with the spacing `digits` above 1. One
+        run with few tokens may show less rounding than another, so that no part is smaller than
+        some share of the spacing.
         """
+        # A loss averages over many tokens and a norm over many weights, an update over nothing.
         norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
         return replace(self, loss=max(self.loss, digits / 80), norm=norm, update=max(self.update, digits * 2), share=1 - share)
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
-        """In what it is more than rounding can be: "loss", "norm", "weights", "scale"."""
-        loss, update = (floor * rounding.floor for floor in (LOSS, UPDATE))
+        """The parts in which it is more than rounding explains: "loss", "norm", "weights", "scale".
+        """
+        loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
         turned = noise * noise / 2  # what noise of that length, in any direction, takes from the share
+        too_far = self.update > noise + update
+        too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update
         found = {
             "loss": self.loss > MARGIN * rounding.loss + loss,
             "norm": self.norm is not None and self.norm > MARGIN * (rounding.norm or 0.0) + loss,
-            "weights": self.update > noise + update or abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update,
+            "weights": too_far or too_short,
             "scale": bool(self.scale),
         }
         return tuple(name for name, further in found.items() if further)
 
 
 MARGIN = 4.0
-"""Times what the next wider format changes that still pass for rounding: two formats' errors, and other orders of summing."""
+"""A distance up to this multiple of rounding passes for rounding: both runs round, and they may sum
+in other orders.
+"""
 LOSS, UPDATE = 1e-6, 1e-4
-"""What is rounding in any case: the last digits of a loss in fp32, and of an update that is small beside its weight."""
+"""Distances that are rounding in any case: the last digits of a loss in fp32, and of an update that
+is small beside its weight.
+"""
 
 
 class OtherModelError(BridgeError):
@@ -179,7 +202,8 @@ class OtherModelError(BridgeError):
 
 
 def _unlike(run: Measured, other: Measured) -> str:
-    """The tensors that only one of two runs has, or in another shape."""
+    """The tensors that only one of two runs has, or that have another shape, in words; else empty.
+    """
     mine, theirs = ({name: tuple(weight.shape) for name, weight in one.weights[0].items()} for one in (run, other))
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
     told = "; ".join(f"{name} {mine.get(name, 'none')} for {theirs.get(name, 'none')}" for name in names[:SHOWN])
@@ -190,7 +214,7 @@ SHOWN = 3
 
 
 def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
-    """Whether `run` is another run than `other`: by more than rounding, or of another model."""
+    """Whether `run` differs from `other` by more than rounding, or trains another model."""
     try:
         return bool(distance(run, other, rounding.noise).beyond(rounding))
     except OtherModelError:
@@ -198,7 +222,9 @@ def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
 
 
 def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Distance:
-    """How far `run` is from `other`, on all ranks, tensors of `noise` left out. Raises `OtherModelError` if they have others."""
+    """How far `run` is from `other`, on all ranks, without the tensors of `noise`. Raises
+    `OtherModelError` if their tensors differ in names or shapes.
+    """
     first = (joined() or (0, 1))[0] == 0
     unlike = _unlike(run, other) if first else ""
     problem = next(filter(None, everyones(unlike)), "")
@@ -213,7 +239,18 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
     loss = max(_relative(first, second) for first, second in zip(run.losses, other.losses, strict=True))
     told = [(one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)]
     norms = [_relative(one, two) for one, two in told if one is not None and two is not None]
-    ends = [_updates(run.weights, other.weights, end, noise) for end in (1, -1)]
+    # What training added to each tensor in both runs, after the first step and in the end.
+    ends = [
+        {
+            name: (
+                run.weights[end][name].double() - run.weights[0][name],
+                other.weights[end][name].double() - start,
+            )
+            for name, start in other.weights[0].items()
+            if name not in noise
+        }
+        for end in (1, -1)
+    ]
     whole = max((_apart(list(pairs.values())) for pairs in ends), key=lambda it: it[0])
     each = {name: _apart([pair])[0] for name, pair in ends[-1].items()}
     worst = max(each, key=lambda name: each[name])
@@ -222,7 +259,9 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
 
 
 RANDOM = 0.9
-"""Part of its update by which a tensor is off where only rounding moves it: two such updates have nothing in common."""
+"""Relative distance of two updates from which on they have nothing in common, so that only rounding
+moves the tensor.
+"""
 
 
 def _scales(run: Measured, other: Measured) -> str:
@@ -232,16 +271,10 @@ def _scales(run: Measured, other: Measured) -> str:
     return ""
 
 
-def _updates(
-    run: tuple[Weights, ...], other: tuple[Weights, ...], end: int, noise: tuple[str, ...]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """What training added to each tensor, in both runs."""
-    firsts = {name: start for name, start in other[0].items() if name not in noise}
-    return {name: (run[end][name].double() - run[0][name], other[end][name].double() - first) for name, first in firsts.items()}
-
-
 def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The distance of updates over the length of the second ones, and the share of the second that the first makes."""
+    """The length of the difference of updates, relative to the second ones, and the share of the
+    second that the first makes: the first's projection on the second, relative to its length.
+    """
     squares = sum(float(two.square().sum()) for _, two in pairs)
     gap = sum(float((one - two).square().sum()) for one, two in pairs)
     both = sum(float((one * two).sum()) for one, two in pairs)

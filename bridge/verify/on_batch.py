@@ -1,4 +1,6 @@
-"""Judging two configs on a user's own model and batch: each on its engine, held against what the first one means."""
+"""Judging two configs on a user's own model and batch: each on its engine, compared with the plan
+of the first.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Given:
     seed: int = 1234
 
     def workload(self, own: bool, facts: Model | None) -> Workload:
-        """What is trained; with its weights under native names where an engine has a model of its `own`."""
+        """The workload of an engine. An engine with a model of its `own` also gets the weights,
+        under native names.
+        """
         said = made(lift(self.model), {"model.sequence": self.rows.sequence, "model.embedding.padded_vocab": None, **UNDROPPED})
         words = said.model.vocab or int(self.rows.planes[:, 0].max()) + 1
         shape = Architecture(vocab=words, sequence=self.rows.sequence)
@@ -56,6 +60,7 @@ class Given:
         mask = self.rows.named(self.rows.planes).get("attention_mask")
         if mask is None:
             return []
+        # Attention is causal, so that a token sees the ones before it that the mask leaves.
         unseeing = mask.cumsum(1) == 0
         found: list[int] = (unseeing & (self.rows.targets != IGNORED)).any(1).nonzero().view(-1).tolist()
         return found
@@ -79,7 +84,9 @@ class Given:
 
 @dataclass(frozen=True)
 class OnBatch(Bench):
-    """Runs of the user's model on the user's rows, under one set of names; `trained` by whether an engine has its own model."""
+    """Runs of the user's model on the user's rows, with one set of names. `trained` has the
+    workload of engines that have a model of their own (True), and of the others (False).
+    """
 
     trained: Mapping[bool, Workload] = field(default_factory=dict)
     facts: Model | None = None
@@ -92,7 +99,7 @@ class OnBatch(Bench):
         return replace(found, weights=tuple(neutral(part, self.facts) for part in found.weights))
 
     def expected(self, plan: Plan) -> Measured:
-        """See `Bench`; what a plan means runs on data ranks alone."""
+        """The run of `plan` on the reference, with data ranks alone."""
         micro = plan.batch.micro or self.micro
         accumulation = max(1, (plan.batch.global_ or micro * self.world) // (micro * self.world))
         return super().expected(alone(plan, Size(self.world, 1, 1, micro, accumulation)))
@@ -101,7 +108,9 @@ class OnBatch(Bench):
 def judged(
     pair: Pair, engines: Mapping[Side, Backend], given: Given, steps: int | None, note: Callable[[str], object] = print
 ) -> Report:
-    """See `judge.verify`: the reference is what the first config means, on the native engine."""
+    """Judge two configs on the user's model and batch. The reference is the plan of the first, on
+    the native engine.
+    """
     BridgeError.raise_if(given.refused(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
     facts = names.described(given.model) if any(own) else None
@@ -115,11 +124,13 @@ def judged(
 
 
 UNLIKE = ("model.embedding.padded_vocab", "model.embedding.max_positions", "model.sequence", "model.init.", *UNDROPPED)
-"""What two descriptions of one model may say otherwise."""
+"""Fields in which two descriptions of one model may differ."""
 
 
 def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
-    """A run that is another one, with what its own config says of the model otherwise than the folder."""
+    """The row of a run that differs, or did not run. If its config describes another model than the
+    folder, the cause says so.
+    """
     if not row.written or row.verdict not in ("differs", "not run"):
         return row
     said, known = lift(pair.config(row.side)).values(), lift(folder).values()

@@ -1,4 +1,6 @@
-"""Two configs of a user's own, each with the engine that runs it, made small; nothing is run, and torch is not needed."""
+"""Two configs of a user's own, each with the engine that runs it, made small. Nothing is run, and
+torch is not needed.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from bridge.verify.size import Size, changes, changes_like, made
 
 SIDES: tuple[Side, Side] = ("source", "target")
 ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
-"""What a meaning leaves out: it runs on data ranks, with the batch of the size, and the model is the user's."""
+"""Sections that the plan of a config leaves out: it runs on data ranks alone, with the batch of the
+size and the user's model.
+"""
 
 
 class AsMeant(Backend):
-    """An engine that runs what a config of another stack means."""
+    """An engine that runs the plan of a config of another stack."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -57,7 +61,7 @@ def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
 
 
 def engines_of(configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]) -> dict[Side, Backend]:
-    """What each side runs on: the engine that was named, else that of its own stack."""
+    """The engine of each side: the one that was named, else that of its own stack."""
     found: dict[Side, Backend] = {}
     for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
         own = config.dialect.name
@@ -71,7 +75,9 @@ def engines_of(configs: tuple[Config, Config], on: tuple[str, str] | None, known
 
 
 def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> Pair:
-    """Both configs on the same few local ranks, with batches that stand to each other as theirs do; the model stays as it is."""
+    """Both configs on the same few local ranks, with batches in the proportion of theirs. The model
+    stays as it is.
+    """
     plans = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, configs, strict=True)]
     open_ = [made(plan, {"parallel.data": None}) for plan in plans]
     size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
@@ -89,14 +95,20 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
 
 
 def _whole(size: Size) -> Size:
-    """With a microbatch for each rank, for engines that have data ranks alone."""
+    """The size with at least a microbatch for each rank, for engines that have data ranks alone."""
     return replace(size, accumulation=max(size.accumulation, size.world // size.data))
 
 
 def _like(size: Size, first: Plan, second: Plan) -> Size:
-    """The size of the second; where its microbatches are smaller or larger than the first's, they still are."""
+    """The size of the second plan. Its microbatches stay smaller or larger than those of the first,
+    if they are.
+    """
     found = size.like(first, second)
-    mine, theirs = (_micro(plan) for plan in (first, second))
+    solved = [
+        solve(it.batch.micro, it.batch.accumulation, it.batch.global_, it.parallel.data)
+        for it in (first, second)
+    ]
+    mine, theirs = (one.micro for one in solved)  # None if the plan leaves it open
     if mine and theirs and theirs < mine and found.micro > 1:
         found = replace(found, micro=found.micro // 2, accumulation=found.accumulation * 2)
     elif mine and theirs and theirs > mine and found.accumulation % 2 == 0:
@@ -104,18 +116,14 @@ def _like(size: Size, first: Plan, second: Plan) -> Size:
     return _whole(found)
 
 
-def _micro(plan: Plan) -> int | None:
-    """Sequences in a microbatch, as far as the plan says."""
-    batch = plan.batch
-    return solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).micro
-
-
 def _unmodelled(wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in wanted.items() if not path.startswith("model.")}
 
 
 def alone(plan: Plan, size: Size) -> Plan:
-    """What a plan says of numbers, on data ranks alone, with the batch of `size`."""
+    """The plan on data ranks alone, with the batch of `size`. Only fields that numbers depend on
+    are kept.
+    """
     values = {path: value for path, value in plan.values().items() if not path.startswith(ASKED)}
     accumulation = max(1, size.batch // (size.micro * size.world))
     micro = size.batch // (accumulation * size.world)

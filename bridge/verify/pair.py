@@ -1,4 +1,6 @@
-"""Pairs: a config and its translation, made small enough for a few local ranks; nothing is run, and torch is not needed."""
+"""Pairs: a config and its translation, made small enough for a few local ranks. Nothing is run, and
+torch is not needed.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ Side = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A config and its translation, made small: as configs, and as what they mean; where `convert` says that numbers differ,
-    and why, by field. A script of `modelled` pairs brings the source's model; `nearest`: why that is only a similar one.
+    """A config and its translation, made small: as configs, and as plans. `told` are the findings
+    of `convert` about numbers, by field. The script of a `modelled` pair brings the source's model.
+    `nearest` tells why that is only a similar one.
     """
 
     source: Config
@@ -35,16 +38,18 @@ class Pair:
     modelled: bool = False
     nearest: tuple[str, ...] = ()
     translated: bool = True
-    """Whether the target is the source's translation; else a config of its own."""
+    """Whether the target is the translation of the source. Otherwise it is a config of its own."""
 
     @property
     def fault(self) -> str:
-        """What is to blame where the target means something else."""
+        """The words for the fault if the target means something else."""
         return "the translation is at fault" if self.translated else "the second config is another run"
 
     @cached_property
     def script(self) -> Written | None:
-        """The script and the model's config as `convert --script` writes them for the target; None where it cannot."""
+        """The script and the model's config as `convert --script` writes them for the target; None
+        if it cannot.
+        """
         dialect, plan = self.target.dialect, self.plans["source"]
         if not self.modelled:
             return None
@@ -56,7 +61,9 @@ class Pair:
             return None
 
     def said(self, paths: Iterable[str]) -> str:
-        """What `convert` says of those fields, in brackets: of a stack, or of the plan, by whatever name either stack has."""
+        """The findings of `convert` about fields of the plan, in brackets. A finding may name the
+        field of the plan, or a setting of either stack that stands for it.
+        """
         if not self.translated:
             return ""
         wanted = set(paths)
@@ -72,7 +79,7 @@ class Pair:
 
 
 def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> Pair:
-    """Both sides on at most `limit` ranks, with the changes that takes.
+    """Both sides on at most `limit` ranks, with the changes that this takes.
 
     Raises `BridgeError` if a stack refuses its file in that size.
     """
@@ -81,13 +88,32 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     size = Size.of(first, limit)
     wanted = changes(first, size)
     smaller = in_small(source, wanted, size, backends)
-    became = meant(smaller, backends).values()  # a stack may have no way to make a number smaller alone
+    # A stack may be unable to make one number smaller alone. The target follows what the source
+    # became.
+    became = meant(smaller, backends).values()
     theirs = changes_like(second, size.like(first, second), first, {**wanted, **{path: became.get(path) for path in wanted}})
     small = smaller, in_small(target, theirs, size, backends)
-    told = {path: (first.values().get(path), value) for path, value in wanted.items() if _is_told(path, first)}
+    # Changes to what watches a run, and to axes of experts that the model does not have, are none
+    # to the run.
+    idle = ("debug.",) if first.model.experts else ("debug.", "parallel.expert")
+    told = {
+        path: (first.values().get(path), value)
+        for path, value in wanted.items()
+        if not path.startswith(idle)
+    }
     plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
-    if None in (first.model.hidden, second.model.hidden):  # the training script brings the model along, from one to the other
-        plans["target"] = made(plans["target"], _model_of(plans["source"], plans["target"]))
+    if None in (first.model.hidden, second.model.hidden):
+        # One of the configs does not describe its model, which the training script brings. Both
+        # train that of the source.
+        unsaid = dict.fromkeys(
+            path for path in plans["target"].values() if path.startswith("model.")
+        )
+        own = {
+            path: value
+            for path, value in plans["source"].values().items()
+            if path.startswith("model.")
+        }
+        plans["target"] = made(plans["target"], {**unsaid, **own})
     model, findings = described(result) if first.model.hidden and not second.model.hidden else (None, result.findings)
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
@@ -95,24 +121,13 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     return Pair(*small, plans, told, size, differ, model is not None, nearest)
 
 
-def _is_told(path: str, plan: Plan) -> bool:
-    """Whether a change is one to a run: not to what watches it, nor to axes of experts that are not there."""
-    return not path.startswith("debug.") and (bool(plan.model.experts) or not path.startswith("parallel.expert"))
-
-
-def _model_of(source: Plan, target: Plan) -> dict[str, Any]:
-    """The model of `target`, by path, as that of `source`."""
-    unsaid = dict.fromkeys(path for path in target.values() if path.startswith("model."))
-    return {**unsaid, **{path: value for path, value in source.values().items() if path.startswith("model.")}}
-
-
 def in_small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
-    """`config` with those fields of a plan changed; its stack's backend knows best how."""
+    """`config` with those fields of a plan changed, by its stack's backend if there is one."""
     backend = backends.get(config.dialect.name)
     return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
-    """What a config and its script mean."""
+    """The plan of a config and its script."""
     backend = backends.get(config.dialect.name)
     return backend.meaning(config) if backend else lift(config)

@@ -1,4 +1,6 @@
-"""Proof of a move: the source's run and the target's go on from their checkpoints, some steps each, and are held together."""
+"""Proof of a move: the runs of source and target continue from their checkpoints for some steps,
+and are compared.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
 WEIGHTLESS = ("safetensors", "bin")
-"""Formats without an optimizer, from which no run goes on."""
+"""Formats without an optimizer, from which no run continues."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """A side: its config, made small, the engine that runs it, the checkpoint that it goes on from, and the groups of its
-    optimizer, where the config does not say them.
+    """A side: its config, made small, the engine that runs it, the checkpoint that it continues
+    from, and the groups of its optimizer if the config does not have them.
     """
 
     side: str
@@ -46,10 +48,10 @@ class Party:
 
 
 def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
-    """What has to change in `plan` for it to run on `world` ranks of this machine, by path: ranks, batch, layers of a model that
-    it states, and what watches it.
+    """The fields to change in `plan` for it to run on `world` ranks of this machine: ranks, batch,
+    layers of the model if it states them, and debugging.
 
-    Optimizer, schedule and loss scale stay as they are: the run goes on with them.
+    Optimizer, schedule and loss scale stay as they are, as the run continues with them.
     """
     batch, ranks = plan.batch, plan.parallel
     solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
@@ -62,20 +64,23 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
 
 
 def small(config: Config, backend: Backend, world: int, layers: int | None = None) -> tuple[Config, dict[str, Any]]:
-    """`config` on `world` ranks, and what was changed for that by plan path: before and after."""
+    """`config` on `world` ranks, and the fields that were changed for that, by plan path: before
+    and after.
+    """
     plan = backend.meaning(config)
     wanted = changes(plan, world, layers)
     if not wanted and config.world_size == world:
         return config, {}
     told = {path: (plan.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
     found = backend.edited(config, wanted, world)
+    # Lengths in samples follow the smaller batch. They are set again to the steps that they were.
     schedule, after = (dict(it.values()) for it in (plan, backend.meaning(found)))
     moved = {path: schedule[path] for path in LENGTHS if path in schedule and schedule[path] != after.get(path)}
     return (backend.edited(found, moved, world) if moved else found), told
 
 
 LENGTHS = tuple(f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps"))
-"""What a config may count in samples, of which a step has fewer in small."""
+"""Lengths that a config may count in samples, of which a small step has fewer."""
 
 
 def prove(
@@ -87,8 +92,9 @@ def prove(
     steps: int,
     note: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Run both, each `steps` further, on the ranks of this process group, and say whether they are one run; all ranks get the
-    same. `wider` is the source in fp32: how far it is off is what rounding does. `facts` tell what names need to be translated.
+    """Run both for `steps` more steps on the ranks of this process group. Returns a report on
+    whether they are one run, the same on all ranks. `wider` is the source in fp32, and its distance
+    is a measure of rounding. `facts` has what names need to be translated.
     """
     runs: dict[str, Measured] = {}
     problems: dict[str, str] = {}
@@ -102,13 +108,21 @@ def prove(
                 runs[key] = measure(Run(party.backend, party.config, party.start), ready, steps)
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
-    runs = _under_one_name(runs, facts)
+    # Engines may name weights each in its own way. The names of the native engine are common to
+    # all.
+    if len({frozenset(run.weights[0]) for run in runs.values()}) > 1:
+        for key, run in runs.items():
+            runs[key] = replace(
+                run, weights=tuple(neutral(weights, facts) for weights in run.weights)
+            )
     report = partial(_fields, source, target, runs, problems, steps)
     if {"source", "target"} & problems.keys():
         return report("not run", None, None, "")
     compute = source.backend.meaning(source.config).precision.compute or "fp32"
     try:
-        rounding = _rounding(runs, compute)
+        measured = distance(runs["wider"], runs["source"]) if "wider" in runs else NOTHING
+        # Another loss scale is never rounding.
+        rounding = replace(measured.at_least(DIGITS.get(compute, 0.0)), scale="")
         gap = distance(runs["target"], runs["source"], rounding.noise)
     except OtherModelError as error:
         return report("differs", None, None, error.problems[0])
@@ -116,13 +130,6 @@ def prove(
     apart = _apart(runs["source"], runs["target"])
     words = "; ".join(filter(None, (in_numbers(further, gap) if further else "", apart)))
     return report("differs" if words else "same", gap, rounding, words)
-
-
-def _under_one_name(runs: Mapping[str, Measured], facts: Model) -> dict[str, Measured]:
-    """Runs with the weights of each by the native engine's names, where sides have those of several stacks."""
-    if len({frozenset(run.weights[0]) for run in runs.values()}) < 2:
-        return dict(runs)
-    return {key: replace(run, weights=tuple(neutral(weights, facts) for weights in run.weights)) for key, run in runs.items()}
 
 
 def neutral(weights: Weights, facts: Model) -> Weights:
@@ -133,13 +140,10 @@ def neutral(weights: Weights, facts: Model) -> Weights:
     return {name: held.weight.whole() for name, held in names.renamed(hub, names.Neutral(), facts).parameters.items()}
 
 
-def _rounding(runs: Mapping[str, Measured], compute: str) -> Distance:
-    measured = distance(runs["wider"], runs["source"]) if "wider" in runs else NOTHING
-    return replace(measured.at_least(DIGITS.get(compute, 0.0)), scale="")
-
-
 def _apart(source: Measured, target: Measured) -> str:
-    """What a run counts, where that differs: steps behind it, steps that were taken, learning rates."""
+    """The first difference in what runs count, in words: steps before the start, steps that were
+    taken, learning rates.
+    """
     if source.first != target.first:
         return f"the source goes on from step {source.first}, the target from step {target.first}"
     for number, (one, two) in enumerate(zip(source.steps, target.steps, strict=True), source.first + 1):
@@ -151,7 +155,7 @@ def _apart(source: Measured, target: Measured) -> str:
 
 
 RATE = 1e-6
-"""How far rates of one schedule are apart that two stacks compute."""
+"""Relative distance of learning rates up to which two stacks compute one schedule."""
 
 
 def _fields(

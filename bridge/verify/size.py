@@ -12,13 +12,15 @@ from bridge.model import Model
 from bridge.plan import Plan, paths
 
 TWO = 2
-"""What becomes of every size above one: the smallest that still splits, accumulates or repeats."""
+"""Every size above one becomes two: the smallest that still splits, accumulates or repeats."""
 LAYERS, SEQUENCE = 4, 16
 """Two pipeline ranks with two stages each have a layer in every one."""
 WARMUP, LENGTH, WINDOW = 2, 8, 2
 """Steps of warmup, of a whole schedule and of a loss-scale window at most, so that a few steps see their shape."""
 FEW, ENOUGH = 3, 6
-"""Steps that show a constant rate; and the warmup's end, a window that passes, a schedule that bends, a ramp that moves."""
+"""Steps that are enough for a constant rate; and for the end of a warmup, a window that passes, or
+a schedule that bends.
+"""
 SCALE = 2.0**10
 """First loss scale at most: a larger one would skip all of a few steps."""
 AXES = ("pipeline", "tensor", "data")
@@ -46,14 +48,17 @@ class Size:
 
     @classmethod
     def of(cls, plan: Plan, limit: int) -> Size:
-        """A size for `plan` on at most `limit` ranks: what is split stays split as far as they go."""
+        """A size for `plan` on at most `limit` ranks. Axes that are split stay split as far as
+        ranks allow.
+        """
         axes, batch = dict(_axes(plan, limit)), plan.batch
         solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
+        # With fewer microbatches than pipeline ranks, never are all ranks at work.
         accumulation = max(min(solved.accumulation or 1, TWO), axes["pipeline"])
         return cls(axes["data"], axes["tensor"], axes["pipeline"], min(solved.micro or TWO, TWO), accumulation)
 
     def like(self, plan: Plan, other: Plan) -> Size:
-        """The size of `other` that stands to this one, of `plan`, as the two plans stand to each other."""
+        """The size of `other`, in the proportion to this one in which `other` stands to `plan`."""
         tensor = self.tensor if other.parallel.tensor != 1 else 1
         pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
         data = self.world // (tensor * pipeline)
@@ -63,10 +68,12 @@ class Size:
 
 
 def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
-    """Pipeline and tensor ranks come first: where they split a model, more can go wrong than among data ranks."""
+    """The number of ranks along each axis."""
+    # Pipeline and tensor ranks come first: where they split a model, more can go wrong than among
+    # data ranks.
     sizes = {axis: getattr(plan.parallel, axis) or 1 for axis in AXES}
-    if plan.model.experts:  # which no engine here splits over tensor ranks
-        sizes["tensor"] = 1
+    if plan.model.experts:
+        sizes["tensor"] = 1  # no engine here splits experts over tensor ranks
     if plan.parallel.data is None:
         sizes["data"] = TWO
     left = limit
@@ -77,7 +84,7 @@ def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
 
 
 def _batch(plan: Plan) -> int:
-    """Sequences in a step, as far as the plan says."""
+    """Sequences in a step; sizes that the plan leaves open are 1."""
     batch = plan.batch
     return batch.global_ or prod((batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1))
 
@@ -92,11 +99,13 @@ USUAL: Mapping[str, Any] = {
     "model.attention.output_bias": False,
     "model.embedding.positions": "rotary",
 }
-"""The model of a plan that says nothing of it: what a training script brings along."""
+"""The model of a plan that does not describe one, in place of that of the training script."""
 
 
 def small_model(plan: Plan) -> Model:
-    """The model of a `plan` that was made small: all that it says of it but what no engine here has; else the usual one."""
+    """The model of a `plan` that was made small, without features that no engine here has. Open
+    fields get usual values.
+    """
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
     return made(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
 
@@ -113,18 +122,22 @@ SIZES: Mapping[str, int] = {
 
 
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
-    """What has to change in `plan`, by path, for it to be of that size; None: unset."""
+    """The fields to change in `plan` for it to be of that size. None unsets a field."""
     values, wanted = plan.values(), dict(_wanted(plan, size))
     known = {path: value for path, value in wanted.items() if path in values and values[path] != value}
     return {**known, **_length(plan), **(PLAIN_CHOICE if plan.model.moe.balance == "sinkhorn" else {})}
 
 
 PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
-"""Experts chosen token by token, where sinkhorn's iteration chooses them by all tokens of a microbatch."""
+"""Experts chosen token by token. Sinkhorn's iteration would choose them by all tokens of a
+microbatch.
+"""
 
 
 def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for `plan` where `other` became small by `changed`: numbers that differ in the large still do in the small."""
+    """The same for `plan` after `other` became small by `changed`. Numbers that differ in the large
+    plans differ in the small.
+    """
     mine, theirs, own = plan.values(), other.values(), changes(plan, size)
     both = [path for path in SCALED if path in mine and theirs.get(path) and changed.get(path) is not None]
     return {**own, **{path: _alike(theirs[path], changed[path], mine[path]) for path in both}}
@@ -139,10 +152,11 @@ SCALED = (
 
 
 def _alike(full: float, small: float, other: float) -> Any:
-    """What stands to `small` as `other` to `full`; a difference that rounding would hide is one."""
+    """The number in the proportion to `small` in which `other` stands to `full`."""
     if other == full:
         return small
     found = type(small)(max(1, round(small * other / full)))
+    # A difference in the large must not be rounded away in the small.
     return found if found != small else type(small)(max(1, small + (1 if other > full else -1)))
 
 
@@ -158,7 +172,7 @@ DECAYS = ("linear", "cosine", "wsd")
 
 
 def _length(plan: Plan) -> dict[str, Any]:
-    """The length of a schedule that ends, where it is left to the length of training."""
+    """A length for a schedule that ends with training, if the plan leaves it open."""
     schedule = plan.optimizer.schedule
     open_ = schedule.name in DECAYS and schedule.total_steps is None
     return {"optimizer.schedule.total_steps": LENGTH} if open_ else {}
@@ -180,12 +194,19 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
 
 
 def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Small sizes, and nothing of what the dense model of the native engine does not have."""
+    """Small sizes, without features that the dense model of the native engine does not have."""
     model = plan.model
     yield from SIZES.items()
     groups = model.kv_heads or model.heads or 1
     yield "model.kv_heads", TWO if groups < (model.heads or 1) else SIZES["model.heads"]
-    yield from (("model.embedding.max_positions", SEQUENCE), ("model.embedding.padded_vocab", _padded(model)))
+    # The small vocabulary gets rows without a word if the large one has some.
+    filled = (model.embedding.padded_vocab or 0) > (model.vocab or 0) > 0
+    padded = SIZES["model.vocab"] + (FILLED if filled else 0)
+    yield from (
+        ("model.embedding.max_positions", SEQUENCE),
+        ("model.embedding.padded_vocab", padded),
+    )
+    # Heads that together are as wide as the stream stay so; others stay wider.
     square = (model.attention.head_size or 0) * (model.heads or 0) == model.hidden
     yield "model.attention.head_size", HEAD if square else TWO * HEAD
     yield "model.attention.window", min(model.attention.window or SEQUENCE, HEAD)
@@ -194,12 +215,6 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
             yield path, tuple(pattern[index * len(pattern) // LAYERS] for index in range(LAYERS))
     yield from _experts(model)
     yield from _absent(plan)
-
-
-def _padded(model: Model) -> int:
-    """Rows of the small vocabulary: more than it has words where the large one is filled up."""
-    filled = (model.embedding.padded_vocab or 0) > (model.vocab or 0) > 0
-    return SIZES["model.vocab"] + (FILLED if filled else 0)
 
 
 FILLED = 16
@@ -231,7 +246,9 @@ ABSENT: Mapping[str, Any] = {
     **dict.fromkeys(("model.moe.groups", "model.moe.top_groups", "model.moe.group_best", "model.moe.capacity"), None),
     **dict.fromkeys(("model.moe.aux_loss", "model.moe.z_loss", "model.moe.balance_rate"), 0.0),
 }
-"""What the native model does not have, or no two stacks draw alike, and its value where it is not there."""
+"""Features that the native model does not have, or that no two stacks draw alike, with the values
+that turn them off.
+"""
 
 
 def _stages(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
@@ -262,7 +279,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def _outlived(plan: Plan) -> bool:
-    """Whether training goes on behind the end of its schedule, which a few steps are to see then."""
+    """Whether training continues after the end of its schedule. A few steps have to see that then.
+    """
     length, end = plan.run.steps, plan.optimizer.schedule.total_steps
     return length is not None and end is not None and length > end
 
@@ -272,22 +290,24 @@ SHORT = 4
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")
-"""Values under which a feature is not there."""
+"""Values that turn a feature off."""
 NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.", "debug.")
-"""What places or saves memory, and says nothing of numbers."""
+"""Sections that place or save memory, and do not change numbers."""
 
 
 def is_taken(path: str, before: Any, after: Any) -> bool:
-    """Whether a change takes something out that numbers may depend on, rather than making it smaller."""
-    return (
-        after != before
-        and (path == "precision.compute" or (after in OFF and before not in OFF))
-        and not path.startswith(NO_NUMBERS)
-    )
+    """Whether a change takes out something that numbers may depend on, and does not only make it
+    smaller.
+    """
+    if after == before or path.startswith(NO_NUMBERS):
+        return False
+    return path == "precision.compute" or (after in OFF and before not in OFF)
 
 
 def here() -> Iterator[tuple[str, Any]]:
-    """What ranks on one machine, watched from outside, have no place for."""
+    """Settings that are turned off on one machine: offloading, replicas, 8-bit products and
+    debugging.
+    """
     yield from (("zero.offload.optimizer", "none"), ("zero.offload.optimizer_ratio", None), ("zero.offload.parameters", "none"))
     yield from (("zero.replicas", None), ("precision.fp8", None))
     yield from ((path, None) for path in paths() if path.startswith("debug."))
