@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,11 +156,14 @@ def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
         if nodes > most or depth > limits.DEPTH:
             found = f"more than {most:,} values or {limits.DEPTH} levels of nesting"
             raise SourceError(f"{name}: found {found}; a config is smaller")
-        level = [inner for value in level for inner in _inner(value)]
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        # Level by level, and counted: data with a cycle ends at the limit.
+        following: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                following += value.values()
+            elif isinstance(value, list | tuple):
+                following += value
+        level = following
 
 
 def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
@@ -170,13 +173,15 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
     if isinstance(value, int) and abs(value) > limits.INTEGER:
         raise SourceError(f"{name}: line {line}: {dotted(key)}: found a whole number beyond 64 bits; write a smaller one")
-    if isinstance(value, str) and not _encodable(value):
+    # No UTF-8 can hold half a pair, so that what is written later would fail. ASCII is the quick
+    # way out.
+    if (
+        isinstance(value, str)
+        and not value.isascii()
+        and any("\ud800" <= char <= "\udfff" for char in value)
+    ):
         where = dotted(key).encode("ascii", "backslashreplace").decode()
         raise SourceError(f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters")
-
-
-def _encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def dotted(key: Key) -> str:
@@ -186,4 +191,5 @@ def dotted(key: Key) -> str:
 
 def integer(digits: str) -> int | float:
     """A decimal integer. If it has too many digits it becomes infinity, which the limits refuse later."""
+    # The time of the conversion grows with the square of the digits.
     return int(digits) if len(digits) < LONGEST else math.inf

@@ -20,6 +20,7 @@ def edit_entries(text: str, put: Mapping[int, str | None], added: Mapping[int, l
 
     New entries are indented as the line before them. Raises `TranslationError` for a value that spans several lines.
     """
+    # From the end, so that the numbers of the lines before stay right.
     lines = text.split("\n")
     for number in sorted({*put, *added}, reverse=True):
         line = lines[number - 1]

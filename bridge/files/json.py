@@ -34,6 +34,8 @@ def load_json(text: str, name: str = TEXT) -> Document:
         raise _malformed(error, text, name) from None
     if constants:
         raise SourceError(f"{name}: line {_constant_line(text)}: found {constants[0]}; write a finite number")
+    # The values are those of the standard library. The HJSON parser, which reads JSON as well, adds
+    # lines and duplicates.
     found = replace(load_hjson(text, name), data=data, format="json")
     _check_scalars(found.data, found)
     return found
@@ -56,6 +58,8 @@ def load_json_or_hjson(text: str, name: str = TEXT) -> Document:
         return load_json(text, name)
     except MalformedError as error:
         strict = error
+    # If HJSON would not allow what is wrong with the JSON, the text is meant as JSON, and that
+    # error is the one to tell.
     try:
         return load_hjson(text, name)
     except MalformedError as error:

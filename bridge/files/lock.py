@@ -32,7 +32,7 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
     try:
         import fcntl
 
-        place = os.open(folder, os.O_RDONLY)
+        place = os.open(folder, os.O_RDONLY)  # closing it ends the lock, also when the process dies
     except (ImportError, OSError):
         yield
         return

@@ -22,6 +22,7 @@ class Reach:
 
     def holds(self, path: Path) -> bool:
         """Whether `path`, its links resolved, lies inside the folder or is allowed."""
+        # Links are resolved on both sides: a link within the folder must not lead out of it.
         real = Path(os.path.realpath(path))
         roots = [Path(os.path.realpath(root)) for root in (self.folder, *self.allowed)]
         return any(real.is_relative_to(root) for root in roots)
@@ -71,6 +72,7 @@ def find(name: str, folder: Path | None = None) -> Path | None:
     places = list(reach.candidates(name))
     found = next((place for place in places if reach.holds(place) and is_file(place)), None)
     if found is None:
+        # A name that leads out is refused, whether or not a file is there.
         outside = [place for place in places if not reach.holds(place)]
         there = next((place for place in outside if is_file(place)), None)
         if there or (outside and not reach.holds(places[0])):

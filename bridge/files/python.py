@@ -47,6 +47,7 @@ def _node(value: ast.expr, name: str, depth: int) -> Node:
     match value:
         case ast.Constant(value=str() | bool() | int() | float() | None as constant):
             return Node(constant, value.lineno)
+        # Python has no negative literals: a minus stands before a number. `-True` is refused.
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
             return Node(-number, value.lineno)
         case ast.List(elts=items) | ast.Tuple(elts=items):

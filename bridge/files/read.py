@@ -119,7 +119,14 @@ def read_text(path: str | Path) -> str:
     """
     try:
         with open(path, "rb", opener=_at_once) as stream:
-            _check_kind(os.fstat(stream.fileno()), path)
+            # Of the open file, and not of the path, which may name another one meanwhile. A
+            # directory fails when it is read.
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise SourceError(
+                    f"{path}: found a device or a pipe, expected a regular file; give what comes out of it as -"
+                )
+            _check_size(status.st_size, path)
             return read_stream(stream, str(path))
     except FileNotFoundError:
         raise SourceError(f"{_printable(str(path))}: no such file; check the path") from None
@@ -135,16 +142,10 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _check_kind(status: os.stat_result, path: str | Path) -> None:
-    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise SourceError(f"{path}: found a device or a pipe, expected a regular file; give what comes out of it as -")
-    _check_size(status.st_size, path)
-
-
 def read_stream(stream: BinaryIO, name: str) -> str:
     """Text of a binary stream. Raises `SourceError` if it cannot be read, is not text, or has more than 16 MiB."""
     try:
-        content = stream.read(limits.FILE + 1)
+        content = stream.read(limits.FILE + 1)  # one byte more tells that there is more
     except OSError as error:
         raise SourceError(
             f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check where it comes from"

@@ -16,6 +16,7 @@ SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
 
 def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
     """`value`, which must not be empty, as JSON with the digest of the text before it."""
+    # The digest covers the text up to its own entry, without the closing bracket.
     body = json.dumps(value, indent=indent)[:-1].rstrip()
     return f'{body}, "digest": "{_digest(body)}"}}'
 

@@ -9,6 +9,7 @@ from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document, Key, check_limits
 from bridge.files.shell.pieces import Pieces, Text
 
+# Possessive repetitions (`++`) do not go back, so that no text takes exponential time.
 BLANK = re.compile(r"(?:\s|\\\n|#[^\n]*)+")
 WORD = re.compile(r"""(?:[^\s'"\\]++|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++""", re.DOTALL)
 PART = re.compile(r"""\\(?P<bare>.)|'(?P<single>[^']*+)'|"(?P<double>(?:[^"\\]|\\.)*+)\"""", re.DOTALL)

@@ -29,6 +29,7 @@ def as_private_as(*sources: str | Path | None) -> Iterator[None]:
     for source in sources:
         with suppress(OSError, ValueError):
             widest &= stat.S_IMODE(os.stat(source).st_mode) | 0o700 if source is not None else 0o777
+    # The umask can be read only by setting it. It binds files that libraries write, too.
     token, mask = _WIDEST.set(widest), os.umask(0o077)
     os.umask(mask | (0o077 & ~widest))
     try:
@@ -48,16 +49,23 @@ def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: It
 
     The user did not name the files `beside`, so a link in the place of one is refused, not followed.
     """
+    # A link that the user named is followed: its target is replaced, and not the link.
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     SourceError.raise_if(problem for path in targets for problem in obstacles(path))
-    SourceError.raise_if(_link(path) for path in beside if path in texts and path.is_symlink())
+    SourceError.raise_if(
+        f"{path}: is a link to {os.path.realpath(path)}, which is not written through; remove the link, or name another output"
+        for path in beside
+        if path in texts and path.is_symlink()
+    )
     staged: dict[Path, Path] = {}
     path = Path()
     try:
         for path, text in targets.items():
-            staged[path] = _beside(path)
+            # In the same folder, as only there a rename replaces a file at once.
+            staged[path] = path.parent / f".stagebridge-{os.getpid()}-{os.urandom(8).hex()}.tmp"
             _stage(path, staged[path], text)
         with ExitStack() as locks:
+            # In one order, so that two writers of the same folders do not wait for each other.
             for folder in sorted({path.parent for path in targets}):
                 locks.enter_context(exclusive(folder))
             _rename(staged)
@@ -67,10 +75,6 @@ def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: It
     finally:
         for leftover in staged.values():
             leftover.unlink(missing_ok=True)
-
-
-def _link(path: Path) -> str:
-    return f"{path}: is a link to {os.path.realpath(path)}, which is not written through; remove the link, or name another output"
 
 
 def obstacles(path: Path) -> Iterator[str]:
@@ -86,18 +90,16 @@ def obstacles(path: Path) -> Iterator[str]:
         yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another"
 
 
-def _beside(path: Path) -> Path:
-    return path.parent / f".stagebridge-{os.getpid()}-{os.urandom(8).hex()}.tmp"
-
-
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
     """Write the new content to a temporary file, with the mode of the file to replace, but no wider than its source's."""
     there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
+    # A file that is replaced gets its mode before the content, and is private until then.
     mode = PLAIN & _WIDEST.get() if there is None else PRIVATE
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         if there is not None:
             os.fchmod(stream.fileno(), there & _WIDEST.get())
         stream.write(text.encode() if isinstance(text, str) else text)
+        # On the disk before the rename: after a crash the new name must not lead to an empty file.
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -45,6 +45,7 @@ def plain_scalar(text: str) -> Any:
         return _sexagesimal(text.replace("_", ""), float)
     if NOT_FINITE.fullmatch(text):
         return math.nan
+    # `yes`, `Yes` and `YES` are switches, `yEs` is text.
     switch = SWITCH.fullmatch(text) if text in (text.lower(), text.upper(), text.capitalize()) else None
     return text if switch is None else switch[1] is not None
 
@@ -67,6 +68,7 @@ def _integer(text: str) -> int | float:
 
 
 def _sexagesimal(text: str, number: Callable[[str], float]) -> float:
+    # `1:30:00` has digits of base 60. The bound keeps a long row of them from growing without end.
     total: float = 0
     for part in text.lstrip("+-").split(":"):
         total = min(total * 60, 1e300) + number(part)

@@ -10,11 +10,13 @@ from bridge.files.shell.patterns import Unread
 
 LONGEST = 10_000
 DEEPEST = 40
+"""Deepest nesting of an expression, and of names whose values are expressions themselves."""
 TOKEN = re.compile(
     r"[ \t\n]*(?:(?P<number>[0-9][0-9A-Za-z_@]*(?:#[0-9A-Za-z_@]+)?)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/%&^|]=|[-+*/%&^|<>=!~?:,()\[\]]))",
     re.ASCII,
 )
+# An assignment by any operator, or `++` and `--` on either side. `==` is a comparison.
 ASSIGNING = re.compile(
     r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:<<|>>|[-+*/%&^|])?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
 )
@@ -57,6 +59,7 @@ class Names(Protocol):
 def _quotient(left: int, right: int) -> int:
     if not right:
         raise Wrong("division by zero")
+    # As in C, the quotient is cut towards zero; Python rounds it down.
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
@@ -105,12 +108,19 @@ def number(text: str) -> int:
     """A number as it is written."""
     base, sign, digits = text.partition("#")
     if not sign:
-        base, digits = ("16", text[2:]) if text[:2] in ("0x", "0X") else ("8", text[1:]) if text[0] == "0" else ("10", text)
+        if text[:2] in ("0x", "0X"):
+            base, digits = "16", text[2:]
+        elif text[0] == "0":
+            base, digits = "8", text[1:]
+        else:
+            base, digits = "10", text
+    # A base that is written itself takes no leading zero.
     size = int(base) if base.isdigit() and (sign == "" or base[0] != "0") and len(base) < 4 else 0
     if not 2 <= size <= 64:
         raise Wrong(f"{text} is no number: invalid arithmetic base")
     found = 0
     for char in digits:
+        # Up to base 36 capitals stand for the small letters; above, they are digits of their own.
         digit = DIGITS.find(char.lower() if size <= 36 else char)
         if not 0 <= digit < size:
             raise Wrong(f"{text} is no number of base {size}")
@@ -119,13 +129,17 @@ def number(text: str) -> int:
 
 
 def _wrapped(result: int) -> int:
-    """Shells count in 64 bits."""
+    """A result as a signed number of 64 bits, which overflows around."""
     return (int(result) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class _Expression:
     def __init__(self, text: str, names: Names, depth: int) -> None:
         self.text, self.names, self.depth = text, names, depth
+        # `kind` and `sign` are the token that comes next, `position` is behind it. While `idle` is
+        # above 0, a part is read but not computed: it is behind `&&`, `||` or `?` and not taken.
+        # `begun` is the position behind a name that begins an operand, at which an assignment is
+        # allowed.
         self.position, self.kind, self.sign, self.idle, self.nested, self.begun = 0, "", "", 0, 0, -1
         self._next()
 
@@ -211,6 +225,7 @@ class _Expression:
             raise Wrong("exponent less than 0")
         if sign == "**":
             return _wrapped(pow(left, right, 1 << 64))
+        # Operands of an idle part are read as 0, on which division and shifts must not fail.
         if self.idle and sign in "/%":
             right = right or 1
         if self.idle and sign in ("<<", ">>"):
@@ -218,7 +233,7 @@ class _Expression:
         return _wrapped(BINARY[sign](left, right))
 
     def _power(self) -> int:
-        base = self._unary()
+        base = self._unary()  # binds more than `**`: bash reads -2 ** 2 as 4
         return self._applied("**", base, self._power()) if self._take("**") else base
 
     def _unary(self) -> int:
@@ -227,6 +242,7 @@ class _Expression:
             if self.kind == "name":
                 place = self._place()
                 return self._assign(place, self._read(place) + (1 if sign == "++" else -1))
+            # Before anything but a name, `--5` is twice the sign.
             return self._unary()
         if sign:
             self.nested += 1
@@ -279,6 +295,7 @@ class _Expression:
         return before
 
     def _read(self, place: Place) -> int:
+        # A shell evaluates the value of a variable as an expression in turn.
         return 0 if self.idle else value(self.names.text_of(*place), self.names, self.depth + 1)
 
     def _assign(self, place: Place, result: int) -> int:

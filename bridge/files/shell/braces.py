@@ -25,6 +25,8 @@ def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
         return [parts]
     atoms: list[Atom] = []
     for part in parts:
+        # Braces are expanded before variables. In `$a{b,c}` the name may thus grow by what the
+        # braces yield, as in `$ab`.
         if part.kind == "short":
             atoms.append(("", replace(part, text=text[part.start + 1 : part.end])))
         elif part.kind == "text":
@@ -44,6 +46,7 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
             last = Part("text", last.start, part.end)
             continue
         if last is not None and last.kind == "short" and NAME.match(last.text) and part.kind in ("text", "made"):
+            # The letters behind a variable belong to its name.
             said = part.text or char
             taken = len(said) - len(said.lstrip(LETTERS))
             last = Part("short", last.start, part.end if taken else last.end, text=last.text + said[:taken])
@@ -58,6 +61,9 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
 
 
 def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
+    """The words that the first brace makes, each with those that the rest makes. Braces from the
+    left vary slowest.
+    """
     for place, (char, _) in enumerate(atoms):
         found = _choices(atoms, place) if char == "{" else None
         if found is None:
@@ -88,6 +94,8 @@ def _listed(atoms: Sequence[Atom], cuts: Sequence[int]) -> tuple[list[list[Atom]
     if len(cuts) > 2:
         pieces = (atoms[low + 1 : high] for low, high in pairwise(cuts))
         return [choice for piece in pieces for choice in _words(piece)], end
+    # Without a comma, only `{first..last}` is an expansion. A part that is more than a character
+    # fits no sequence.
     inside = atoms[cuts[0] + 1 : cuts[1]]
     found = SEQUENCE.match("".join(char or "\0" for char, _ in inside))
     made = _sequence(found[1], found[2], found[3]) if found else None
@@ -104,8 +112,9 @@ def _sequence(first: str, last: str, step: str | None) -> list[str] | None:
     low, high = (ord(first), ord(last)) if letters[0] else (int(first), int(last))
     if letters[0] and first.isupper() is not last.isupper():
         raise OverflowError("braces from a large letter to a small one hold characters that are read a second time")
+    # A leading zero on one side pads all numbers to the longer side.
     width = max(len(first), len(last)) if any(re.match(r"-?0\d", text) for text in (first, last)) else 0
-    size = abs(int(step or 1)) or 1
+    size = abs(int(step or 1)) or 1  # the sign of a step has no effect, and 0 stands for 1
     if abs(high - low) // size > MOST:
         raise OverflowError(f"braces become more than {MOST:,} words; is this the right file?")
     numbers = range(low, high + 1, size) if low <= high else range(low, high - 1, -size)

@@ -27,7 +27,7 @@ def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Seque
         return
     condition, body = clauses[0]
     truth = True if condition is None else reader.truth(condition)
-    if reader.scope.ended:
+    if reader.scope.ended:  # the condition itself may call `exit`
         return
     if truth is None:
         line = reader.source.line(node.start_byte)
@@ -40,14 +40,14 @@ def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Seque
 
 
 def case(reader: Reader, node: Node) -> None:
-    """The patterns in order; `;&` goes on with the next body, `;;&` with the next pattern."""
+    """The patterns in order. `;&` continues with the next body, `;;&` with the next pattern."""
     value = node.child_by_field_name("value")
     token = reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
     if token is None or token.word is None:
         raise reader.refuse(node.start_byte, "this case is not supported")
     text = known(reader.expander.text(token.word, alone=True))
     reader.check_stops()
-    reader.scope.status = 0
+    reader.scope.status = 0  # that of a case in which nothing fits
     _items(reader, text, [child for child in node.children if child.type == "case_item"], node)
 
 
@@ -72,7 +72,8 @@ def _undecided_item(reader: Reader, text: str | None, items: Sequence[Node], nod
 
 
 def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
-    reader.statements(_case_body(item))
+    close = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
+    reader.statements(item.children[close + 1 :])
     sign = item.children[-1].type
     if reader.scope.ended or not rest:
         return
@@ -93,6 +94,8 @@ def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
         _check_groups(reader, token)
         try:
             pattern = Pattern(reader.expander.chars(reader.expander.text(token.word, alone=True)), fold)
+            # `*` fits whatever the text is. An earlier pattern that may fit makes the item fit in
+            # any case, too.
             if text is None:
                 unsure |= pattern.nodes != ["*"]
                 if pattern.nodes == ["*"]:
@@ -105,7 +108,9 @@ def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
 
 
 def _check_groups(reader: Reader, token: Token) -> None:
-    """A shell reads `@(a|b)` in a `case` where `extglob` has been on since an earlier line."""
+    """Raise unless `extglob` is on for a pattern like `@(a|b)`. A shell parses a line before it
+    runs it, so that the option has to be set on an earlier line.
+    """
     written = token.word.parts if token.word else ()
     if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
         return
@@ -127,8 +132,3 @@ def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]
 def _halves(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     place = next((index for index, child in enumerate(nodes) if child.type == "then"), len(nodes))
     return nodes[1:place], nodes[place + 1 :]
-
-
-def _case_body(item: Node) -> Sequence[Node]:
-    place = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
-    return item.children[place + 1 :]

@@ -56,13 +56,14 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`echo`: its words with blanks between them."""
     rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
+    # A word with any other letter is text, and so is everything behind it.
     while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
         flags += (known(rest.pop(0)) or "")[1:]
     reader.scope.status = 0
     found: list[Text | Unknown] = []
     for index, word in enumerate(rest):
         found += [*(_text(" ") if index else ()), *word]
-    if "e" in flags and flags.rfind("e") > flags.rfind("E"):
+    if "e" in flags and flags.rfind("e") > flags.rfind("E"):  # the later one takes effect
         text = known(found)
         found = list(_text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)"))
     reader.write((*found, *(() if "n" in flags else _text("\n"))))
@@ -120,9 +121,12 @@ def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """A command with unknown status that sets nothing."""
+    # `wait` without arguments succeeds. With a process number it returns that program's status.
     waits = spelled(called[0]) == "wait"
     reader.scope.status = 0 if len(called) == 1 and waits else None
     if waits and not (known(called[-1]) or "").isdecimal():
+        # Whatever was started in the background has begun by then. Only a bare `wait` waits for the
+        # end of all of it.
         reader.awaited()
         if len(called) == 1:
             reader.scope.files.settled()
@@ -136,11 +140,13 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if name in ("break", "continue"):
         levels = _number(reader, called, 1)
         reader.scope.status = int(levels < 1)
+        # Outside of a loop a shell reports it, and goes on.
         if not reader.loops:
             reader.scope.status = 0
             return
         reader.scope.levels = min(levels, reader.loops) if levels > 0 else reader.loops
     elif name == "return" and not (reader.scope.frames or reader.scope.taken):
+        # An error outside of functions and sourced files; the script goes on.
         reader.scope.status = 2
         return
     elif len(called) > 1:
@@ -178,7 +184,7 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         except Unread:
             reader.answer(None)
         except arithmetic.Unset:
-            raise
+            raise  # unlike other errors, `set -u` ends the shell
         except arithmetic.Wrong:
             reader.scope.status = 1
             return
@@ -228,6 +234,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
             if letter not in valued:
                 found[letter] = ""
                 continue
+            # The value is the rest of the word, or else the next word.
             found[letter] = text[index + 1 :] or ((known(rest[0]) if rest else None) or "")
             if not text[index + 1 :] and rest:
                 rest.pop(0)
@@ -236,6 +243,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
 
 
 def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT) -> None:
+    """Set what `read` fills to unknown values, and the rest of the input as well."""
     for name in names or ([] if array else ["REPLY"]):
         reader.scope.set(name, Value((_unknown(reader, name, why),)))
     if array:
@@ -254,17 +262,20 @@ def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
     if text is None:
         return None
     if end_ == "":
-        end_ = "\0"
+        end_ = "\0"  # `read -d ''` reads up to a NUL
     end_ = re.escape(end_[0])
     ended = re.match(rf"((?:\\.|[^\\{end_}])*\\?)({end_}?)" if escapes else f"([^{end_}]*)({end_}?)", text, re.DOTALL)
     line, found = ended.groups() if ended else ("", "")
     reader.scope.input = _text(text[len(line) + len(found) :])
     reader.scope.status = int(not found)
-    return re.sub(r"\\(.?)", lambda hidden: _hidden(hidden[1]), line, flags=re.DOTALL) if escapes else line
 
+    def hidden(escape: re.Match[str]) -> str:
+        char = escape[1]
+        if char in ("", "\n"):
+            return ""  # the line goes on
+        return chr(HIDDEN + ord(char)) if char.isascii() else char
 
-def _hidden(char: str) -> str:
-    return "" if char in ("", "\n") else chr(HIDDEN + ord(char)) if char.isascii() else char
+    return re.sub(r"\\(.?)", hidden, line, flags=re.DOTALL) if escapes else line
 
 
 def _shown(text: str) -> str:
@@ -275,6 +286,8 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
     """The value of each name: one field, and for the last name the rest of the line."""
     if not names:
         return [line]
+    # Blanks of IFS separate in runs, and are dropped at both ends. Any other character of IFS
+    # separates by itself, together with the blanks around it.
     blanks = "".join(char for char in separators if char in DEFAULT_IFS)
     others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
     blank = f"[{re.escape(blanks)}]*" if blanks else ""
@@ -287,6 +300,8 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
         found.append(rest[: cut.start()] if cut else rest)
         rest = rest[cut.end() :] if cut else ""
     rest = rest.rstrip(blanks) if blanks else rest
+    # A single field for the last name loses a separator at its end; of several fields the text
+    # stays as it is.
     alone = re.fullmatch(f"([^{others}{re.escape(blanks)}]*){blank}[{others}]", rest) if others else None
     return [*found, alone[1] if alone else rest]
 
@@ -302,6 +317,7 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if text is None or options.keys() - set("tdsn") or not all(re.fullmatch(r"[0-9]{1,6}", count) for count in counts):
         _ask(reader, [], name, None)
         return
+    # 0 lines: all of them.
     mark, (skipped, most) = options.get("d", "\n")[:1] or "\0", map(int, counts)
     lines = re.findall(f"[^{re.escape(mark)}]*{re.escape(mark)}|[^{re.escape(mark)}]+", text)
     taken = lines[skipped : skipped + most if most else None]
@@ -316,6 +332,7 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`shift`."""
     count, given = _number(reader, called, 1), reader.scope.given
+    # A word of unknown length may be all that is shifted away, or less than that.
     if any(several(word) for word in given[:count]):
         reader.scope.arguments = (_unknown(reader, "@", "the arguments are not known", loose=True),)
         reader.scope.status = None
@@ -329,12 +346,6 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.status = 0
 
 
-def _dashed(words_: Sequence[Pieces]) -> list[str]:
-    """The words before the first one that is no option."""
-    texts = [None if several(word) else known(word) for word in words_]
-    return [str(text) for text in takewhile(lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts)]
-
-
 def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`set`: options and arguments."""
     rest = list(called[1:])
@@ -342,7 +353,10 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if not rest or (len(rest) == 1 and known(rest[0]) in ("-o", "+o")):
         reader.write(_unknown(reader, "(set)"))
         return
-    if not all(SET_OPTION.fullmatch(text) for text in _dashed(rest)):
+    # A shell looks at all options before it sets the first.
+    texts = (None if several(word) else known(word) for word in rest)
+    dashed = takewhile(lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts)
+    if not all(SET_OPTION.fullmatch(str(text)) for text in dashed):
         reader.scope.status = 2
         return
     while rest:
@@ -366,6 +380,7 @@ def _switch(reader: Reader, place: int, options: Options, name: str | None, on: 
         reader.grouping = reader.source.line(place)
     reader.scope.turn(str(name), on)
     if name == "noexec" and on:
+        # From here on a shell reads commands and runs none, traps included.
         reader.scope.at_exit = reader.scope.at_error = None
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
@@ -397,6 +412,7 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         name, _, index = text.partition("[")
         if text.startswith("-"):
             continue
+        # Without an option, a name that is no variable is looked up among the functions.
         if functions or (name in reader.scope.functions and reader.scope.get(name) is None):
             reader.scope.functions.pop(name, None)
         elif index and index[:-1] not in ("@", "*"):
@@ -409,6 +425,7 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
                 continue
             if reader.scope.reveal(name):
                 continue
+            # None, and not absent: it hides a variable of the same name from outside.
             reader.scope.variables[name] = None
             reader.scope.exported.discard(name)
             reader.scope.marks.pop(name, None)
@@ -423,6 +440,7 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
         return
     key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
     if isinstance(key, int) and key < 0:
+        # From the end of the array.
         key += max((int(place) for place in value.places), default=-1) + 1
     reader.scope.set(name, value.without(key))
 
@@ -434,6 +452,7 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`eval TEXT`."""
     reader.scope.status = 0
     words_ = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    # `eval` has no options: without `--` before it, a word with a dash is an error.
     if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spelled(words_[0])):
         reader.scope.status = 2
         return
@@ -475,6 +494,7 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
     folder, slash, name = reader.key(path).rpartition("/")
+    # `BASH_SOURCE` names this file within it. The mark keeps it apart from the script itself.
     reader.scope.here = f"{folder}{slash}{SOURCED}{name}"
     reader.scope.placed = False
     if arguments:

@@ -46,6 +46,9 @@ def _not(truth: Truth) -> Truth:
 
 
 def _joined(left: Truth, right: Truth, both: bool) -> Truth:
+    """`left` and `right` with `both`, else `left` or `right`. One side that decides is enough,
+    whatever the other is.
+    """
     if left is (not both) or right is (not both):
         return not both
     return None if left is None or right is None else both
@@ -96,7 +99,8 @@ class Condition:
         result = read(True)
         if without.variables != scope.variables:
             within = scope.copy()
-            scope.take([within, without], self.expander.source.line(_start(self.items)))
+            start = next(item.start for item in self.items if isinstance(item, Word))
+            scope.take([within, without], self.expander.source.line(start))
         return result
 
     def _one(self, needed: bool) -> Truth:
@@ -142,8 +146,11 @@ class Condition:
         second = self._text(right)
         try:
             if sign in EQUAL:
-                plain = self._plain(first, second)
-                found = _matched(first, second, self._fold()) if plain else same_script(first, second, self.expander)
+                said, fold = known(first), self._fold()
+                if said is None or known(second) is None:
+                    found = same_script(first, second, self.expander)
+                else:
+                    found = Pattern(active(second), fold).matches(said.lower() if fold else said)
                 return found if sign != "!=" else _not(found)
             if sign == "=~":
                 return self._regular(first, second)
@@ -153,13 +160,10 @@ class Condition:
         except arithmetic.Unset:
             raise
         except arithmetic.Wrong:
-            return False
+            return False  # a shell reports it, and takes the condition for false
         except Unread:
             return None
         return ordered(first, sign, second) if sign in ORDERED else None
-
-    def _plain(self, first: Pieces, second: Pieces) -> bool:
-        return known(first) is not None and known(second) is not None
 
     def _fold(self) -> bool:
         return self.expander.scope.on("nocasematch")
@@ -188,25 +192,17 @@ class Condition:
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
-    """What the match and its groups hold."""
+    """The texts of the match and of its groups, as far as they are certain."""
     try:
         found = longest(pattern, text)
     except Unread:
         found = None
+    # POSIX takes the longest match, and Python the first one. Groups within that may then differ.
     sure = 1 if found is None else 1 + pattern.groups * grouped(pattern.pattern)
     texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
     known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
     unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "the longest match decides it"),)
     return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
-
-
-def _start(items: Sequence[Word | str]) -> int:
-    return next(item.start for item in items if isinstance(item, Word))
-
-
-def _matched(text: Pieces, pattern: Pieces, fold: bool) -> bool:
-    said = known(text) or ""
-    return Pattern(active(pattern), fold).matches(said.lower() if fold else said)
 
 
 def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
@@ -216,6 +212,8 @@ def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
         return None
     if left == right or not (left and right):
         return bool(right if sign == "<" else left) and left != right
+    # By bytes as in the locale C, and in two ways as languages sort. If all three agree, the locale
+    # does not matter.
     orders = {left < right, _by_letters(left, right, False), _by_letters(left, right, True)}
     return (orders == {True}) is (sign == "<") if len(orders) == 1 and None not in orders else None
 
@@ -242,6 +240,7 @@ def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
     name = expander.source.script.name.rpartition("/")[2]
     other = next((piece.at for piece in named if piece.at != SELF), SELF).rpartition("/")[2]
     if other == SELF:
+        # The right side is a pattern. A name with these characters may not match itself.
         return None if set(name) & set("[\\") else True
     return False if other.startswith(SOURCED) and other != SOURCED + name else None
 
@@ -299,22 +298,26 @@ class _Test:
         self.position = 0
 
     def holds(self) -> Truth:
+        # POSIX defines up to four words by their number, and bash follows it. More of them are an
+        # expression with precedence.
         size = len(self.words)
         if size <= 4:
             found = (self._none, self._single, self._two, self._three, self._four)[size](0)
             if found != "more":
                 return found  # type: ignore[return-value]
-        if any(word is None and not self._operand(index) for index, word in enumerate(self.said)):
-            return None
+        # A word that is not known may be an operator, unless it stands where only an operand can:
+        # beside a binary operator, or behind `-n` or `-z`.
+        for index, word in enumerate(self.said):
+            if word is not None:
+                continue
+            near = [self.said[place] for place in (index - 1, index + 1) if 0 <= place < size]
+            beside = any(one in NUMBERS or one in EQUAL for one in near)
+            if not beside and not (index > 0 and self.said[index - 1] in ("-n", "-z")):
+                return None
         result = self._or()
         if self.position < size:
             raise Bad("too many arguments")
         return result
-
-    def _operand(self, index: int) -> bool:
-        """Whether an unknown word can only be an operand, because it is next to a binary operator or behind `-n`."""
-        near = [self.said[place] for place in (index - 1, index + 1) if 0 <= place < len(self.said)]
-        return any(word in NUMBERS or word in EQUAL for word in near) or (index > 0 and self.said[index - 1] in ("-n", "-z"))
 
     def _none(self, start: int) -> Truth:
         return False
@@ -376,6 +379,7 @@ class _Test:
                     raise Bad("integer expression expected")
             if first is None or second is None:
                 return None
+            # Unlike arithmetic, a test refuses numbers beyond 64 bits.
             if max(abs(int(first)), abs(int(second))) >= 1 << 63:
                 raise Bad("integer expression expected")
             return NUMBERS[sign](int(first), int(second))

@@ -27,6 +27,7 @@ def edit(
     more = "".join(f" {_quoted(word)}" for line in added for word in line)
     if more:
         patches.append(((_end(text, found[after]), _end(text, found[after])), more))
+    # From the end, so that the places of the patches before stay right.
     for (start, end), new in sorted(patches, reverse=True):
         text = text[:start] + new + text[end:]
     return text
@@ -43,6 +44,8 @@ def _levels(piece: Piece) -> tuple[Span, ...]:
 
 
 def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
+    # The place of an expansion that yields one word is the expansion itself. If it yields several,
+    # it is the text in the value.
     own = [next((place for place in _levels(piece) if owners[place] == 1 and place != NOWHERE), None) for piece in word]
     spans = list(dict.fromkeys(place for place in own if place is not None))
     if not spans or None in own or any(one[1] > other[0] for one, other in pairwise(spans)):
@@ -94,6 +97,8 @@ def _with_line(text: str, place: Span) -> Span:
     start, end = len(text[: place[0]].rstrip(" \t")), place[1]
     rest = re.compile(r"[ \t]*(\\?)\n").match(text, end)
     before = text[:start]
+    # The line of a word alone goes with it, unless it ends a command whose line before ends in a
+    # backslash.
     if rest is not None and before.endswith("\n") and (rest[1] or not before.endswith("\\\n")):
         return start, rest.end()
     if before.endswith(("\n", "(")):

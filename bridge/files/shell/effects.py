@@ -60,19 +60,16 @@ def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool)
         if name != "sed" or IN_PLACE.search(" ".join(map(spelled, called))):
             touch_named(reader, called)
         return
-    if not found.kind and (name in QUIET or _reckons(called)):
+    # Python with a text of its own that touches no file leaves files alone, too.
+    texts = [spelled(word) for word in called]
+    reckons = "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
+    if not found.kind and (name in QUIET or reckons):
         return
     for word in _outputs(called):
         _touched(reader, word, f"{spelled(called[0])} may write it (line {line})")
     trains = found.kind in ("program", "module") and any(link.name not in TRAINERS for link in found.links)
     if not trains:
         reader.scope.files.written(f"{_said(called)} (line {line})")
-
-
-def _reckons(called: Sequence[Pieces]) -> bool:
-    """Whether it is Python with a text of its own that touches no file."""
-    texts = [spelled(word) for word in called]
-    return "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
 
 
 def _said(called: Sequence[Pieces]) -> str:
@@ -96,20 +93,23 @@ def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
     unknown = [word for word in called[1:] if known(word) is None]
     if unknown:
         reader.scope.files.written(f"{_said(called)} (line {line})")
-    for key in [key for key in reader.scope.files.held if any(_may_name(reader, word, key) for word in unknown)]:
-        _doubted(reader, key, key, why)
+    # A word that is not known may become the name of every file that fits the letters in it that
+    # are known. Without any such letter it may become all names, and is left to `written` above.
+    for said in map(spelled, unknown):
+        if not re.search(r"\w", OPEN.sub("", said)):
+            continue
+        pattern = "".join(
+            ".*" if index % 2 else re.escape(part) for index, part in enumerate(OPEN.split(said))
+        )
+        for key in list(reader.scope.files.held):
+            if re.fullmatch(pattern, key.removeprefix(reader.scope.folder), re.DOTALL):
+                _doubted(reader, key, key, why)
     for word in called[1:]:
         _touched(reader, word, why)
 
 
-def _may_name(reader: Reader, word: Pieces, key: str) -> bool:
-    """Whether a word that is not known may become the name of a file, by the letters in it that are."""
-    said = spelled(word)
-    pattern = "".join(".*" if index % 2 else re.escape(part) for index, part in enumerate(OPEN.split(said)))
-    return bool(re.search(r"\w", OPEN.sub("", said)) and re.fullmatch(pattern, key.removeprefix(reader.scope.folder), re.DOTALL))
-
-
 def _touched(reader: Reader, word: Pieces, why: str) -> None:
+    # The file itself, or one of its name in the working directory, into which some programs write.
     for key in (reader.key(word), reader.scope.folder + spelled(word).rpartition("/")[2]):
         _doubted(reader, key, spelled(word), why)
 
@@ -168,7 +168,10 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if len(names) != 2:
         return None
     files, moved = reader.scope.files, texts[0].endswith("mv")
-    source, target = reader.key(_text(names[0])), _target(reader, names)
+    source, target = reader.key(_text(names[0])), reader.key(_text(names[1]))
+    # Into a folder the file goes under its own name.
+    if names[1].endswith("/") or files.there(f"{target.removesuffix('/')}/"):
+        target = posixpath.join(target, posixpath.basename(names[0]))
     content = opened.content(reader, _text(names[0]))
     if content is None or files.there(f"{source}/"):
         return None
@@ -179,12 +182,6 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if moved:
         files.remove(source)
     return ()
-
-
-def _target(reader: Reader, names: Sequence[str]) -> str:
-    key = reader.key(_text(names[1]))
-    inside = names[1].endswith("/") or reader.scope.files.there(f"{key.removesuffix('/')}/")
-    return posixpath.join(key, posixpath.basename(names[0])) if inside else key
 
 
 def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
@@ -204,6 +201,8 @@ def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     status: int | None = None
     for name in names:
         key = reader.key(_text(name)).removesuffix("/") + "/"
+        # Without `-p` a folder that is there is an error. One that this reader does not know of may
+        # be there all the same.
         if "p" not in letters and files.there(key):
             status = 1
         parts = key.split("/")[:-1]

@@ -77,6 +77,7 @@ class Expander:
 
     def words(self, word: Word, alone: bool = False) -> list[Pieces]:
         """The words that one word expands to. With `alone`, variables that the script never sets are empty."""
+        # Most words of a script are literal.
         literal = self._literal(word)
         if literal is not None:
             return [literal]
@@ -88,6 +89,8 @@ class Expander:
                 pieces = [replace(piece, loose=True) if isinstance(piece, Unknown) else piece for piece in pieces]
                 if any(isinstance(piece, Text) and piece.splits for piece in pieces):
                     pieces = [self.unknown(word, "IFS is not known", False)]
+            # In the order of a shell: braces, tilde, variables and commands, then word splitting,
+            # then names of files.
             split = words(emptied(pieces) if alone else pieces, separators or "")
             found += [self._globbed(one, word) for one in split]
         return found
@@ -124,6 +127,7 @@ class Expander:
         fitting = any(isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text) for piece in word)
         if not fitting or self.scope.options >= {"noglob"}:
             return word
+        # Quoted and unknown parts are no pattern: a NUL stands for them, which no name has.
         text = "".join(piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word)
         opened = text.find("[")
         groups = GROUPS.search(text) and self.scope.may("extglob")
@@ -143,6 +147,8 @@ class Expander:
             if part.kind != "text" or "~" not in said or (index and not assigned):
                 found.append(part)
                 continue
+            # The name behind a tilde has to be literal to its end: the text part must not end
+            # within it.
             pattern = r"(?:(?<=:)|^)~[^/:\s]*" if assigned else r"^~[^/]*"
             position, last = part.start, len(parts) == index + 1
             for match in re.finditer(pattern, said) if not index or assigned else ():
@@ -166,7 +172,11 @@ class Expander:
             case "text":
                 return self.source.pieces(part.start, part.end, quoted)
             case "escape":
-                return self._escaped(part)
+                # A backslash before a line end joins the lines, and leaves nothing. At the end of
+                # the text it is itself.
+                said = self.source.said(part)
+                kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
+                return [Text(kept, self.place(part), True, plain=False)] if kept else []
             case "single":
                 empty = part.end - part.start == 2
                 return [self._nothing(part)] if empty else self.source.pieces(part.start + 1, part.end - 1, True)
@@ -190,16 +200,14 @@ class Expander:
         """An empty pair of quotes is a word as well."""
         return Text("", self.place(part), True, plain=False)
 
-    def _escaped(self, part: Part) -> list[Piece]:
-        said = self.source.said(part)
-        kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
-        return [Text(kept, self.place(part), True, plain=False)] if kept else []
-
     def _double(self, part: Part) -> Expanded:
         said = self.source.said(part)
         odd = next((why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)), "")
         if odd:
             return [replace(self.unknown(part, odd, True), loose=True)]
+        # Quotes make a word even if nothing is in them, except around `"$@"` without arguments.
+        # `missing` tells that some expansion gave no piece at all, `solid` that another one makes a
+        # word in any case.
         found: Expanded = []
         missing = False
         before, self.solid = self.solid, False
@@ -242,15 +250,15 @@ class Expander:
     def wrong(self, part: Part, problem: str, quoted: bool) -> Unknown:
         """An expansion on which a shell stops."""
         self.runner.doubt(self.source.line(part.start))
-        why = f"a shell stops here: {problem}{self._unset_in(part)}"
-        self.runner.stop(self.source.line(part.start), f"{self.source.said(part)}: {why}")
-        return self.unknown(part, why, quoted)
-
-    def _unset_in(self, part: Part) -> str:
-        """Options that would set the unset variables of an expansion."""
+        # The unset variables in it may be the reason. The message says how to set them.
         names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
         absent = dict.fromkeys(found for name in names for found in self._asked(name))
-        return f"; it needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
+        needed = (
+            f"; it needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
+        )
+        why = f"a shell stops here: {problem}{needed}"
+        self.runner.stop(self.source.line(part.start), f"{self.source.said(part)}: {why}")
+        return self.unknown(part, why, quoted)
 
     def settling(self, text: str) -> str:
         """Options that would set the unknown variables of a text."""
@@ -285,6 +293,8 @@ class Expander:
             return [self.wrong(part, str(error), quoted)]
 
     def _braced(self, part: Part, quoted: bool) -> Expanded:
+        # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
+        # that number.
         text, start, end = self.source.text, part.start + 2, part.end - 1
         if text[start:end] != "#" and LENGTH.match(text, start) and not text.startswith("#}", start):
             subject, position = subjects.at(self, start + 1, end)
@@ -489,6 +499,7 @@ class Expander:
             self.scope.set(name, Value((word,)))
             return
         value = value or Value((), True)
+        # Without an index an array's element 0 is meant.
         key: int | str = (index or "0") if value.table else arithmetic.value(index or "0", self)
         self.scope.set(name, stored(value, key, word))
 
@@ -496,6 +507,7 @@ class Expander:
         """`$(...)`: the known output of its commands."""
         whole = part.kind == "command"
         source = self.source.within(part.start + 2, part.end - 1) if whole else self._backtick(part, quoted)
+        # A shell drops all line ends at the end of an output.
         pieces = _stripped(self.runner.capture(source))
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
         named = placed(self.scope.folder, tuple(pieces))
@@ -510,6 +522,8 @@ class Expander:
         said = self.source.text[part.start + 1 : part.end - 1]
         if "\\" not in said:
             return self.source.within(part.start + 1, part.end - 1)
+        # Within backticks a backslash before these is taken away first, and what is left is read as
+        # a script.
         text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
         return Source.of((Text(text, self.place(part), plain=False),), self.source)
 

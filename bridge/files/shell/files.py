@@ -37,6 +37,7 @@ class Files:
 
     def put(self, key: str, content: Pieces) -> None:
         """Write a file."""
+        # A program in the background may write it before or after this: neither content is certain.
         if key in self.awaited:
             self.awaited[key], content = None, self.held[key]
         self.held[key] = content
@@ -96,24 +97,25 @@ class Files:
             first, second = self.held.get(key), other.held.get(key)
             alike = first is not None and second is not None and same(first, second)
             held[key] = first if alike and first is not None else settling(_left(first), _left(second), key)
-        doubted = (self.held.keys() ^ other.held.keys()) | self._parted(other)
+        # A file that only one branch has written, or has removed, may not be there.
+        both = self.held.keys() & other.held.keys()
+        doubted = self.held.keys() ^ other.held.keys()
+        doubted |= {key for key in both if is_gone(self.held[key]) is not is_gone(other.held[key])}
+        # If only one branch has started a program that may write any file, the files of the other
+        # are as certain as before.
+        since = (
+            self.since & other.since
+            if self.writer and other.writer
+            else set(self.since or other.since)
+        )
         return Files(
             held,
             self.unsure | other.unsure | doubted,
             self.folders & other.folders,
             self.writer or other.writer,
-            self._rewritten(other),
+            since,
             dict.fromkeys((*self.awaited, *other.awaited)),
         )
-
-    def _parted(self, other: Files) -> set[str]:
-        return {key for key in self.held.keys() & other.held.keys() if is_gone(self.held[key]) is not is_gone(other.held[key])}
-
-    def _rewritten(self, other: Files) -> set[str]:
-        """What is written after the program that one of two branches starts, or both."""
-        if self.writer and other.writer:
-            return self.since & other.since
-        return set(self.since or other.since)
 
 
 def is_gone(content: Pieces) -> bool:
@@ -147,6 +149,7 @@ def key_in(folder: str, path: Pieces) -> str:
         return named.at
     if key.startswith(("/", "~")):
         return key
+    # `..` can be resolved only from a folder whose place is known.
     if folder.startswith(AWAY) or known(path) is None:
         return folder + key
     plain = posixpath.normpath(folder + key) if key else ""

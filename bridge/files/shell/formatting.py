@@ -24,6 +24,7 @@ def escaped(text: str, inside: bool = False) -> str:
 def _escape(found: re.Match[str], inside: bool) -> str:
     if found[1] or found[2]:
         code = int(found[1][1:], 16) if found[1] else int(found[2], 8)
+        # No variable can hold a NUL, and a byte above 127 is only a part of a character.
         if not 0 < code < 128:
             raise Unread("this escape is not supported")
         return chr(code)
@@ -67,12 +68,13 @@ def _formatted(found: re.Match[str], word: str | None) -> str:
     text = _text(kind, flags, word or "")
     if kind == "s" and found["precision"] is not None:
         text = text[: int(found["precision"] or "0")]
+    # The locale decides how characters beyond ASCII are counted.
     if width or found["precision"] is not None or kind == "c":
         simple(word or "")
     if "-" in flags:
         return text.ljust(width)
     if "0" in flags and kind in "dixXou":
-        sign = text[:1] if text[:1] in ("-", "+", " ") else ""
+        sign = text[:1] if text[:1] in ("-", "+", " ") else ""  # zeros come behind the sign
         return sign + text[len(sign) :].rjust(width - len(sign), "0")
     return text.rjust(width)
 

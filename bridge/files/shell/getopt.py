@@ -41,6 +41,7 @@ def _told(words: Sequence[str]) -> _Told:
             continue
         if option in ("-q", "--quiet"):
             continue
+        # A short option may have its value attached, as in `-oab:`.
         if option[:2] in (*SHORT, *LONG, *NAME) and not option.startswith("--") and len(option) > 2:
             option, value, tied = option[:2], option[2:] + tied + value, "="
         if option not in (*SHORT, *LONG, *NAME) or (not tied and not rest):
@@ -55,6 +56,7 @@ def _told(words: Sequence[str]) -> _Told:
     if short is None:
         if not rest:
             raise Unread("the words for getopt are not known")
+        # The form of the first releases: the letters come first, and the output is not quoted.
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
         raise Unread("this order of getopt is not supported")
@@ -104,6 +106,7 @@ class _Reading:
 
     def _long(self, word: str, rest: list[str]) -> None:
         said, tied, value = word[2:].partition("=")
+        # A name may be shortened as long as only one begins so.
         names = [said] if said in self.told.names else [name for name in self.told.names if name.startswith(said)]
         if len(names) != 1 or (tied and not self.told.names[names[0]]):
             self.wrong = True

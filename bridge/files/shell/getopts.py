@@ -53,6 +53,8 @@ class _Options:
                 self._save(0, text == "--")
                 return "?", None
             self.letter = 1
+        # A letter with a colon behind it takes an argument. A colon at the very start tells the
+        # shell to report nothing itself.
         letter, last = text[self.letter], self.letter + 1 >= len(text)
         place = self.told.find(letter)
         if place >= 0 and letter != ":" and self.told[place + 1 : place + 2] == ":":
@@ -63,6 +65,7 @@ class _Options:
         return letter, None
 
     def _valued(self, text: str, letter: str) -> tuple[str, str | None]:
+        # The argument is the rest of the word, or else the next word.
         rest = text[self.letter + 1 :]
         self._save(0, True)
         if rest:

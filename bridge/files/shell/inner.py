@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
 
@@ -47,17 +47,14 @@ class Listed(Sequence[Word]):
         place = range(len(self))[at]
         if place not in self.made:
             word = self.pieces[place]
-            self.made[place] = Word(known(word), spelled(word), _loose(word))
+            loose = len(word) == 1 and isinstance(word[0], Unknown) and word[0].loose
+            self.made[place] = Word(known(word), spelled(word), loose)
         return self.made[place]
 
 
 def listed(words: Sequence[Pieces]) -> Listed:
     """A command's words for the search of launchers."""
     return Listed(words)
-
-
-def _loose(word: Pieces) -> bool:
-    return len(word) == 1 and isinstance(word[0], Unknown) and word[0].loose
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
@@ -78,7 +75,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
     else:
         return False
     scope = _scope(reader, place, found, called, arguments)
-    if scope.on("noexec"):
+    if scope.on("noexec"):  # `bash -n` reads a script and runs nothing of it
         reader.scope.status = None
     else:
         reader.nested(place, text, called[: found.before], scope)
@@ -88,25 +85,23 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
 def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
     """The text that a shell is given, and its arguments from `$0` on."""
     if found.kind == "rest":
-        return tuple(piece for index, word in enumerate(called[found.at :]) for piece in (*_blank(index), *word)), ()
+        # As `ssh` does, all words are joined by blanks and read a second time.
+        joined: list[Piece] = []
+        for index, word in enumerate(called[found.at :]):
+            joined += [*([Text(" ", NOWHERE, True, plain=False)] if index else []), *word]
+        return tuple(joined), ()
+    # An option that names the text may have it behind `=`. Otherwise words behind the text are `$0`
+    # and the arguments.
     option, tied, _ = spelled(called[found.at]).partition("=")
     named = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
     text = cut(called[found.at], len(option) + 1) if named else called[found.at]
     return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
 
 
-def _first(arguments: Sequence[Pieces]) -> dict[str, str]:
-    """`$0` of a shell, where it is known."""
-    text = known(arguments[0]) if arguments else None
-    return {} if text is None else {"0": text}
-
-
-def _blank(index: int) -> tuple[Piece, ...]:
-    return (Text(" ", NOWHERE, True, plain=False),) if index else ()
-
-
 def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
     """Scope of the new shell: the exported variables, or none if it runs on another machine."""
+    # `apart`: nothing of this shell's environment reaches the new one. `cleared`: it is emptied on
+    # this machine, so that the variables are not set there; of another machine nothing is known.
     outer, shell = reader.scope, spelled(called[found.before]).rpartition("/")[2]
     apart, dropped = _dropped(called[: found.before])
     cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
@@ -120,6 +115,8 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
     line, gone = reader.source.line(place), dropped | lists
+    # A variable that is not exported is not passed on. It is unknown rather than unset: the
+    # environment may have one of that name.
     hidden = {
         name: None if cleared or name in gone else Value(((Unknown(f"${name}", NOWHERE, line, UNSEEN),),))
         for name in (*outer.variables, *dropped)
@@ -132,8 +129,10 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     }
     handed = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
     shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
+    own_name = known(arguments[0]) if arguments else None
+    outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
     return Scope(
-        {name: text for name, text in outer.outside.items() if not name.isdigit()} | _first(arguments),
+        outside if own_name is None else outside | {"0": own_name},
         {**({} if apart else told), **hidden, **seen},
         functions={name: outer.functions[name] if sure else (*outer.functions[name], None) for name, sure in shared.items()},
         exported=set(seen),
@@ -163,19 +162,15 @@ def _turned(reader: Reader, place: int, words: Sequence[Pieces]) -> frozenset[st
     """Options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set. Raises `SourceError` for unsupported ones."""
     found = options.ON
     texts = [spelled(word) for word in words]
-    for sign, letter, after in _letters(texts):
-        kind = options.SHOPT if letter == "O" else options.SET
-        name = after if letter in "oO" else options.LETTERS.get(letter)
-        if name is None:
-            continue
-        if problem := kind.problem(name, sign == "-"):
-            raise reader.refuse(place, problem)
-        found = found | {name} if sign == "-" else found - {name}
-    return found
-
-
-def _letters(texts: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """The options of a shell that are letters, each with its sign and the word behind it."""
     for text, after in pairwise([*texts, ""]):
-        if found := re.fullmatch(r"([-+])([A-Za-z]+)", text):
-            yield from ((found[1], letter, after) for letter in found[2])
+        letters = re.fullmatch(r"([-+])([A-Za-z]+)", text)
+        for letter in letters[2] if letters else "":
+            kind = options.SHOPT if letter == "O" else options.SET
+            # `-o` and `-O` take the name of the option from the next word.
+            name = after if letter in "oO" else options.LETTERS.get(letter)
+            if name is None:
+                continue
+            if problem := kind.problem(name, text[0] == "-"):
+                raise reader.refuse(place, problem)
+            found = found | {name} if text[0] == "-" else found - {name}
+    return found

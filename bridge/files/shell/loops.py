@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 TURNS = 12
+"""Most passes over a loop of unknown length, until nothing changes any more."""
 Asks = Callable[[], bool | None]
 """Tells whether a loop continues; None if that is not known."""
 MOST_STEPS = 10_000
@@ -35,7 +36,7 @@ def for_(reader: Reader, node: Node) -> None:
     listed = _listed(reader, node, tokens)
     reader.check_stops()
     body = _body_of(reader, node)
-    reader.scope.status = 0
+    reader.scope.status = 0  # that of a loop over no words
     if any(several(word) for word in listed):
         place, line = reader.source.place(tokens[1].start, tokens[1].end), reader.source.line(node.start_byte)
         several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
@@ -76,14 +77,10 @@ def _bound(reader: Reader, name: str, value: Value, body: Sequence[Node]) -> boo
 def _listed(reader: Reader, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
     if len(tokens) < 3 or tokens[2].text != "in":
         return list(reader.scope.given)
-    end = _body_start(reader, node)
+    body = node.child_by_field_name("body")
+    end = body.start_byte if body is not None else node.end_byte
     words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
     return [found for word in words for found in reader.expander.words(word)]
-
-
-def _body_start(reader: Reader, node: Node) -> int:
-    body = node.child_by_field_name("body")
-    return body.start_byte if body is not None else node.end_byte
 
 
 def _body_of(reader: Reader, node: Node) -> Sequence[Node]:
@@ -93,12 +90,15 @@ def _body_of(reader: Reader, node: Node) -> Sequence[Node]:
 
 def _counted(reader: Reader, node: Node, token: Token) -> None:
     """`for ((first; test; next))`."""
-    parts = _semicolons(reader.source.text, token.start + 2, token.end - 2)
+    text, start, end = reader.source.text, token.start + 2, token.end - 2
+    cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
+    parts = [(low + 1, high) for low, high in pairwise(cuts)]
     if len(parts) != 3:
         raise reader.refuse(node.start_byte, "expected three parts in for ((...))")
     first, test, step = parts
     body = _body_of(reader, node)
 
+    # An error in one of the parts ends the loop, with status 1.
     failed = list[int]()
 
     def counted(span: tuple[int, int]) -> int | None:
@@ -111,8 +111,10 @@ def _counted(reader: Reader, node: Node, token: Token) -> None:
             return 0
 
     def goes_on() -> bool | None:
-        endless = reader.source.text[slice(*test)].strip() == "" and not failed
-        return True if endless else _truth(counted(test))
+        if text[slice(*test)].strip() == "" and not failed:
+            return True
+        result = counted(test)
+        return None if result is None else bool(result)
 
     counted(first)
     reader.check_stops()
@@ -228,9 +230,16 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
     """A loop with an unknown number of iterations, maybe none: everything that it changes becomes unknown."""
     line = reader.source.line(node.start_byte)
     mark = len(reader.leaving)
+
+    def once() -> None:
+        turn()
+        reader.landed(mark, ("break", "continue"))
+
+    # Each pass merges one more iteration into the state. When a pass changes nothing, no number of
+    # iterations would.
     for _ in range(TURNS):
         before, commands = reader.scope.copy(), len(reader.commands)
-        reader.undecided(line, lambda: _leave(reader, turn, mark), lambda: None)
+        reader.undecided(line, once, lambda: None)
         if reader.scope.settles(before):
             reader.scope.status = None
             return
@@ -238,18 +247,3 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
         del reader.commands[commands:]
         _step(reader, node)
     raise reader.refuse(node.start_byte, f"the variables of this loop still change after {TURNS} iterations")
-
-
-def _leave(reader: Reader, turn: Callable[[], bool], mark: int) -> None:
-    turn()
-    reader.landed(mark, ("break", "continue"))
-
-
-def _truth(result: int | None) -> bool | None:
-    return None if result is None else bool(result)
-
-
-def _semicolons(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of `for ((...))`."""
-    cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
-    return [(low + 1, high) for low, high in pairwise(cuts)]

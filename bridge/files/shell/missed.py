@@ -59,7 +59,7 @@ class _Blocks:
         if CLOSING.match(body) and self.open:
             self.open.pop()
         function = FUNCTION.match(body)
-        if function and not body.endswith("}"):
+        if function and not body.endswith("}"):  # otherwise it ends on its line
             self.open.append(Block("function", number, function["long"] or function["short"]))
         line = Line(number, body, tuple(self.open))
         opening = OPENING.match(body)
@@ -72,6 +72,7 @@ class _Blocks:
 def lines(text: str) -> Iterator[Line]:
     """The lines of a script, continued ones joined; comments and here-documents aside."""
     blocks, number, until = _Blocks(), 1, ""
+    # A NUL stands for each continuation, so that lines can still be numbered after they are joined.
     for raw in CONTINUED.sub("\0", text).split("\n"):
         written = raw.replace("\0", " ")
         if until:
@@ -100,16 +101,18 @@ def missed(text: str, started: Collection[int], runs: Collection[int], left_at: 
     """
     whole = list(lines(text))
     origins = Origins(text, whole)
-    found = ((line, walk(words_of(line.text))) for line in whole if line.number not in runs)
-    reasons = (
-        (line.number, _reason(line, seen, _Place(whole, origins, left_at), line.number in started))
-        for line, seen in found
-        if _like(seen)
-    )
-    listed = [(number, reason) for number, reason in reasons if reason][:MOST]
+    place = _Place(whole, origins, left_at)
+    listed: list[tuple[int, str]] = []
+    for line in whole:
+        if line.number in runs or len(listed) == MOST:
+            continue
+        seen = walk(words_of(line.text))
+        if seen.kind in ("program", "module", "file"):
+            reason = _reason(line, seen, place, line.number in started)
+            listed += [(line.number, reason)] if reason else []
     if listed or runs or not left_at:
         return listed
-    return [(left_at, f"the script ends here{_condition(_Place(whole, origins, left_at))}")]
+    return [(left_at, f"the script ends here{_condition(place)}")]
 
 
 class Asked:
@@ -160,6 +163,7 @@ class Origins:
     def _outer(self, name: str, depth: int) -> list[str]:
         if name not in self.values or depth > DEEPEST:
             return [name] if name not in self.values else []
+        # `NAME=${NAME:-...}` takes the variable from outside if it is set there.
         own = [name] if any(re.match(rf"[\"']?\$\{{{name}:?[-=]", value) for value in self.values[name]) else []
         return own + [
             found
@@ -168,10 +172,6 @@ class Origins:
             if used != name
             for found in self._outer(used, depth + 1)
         ]
-
-
-def _like(seen: Walk) -> bool:
-    return seen.kind in ("program", "module", "file")
 
 
 def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:

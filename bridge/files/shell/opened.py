@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def content(reader: Reader, path: Pieces) -> Pieces | None:
     """Content of a file: text that the script has written, or else a file in its folder; None if there is none."""
+    # A key with a NUL has an unknown part, and could be the key of any file.
     written = file(reader, path)
     key = reader.key(path)
     if written is not None or not key or "\0" in key or key.startswith(AWAY):
@@ -44,6 +45,8 @@ def there(reader: Reader, path: Pieces) -> bool | None:
     if key.endswith("/") or f"{key}/" in files.folders or "\0" in key or key.startswith(AWAY):
         return None
     if key in files.held:
+        # A file that the script writes into a folder which may not be there may not be there
+        # either.
         placed = not slash or f"{folder}/" in files.folders or is_folder(reader, folder)
         return files.there(key) if placed or is_gone(files.held[key]) else None
     return True if key and not files.stale(key) and _beside(reader, key) else None

@@ -32,6 +32,7 @@ def operated(expander: Expander, part: Part, subject: Subject, start: int, quote
     if found is None or (found[0] == ":" and found.end() == part.end - 1):
         raise malformed(expander, start, part.end - 1)
     operator, start = found[0], found.end()
+    # Only operators with a default look at variables that are not set.
     if operator[-1] in "-=+?" and operator != ":":
         return _chosen(expander, part, subject, operator, start, quoted)
     if operator == ":":
@@ -88,7 +89,13 @@ def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, sta
     """`${NAME:-text}` and its kin."""
     absent = _absent(expander, subject, operator[0] == ":")
     if absent is None:
-        raise Unread(_reason(expander, subject))
+        if subject.elements is None:
+            raise Unread(expander.unset(subject.name))
+        raise Unread(
+            next(
+                piece.why for word in subject.words for piece in word if isinstance(piece, Unknown)
+            )
+        )
     if operator[-1] == "+":
         nothing: Expanded = [] if subject.joined == "@" else [expander.made(part, "", quoted)]
         return nothing if absent else _default(expander, part, start, quoted)
@@ -134,12 +141,6 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
     return None if unknowns else True
 
 
-def _reason(expander: Expander, subject: Subject) -> str:
-    if subject.elements is None:
-        return expander.unset(subject.name)
-    return next(piece.why for word in subject.words for piece in word if isinstance(piece, Unknown))
-
-
 def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
     """`${NAME:first:count}`."""
     if subject.elements is None:
@@ -149,20 +150,23 @@ def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: b
         raise Unread("the place of a part is not known")
     first, count = (arithmetic.value(half, expander) if half is not None else None for half in _bounds(text.replace('"', "")))
     if not subject.joined:
-        return [_turned(expander, part, subject.words[0], lambda whole: _part_of(expander, whole, first or 0, count), quoted)]
+
+        def part_of(whole: str) -> str:
+            # Within the text, an empty part in quotes is still a word.
+            expander.solid |= -len(whole) <= (first or 0) <= len(whole)
+            return parameters.sliced(whole, first or 0, count)
+
+        return [_turned(expander, part, subject.words[0], part_of, quoted)]
     kept = _sliced(expander, subject, first or 0, count)
     expander.solid |= subject.joined == "@" and bool(kept)
     return expander.listed(kept, subject.joined, part, quoted)
 
 
-def _part_of(expander: Expander, whole: str, first: int, count: int | None) -> str:
-    expander.solid |= -len(whole) <= first <= len(whole)
-    return parameters.sliced(whole, first, count)
-
-
 def _sliced(expander: Expander, subject: Subject, first: int, count: int | None) -> list[Pieces]:
     if any(several(word) for word in subject.words):
         raise Unread("the length of the list is not known")
+    # `${@:0}` and a negative start reach the name of the script, which stands before the first
+    # argument.
     listed = subject.elements or []
     if subject.name in ALL and (not first or first < -len(listed)):
         raise Unread("the name of the script is a part of it")
@@ -171,6 +175,8 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
     value = expander.scope.get(subject.name) if subject.name not in ALL else None
     if value is not None and value.table:
         raise Unread("the order of an associative array is not sure")
+    # Places count, and not elements: of an array with gaps, `${A[@]:5}` begins at the first place
+    # from 5 on.
     last = max((int(place) for place, _ in listed), default=-1) + 1
     begin = first if first >= 0 else last + first
     found = [word for place, word in listed if int(place) >= begin] if begin >= 0 else []

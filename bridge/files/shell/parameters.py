@@ -37,13 +37,13 @@ def _escape(found: re.Match[str]) -> str:
     octal, short, four, eight, control, simple = found.groups()
     if octal or short:
         code = int(octal, 8) & 0xFF if octal else int(short, 16)
-        if code > 127:
+        if code > 127:  # a byte, and maybe only a part of a character
             raise Unread("bytes beyond ASCII are not supported")
         return chr(code)
     if four or eight:
         return chr(int(four or eight, 16))
     if control:
-        return chr(ord(control.upper()) & 0x1F)
+        return chr(ord(control.upper()) & 0x1F)  # `\cA` is the first control character
     return SIMPLE.get(simple, found[0])
 
 
@@ -81,6 +81,7 @@ def replaced(text: str, operator: str, pattern: Sequence[Char], put: str, fold: 
         return text
     while position <= len(text):
         ends = found.ends(text, position)
+        # An empty match replaces something only in an empty text.
         if ends and (max(ends) > position or not text):
             made += [put]
             position = max(ends)

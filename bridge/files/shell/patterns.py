@@ -102,6 +102,8 @@ class Pattern:
             char, special = self.chars[position]
             if inside and special and char in "|)":
                 break
+            # All that follows the sign of an open group is literal. Whether that also holds behind
+            # `*` is not certain.
             if not inside and self._open(position):
                 if nodes and nodes[-1] == STAR:
                     raise Unread("a group that is never closed behind * is not supported")
@@ -163,6 +165,7 @@ class Pattern:
         position += denied
         first = position
         while position < len(self.chars):
+            # A `]` in first place is a member, and does not close.
             if self.chars[position] == ("]", True) and position > first:
                 self.counts = True
                 return One(lambda char: any(test(char) for test in tests) is not denied), position + 1
@@ -204,13 +207,15 @@ def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
             starts = {place for place in starts if node.fits(text, place)}
         elif isinstance(node, Group):
             starts = _group_ends(node, text, starts)
-        else:
+        else:  # a star reaches every place behind the first start
             starts = set(range(min(starts), len(text) + 1))
     return starts
 
 
 def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
     if group.kind == "!":
+        # `!(...)` matches whatever none of its choices does, so that each start has ends of its
+        # own.
         found: Positions = set()
         for start in starts:
             found |= set(range(start, len(text) + 1)) - _once(group, text, {start})
@@ -218,6 +223,8 @@ def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
     once = _once(group, text, starts)
     if group.kind in "?@":
         return once | (starts if group.kind == "?" else set())
+    # Repeated until no new end is reached. Each place is tried once, so that the time is bounded by
+    # the text.
     reached, new = set(once), once
     while new:
         new = _once(group, text, new) - reached

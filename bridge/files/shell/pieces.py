@@ -116,7 +116,18 @@ def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> lis
             _split(piece, found, _delimiter(separators))
         else:
             found[-1].append(piece)
-    return [_solid(word) for word in found if any(_stands(piece) for piece in word)]
+    # A word without a piece that is quoted, unknown or has a letter is none: an unquoted expansion
+    # that was empty.
+    stands = [
+        word
+        for word in found
+        if any(isinstance(one, Unknown) or one.quoted or one.text for one in word)
+    ]
+    # Empty parts are dropped unless the word is empty itself.
+    return [
+        tuple(one for one in word if isinstance(one, Unknown) or one.text) or tuple(word)
+        for word in stands
+    ]
 
 
 def _marked(piece: Piece | Break) -> Piece | Break:
@@ -140,16 +151,13 @@ def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece 
         yield last
 
 
-def _solid(word: list[Piece]) -> Pieces:
-    """A word without its empty parts, unless it is empty itself."""
-    return tuple(piece for piece in word if isinstance(piece, Unknown) or piece.text) or tuple(word)
-
-
 def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) -> None:
     position, hard = 0, "hard" in delimiter.groupindex
     for blank in delimiter.finditer(piece.text):
         if position < blank.start():
             found[-1].append(piece.part(position, blank.start()))
+        # A separator that is no blank ends a word even if nothing stands before it. The quoted
+        # empty part keeps that word.
         if hard and blank["hard"]:
             found[-1].append(piece.part(position, position).literal(True))
         found.append([])
@@ -158,19 +166,15 @@ def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) ->
         found[-1].append(piece.part(position, len(piece.text)) if position else piece)
 
 
-def _stands(piece: Piece) -> bool:
-    return isinstance(piece, Unknown) or piece.quoted or bool(piece.text)
-
-
 def spelled(pieces: Iterable[Piece | Break]) -> str:
     """The text of `pieces`, with the script's spelling of unknown parts."""
-    return "".join(_spelling(piece) for piece in pieces)
-
-
-def _spelling(piece: Piece | Break) -> str:
-    if isinstance(piece, Break):
-        return piece.joiner
-    return piece.text if isinstance(piece, Text) else piece.spelling
+    found = []
+    for piece in pieces:
+        if isinstance(piece, Break):
+            found.append(piece.joiner)
+        else:
+            found.append(piece.text if isinstance(piece, Text) else piece.spelling)
+    return "".join(found)
 
 
 def known(pieces: Iterable[Piece | Break]) -> str | None:

@@ -33,6 +33,8 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
     found: list[Text | Unknown] = []
     for name in names:
         content = opened.content(reader, _text(name))
+        # The file may lack, and the program fail. What follows under `set -e` is not certain then.
+        # The file may be missing, and the program then fails: what `set -e` does is not certain.
         if content is None:
             reader.scope.asked = True
             raise Unread(opened.missing(reader, _text(name)))
@@ -84,9 +86,11 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
         return None
     reader.scope.status = 0
     if name == "dirname":
+        # The folder of a relative path is known, even if that of a place after `cd` is not.
         up = posixpath.normpath(f"{named.at}/..")
         alike = named.firm or is_file(named.at)
         return (replace(named, at=up), *_text("\n")) if alike and not letters else None
+    # A script that is a link lies elsewhere, and so do the files beside it.
     resolves = name == "realpath" or letters & set("fem")
     linked = (Path(reader.name).parent / named.at).is_symlink() or Path(reader.name).is_symlink()
     return (replace(named, firm=True), *_text("\n")) if resolves and not linked else None
@@ -102,6 +106,8 @@ def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     """`seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST` over whole numbers, `-s TEXT` between them."""
+    # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
+    # words.
     mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
     if told is not None:
         mark, texts = told[1].removeprefix("\0"), ["seq", *told[2].split("\0")]
@@ -183,7 +189,7 @@ def _places(said: str) -> list[tuple[int, int]]:
 def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) -> str:
     parts = list(simple(row)) if chars else row.split(mark)
     if not chars and len(parts) == 1:
-        return row
+        return row  # `cut -f` prints lines without the separator as they are
     kept = (part for index, part in enumerate(parts, 1) if any(low <= index <= high for low, high in places))
     return ("" if chars else mark).join(kept)
 
@@ -206,6 +212,7 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return _text(_squeezed(text, first))
     if not first or not second:
         return None
+    # GNU's `tr` repeats the last character of a second set that is shorter than the first.
     made = text.translate({ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)})
     return _text(_squeezed(made, second) if how else made)
 
@@ -235,9 +242,10 @@ def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     left, right = int(texts[1]), int(texts[3])
     if texts[2] in "/%" and not right:
         return None
+    # Cut towards zero, as in C.
     quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
     found = {"+": left + right, "-": left - right, "*": left * right, "/": quotient, "%": left - right * quotient}[texts[2]]
-    reader.scope.status = int(not found)
+    reader.scope.status = int(not found)  # `expr` fails for a result of 0
     return _text(f"{found}\n")
 
 
@@ -259,6 +267,7 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if not inside:
         return _text(made[0])
     for name, before, text in zip(names, found, made, strict=True):
+        # `-i.bak` keeps what was there under another name.
         if len(inside) > 2 and not inside.startswith("--"):
             reader.scope.files.put(reader.key(_text(name + inside[2:])), _text(str(before)))
         reader.scope.files.put(reader.key(_text(name)), _text(text))
@@ -294,6 +303,7 @@ def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if text is None:
         return None
     found = streams.grep(text, flags, rest[0])
+    # The status tells whether a line fits, also if nothing or only a number is written.
     reader.scope.status = int(not streams.grep(text, flags.replace("q", "").replace("c", ""), rest[0]))
     return _text(found)
 

@@ -229,7 +229,7 @@ class Reader:
         """One statement, or one pipeline, without `&&` and `||`."""
         node = stages[0]
         tokens = takewhile(lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte))
-        denied = [token.text for token in tokens].count("!")
+        denied = [token.text for token in tokens].count("!")  # the tree does not have them
         # `! !` cancels out; a negated statement never ends a script under `set -e`.
         self.guarded += denied % 2
         self.stage(node, stages)
@@ -357,6 +357,8 @@ class Reader:
 
     def landed(self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")) -> None:
         """Rejoin the paths that left a construct which ends here."""
+        # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
+        # further constructs around it.
         left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
         self.leaving[mark:] = [scope for scope in self.leaving[mark:] if scope.ended not in kinds]
         for scope in left:
@@ -380,6 +382,8 @@ class Reader:
                 statuses.append(outer.status)
                 outer.status, outer.piped = self._piped(statuses), tuple(statuses)
                 return
+            # Each command runs in a shell of its own. Files and doubts go from one to the next,
+            # variables do not.
             before, self.scope = self.scope, outer
             inner = self.another()
             inner.files, inner.doubting, inner.doubted = before.files, before.doubting, before.doubted
@@ -390,8 +394,12 @@ class Reader:
             self.stage(stage)
             self.landed(mark)
             self.left()
-            if index and output and stages[index - 1].type != "command" and self._unread(inner, output, first):
-                self._broken(begun, first, stages[index - 1])
+            # A command that ends without reading its input breaks the pipe. A block before it may
+            # then end early, and its commands may not run.
+            reads = self.scope.input is not output or inner.input is not output
+            unread = not reads and len(self.commands) == first
+            if index and output and stages[index - 1].type != "command" and unread:
+                self._maybe(begun, first, self.source.line(stages[index - 1].start_byte))
                 statuses[-1] = None
             begun, output = first, self.scope.output
             statuses.append(self.scope.status)
@@ -400,15 +408,8 @@ class Reader:
         outer.status, outer.piped = self._piped(statuses), tuple(statuses)
         self.failing(inner)
 
-    def _unread(self, inner: Scope, output: Pieces, first: int) -> bool:
-        """Whether a command of a pipeline ends without reading its input."""
-        return self.scope.input is output and inner.input is output and len(self.commands) == first
-
-    def _broken(self, first: int, last: int, stage: Node) -> None:
-        """Commands that may not run, because nothing reads the output of those before them."""
-        self._maybe(first, last, self.source.line(stage.start_byte))
-
     def _maybe(self, first: int, last: int, line: int) -> None:
+        """Note that the commands from `first` to `last` may not run."""
         self.commands[first:last] = [replace(found, branch=found.branch or line) for found in self.commands[first:last]]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
@@ -419,6 +420,9 @@ class Reader:
         self.scope.input = before
 
     def _piped(self, statuses: Sequence[int | None]) -> int | None:
+        """The status of a pipeline: that of its last command, or under `pipefail` of the last one
+        that failed.
+        """
         if statuses[-1] or not any(status != 0 for status in statuses) or not self.scope.may("pipefail"):
             return statuses[-1]
         unsure = None in statuses or "pipefail" in self.scope.unsure
@@ -435,6 +439,8 @@ class Reader:
             action()
             branches.append(self.scope)
         self.scope, self.branch = outer, around
+        # A branch that ended in `exit` is over. One that left a loop or a function waits in
+        # `leaving` for the end of that.
         running = [branch for branch in branches if not branch.ended]
         left = [replace(branch, parted=line) for branch in branches if branch.ended in LEAVING]
         if not running and left:
@@ -467,6 +473,7 @@ class Reader:
         status = self.scope.status
         if self.scope.ended:
             return
+        # `cd folder && python train.py`: the author means both to run.
         if status is None and sign == "&&" and self.hoped:
             status = 0
         if status is None:
@@ -523,7 +530,17 @@ class Reader:
 
     def command(self, node: Node) -> None:
         """A simple command, a condition or an assignment, with its redirections."""
-        tokens = self._tokens(node)
+        # The tree has no redirections. They stand around the node of the command.
+        before = list(
+            takewhile(
+                lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)
+            )
+        )
+        tokens = [
+            *before[::-1],
+            *self.source.tokens_of(node.start_byte, node.end_byte),
+            *self._behind(node),
+        ]
         redirects = [token for token in tokens if token.kind == "redirect"]
         rest = [token for token in tokens if token.kind != "redirect"]
         if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
@@ -531,11 +548,6 @@ class Reader:
             redirections.redirected(self, redirects, node.start_byte, lambda: action(rest[0]))
             return
         self.simple([token.word for token in rest if token.word is not None], redirects, node.start_byte)
-
-    def _tokens(self, node: Node) -> list[Token]:
-        """Tokens of a simple command: its node, and the redirections around it, which the tree does not have."""
-        before = list(takewhile(lambda token: token.kind == "redirect", self.source.preceding(node.start_byte)))
-        return [*before[::-1], *self.source.tokens_of(node.start_byte, node.end_byte), *self._behind(node)]
 
     def _behind(self, node: Node) -> list[Token]:
         return list(takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte)))
@@ -605,7 +617,9 @@ class Reader:
         except arithmetic.Dropped as error:
             self.drop(error)
             return
+        # An assignment has the status of its last command substitution.
         self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
+        # `$(< file)` has no command, and yields the file.
         if not words and self.scope.input is not None and self.scope.captured:
             self.write(self.scope.input)
 
@@ -638,6 +652,7 @@ class Reader:
         exported = self.scope.exported
         self.scope.exported = exported | own.keys()
         self.start(called, place)
+        # Behind the command everything about them is as it was.
         if own:
             self.scope.exported -= own.keys() - exported
             self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
@@ -659,6 +674,8 @@ class Reader:
             if self.call(place, name, called[1:]):
                 return
         if name in BUILTINS:
+            # A word at which a shell would stop is unknown in what these print or start, and no
+            # reason to refuse the script.
             if name not in ("echo", "printf", "exec", "command") or self.alone:
                 self.check_stops()
             self.stops.clear()
@@ -679,6 +696,7 @@ class Reader:
         branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
         self.commands.append(Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder))
         said = known(called[0]) or ""
+        # Quotes around a whole command make a name of it, which no program has.
         if SEVERAL.search(said):
             self.scope.status, self.scope.asked = NOT_FOUND, False
             return
@@ -776,6 +794,7 @@ class Reader:
         outer, mark, stops = self.scope, len(self.leaving), self.stops
         self.scope, self.stops = self.another(), []
         self.scope.output, self.scope.captured = (), True
+        # Bash turns `set -e` off within `$(...)` unless this option is on.
         if outer.may("errexit") and not outer.on("inherit_errexit"):
             self.scope.turn("errexit", False)
         self.depth += 1

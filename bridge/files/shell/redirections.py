@@ -25,7 +25,8 @@ def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: A
     `program` is None if it is not known whether the statement is one.
     """
     there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
-    there = None if there and not reader.scope.options >= {"noclobber"} else there
+    if there and not reader.scope.options >= {"noclobber"}:
+        there = None  # a branch decides whether the option is on
     if not redirects:
         action()
     elif there:
@@ -49,7 +50,11 @@ def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
         if token.text not in (">", "&>") or token.word is None:
             continue
         path = _looked_at(reader, token.word)
-        there = None if known(path) is None else _lies(reader, path)
+        there = None
+        if known(path) is not None:
+            there = reader.scope.files.there(reader.key(path))
+            if there is None and opened.content(reader, path) is not None:
+                there = True
         if there and known(path) != "/dev/null":
             return True
         found = None if there is None else found
@@ -64,11 +69,6 @@ def _looked_at(reader: Reader, word: Word) -> Pieces:
     return path
 
 
-def _lies(reader: Reader, path: Pieces) -> bool | None:
-    there = reader.scope.files.there(reader.key(path))
-    return True if there is None and opened.content(reader, path) is not None else there
-
-
 def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, program: bool | None) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
     joined = reader.scope.joined
@@ -76,6 +76,8 @@ def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, prog
     if lost:
         reader.scope.output, reader.scope.captured = (), target is not None
     check_stops_of(reader, redirects)
+    # A shell empties the file before it starts the command, which may read it. The key is made now,
+    # as the command may change the working directory.
     if target is not None and not target[1]:
         reader.scope.files.put(reader.key(target[0]), ())
     key = reader.key(target[0]) if target is not None else ""
@@ -106,6 +108,8 @@ def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
     """The file to write, whether text is appended to it, and whether the output is redirected at all."""
+    # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
+    # behind `> file` goes to the file.
     target: Target | None = None
     lost = False
     for token in redirects:
@@ -132,6 +136,7 @@ def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
     if reader.scope.input is before or not isinstance(first, Unknown) or first.why != IN_FILE:
         action()
         return
+    # Whether the input file is there is not known, so that the command may not be started.
     around, reader.branch = reader.branch, reader.branch or first.line
     action()
     reader.branch, reader.scope.status, reader.scope.asked = around, None, True
@@ -187,6 +192,7 @@ def _document(reader: Reader, token: Token) -> Pieces:
     if body is None:
         return ()
     source = reader.source
+    # `<<-` drops the tabs at the start of each line. The pieces keep their places in the script.
     if body.tabs:
         kept = [
             piece

@@ -54,6 +54,7 @@ def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, in
         raise Unread("this repetition is not supported")
     if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")):
         raise Unread("this part of a regular expression is not supported")
+    # `$` of Python fits before a line end at the end, too.
     return {"$": r"\Z", "^": "^"}.get(char, char), position + 1
 
 
@@ -72,6 +73,7 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
         raise Unread("this bracket of a regular expression is not supported")
     if any(not special for _, special in chars[position : found.end()]) and re.search(r"[-\\\]^]", found[2]):
         raise Unread("quotes in this bracket of a regular expression are not supported")
+    # Texts and names of classes in turn.
     parts = re.split(r"\[:(\w+):\]", found[2])
     if any(name not in RANGES for name in parts[1::2]):
         raise Unread("this class of characters is not supported")
@@ -97,6 +99,8 @@ def basic(text: str, fold: bool = False) -> re.Pattern[str]:
 
 
 def _basic(text: str, position: int, before: str) -> tuple[str, int]:
+    # In a basic expression `*` and `^` are literal or not by their place: at the start of a branch
+    # or group, or elsewhere.
     char, after = text[position], text[position + 1 : position + 2]
     starts = before in ("", "^") or (before.endswith(("(", "|")) and not before.endswith(("\\(", "\\|")))
     if char == "\\":
@@ -137,10 +141,14 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
     simple(text)
     if len(text) > LONGEST or EDGES.search(pattern.pattern):
         raise Unread("this expression is not supported")
+    # An expression that is bound to the end has only one end, so that the first match is the
+    # longest.
     if r"\Z" in pattern.pattern:
         if re.search(r"\\Z(?!$)", pattern.pattern) or "|" in pattern.pattern:
             raise Unread("this expression is not supported")
         return first
+    # No match begins further left than Python's first one. From there the longest is looked for,
+    # from the end on.
     ends = range(len(text), first.end(), -1)
     return next((found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first)
 
@@ -161,6 +169,7 @@ def _plain(content: str) -> bool:
     choices = re.sub(r"\[[^\]]*\]", "", content).split("|")
     if len(choices) == 1:
         return True
+    # With one alternative the beginning of another, POSIX and Python may choose different ones.
     words = content.split("|")
     return all(word.isalnum() for word in words) and not any(
         one != other and other.startswith(one) for one in words for other in words

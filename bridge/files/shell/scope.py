@@ -220,6 +220,7 @@ class Scope:
         if name.isdigit():
             return self._argument(int(name))
         name = self.target(name)
+        # Before `MOVING`: of these variables it is the one whose value may be known.
         if name == "PIPESTATUS" and self.piped is not None and None not in self.piped:
             return Value(tuple((Text(str(status), NOWHERE, plain=False),) for status in self.piped), True)
         if name in self.variables and name not in MOVING:
@@ -262,7 +263,7 @@ class Scope:
 
     def referred(self, name: str) -> str:
         """What a reference stands for, a variable or `NAME[index]`; raises `Unsettled`."""
-        for _ in range(8):
+        for _ in range(8):  # as deep as bash follows references
             if "?n" in self.marks.get(name, ()):
                 self.certain(name)
             value = self.variables.get(name) if "n" in self.marks.get(name, ()) else None
@@ -300,6 +301,7 @@ class Scope:
             return self._live("0") if "0" not in self.outside else _told(self.outside["0"])
         if self.arguments is None:
             return _told(self.outside[str(number)]) if str(number) in self.outside else None
+        # Behind an argument that may be several words, no number is certain.
         doubtful = next((word for word in self.arguments[:number] if several(word)), None)
         if doubtful is not None:
             return Value((tuple(replace(piece, loose=False) for piece in doubtful if isinstance(piece, Unknown)),))
@@ -355,6 +357,7 @@ class Scope:
     def export(self, name: str, on: bool = True) -> None:
         """Export a variable, or stop exporting it."""
         (self.exported.add if on else self.exported.discard)(name)
+        # It no longer depends on a branch.
         if HANDED in self.marks.get(name, ()):
             self.mark(name, (), "x")
 
@@ -384,6 +387,8 @@ class Scope:
         for name, value in list(self.variables.items()):
             if name == COUNTER or "r" in self.marks.get(name, ()):
                 continue
+            # From outside it keeps the value that was given for the run: the option for that is how
+            # a user decides it.
             if value is None or name in self.outside:
                 del self.variables[name]
                 continue
@@ -443,6 +448,8 @@ class Scope:
         if frame is None:
             yield
             return
+        # The outermost local hides the global value. It is put in place for the assignment, and
+        # hidden again.
         inside = self.held(name)
         self.put_back(name, frame[name])
         yield
@@ -504,19 +511,36 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
     differing = [name for name in names if not _equal(one, other, name)]
     variables = {name: _merged(one.standing(name), other.standing(name), branch, name) for name in differing}
     kept = {name: one.variables[name] for name in names if name not in variables}
+    # Functions that a branch defines, or defines otherwise, have several definitions. None stands
+    # for not defined.
+    functions = {
+        name: tuple(
+            dict.fromkeys((*one.functions.get(name, (None,)), *other.functions.get(name, (None,))))
+        )
+        for name in (*one.functions, *other.functions)
+    }
+    # A function is surely exported only if both branches do.
+    shared: Mapping[str, bool] = one.shared
+    if one.shared != other.shared:
+        shared = {
+            name: one.shared.get(name, False) and other.shared.get(name, False)
+            for name in (*one.shared, *other.shared)
+        }
+    marked = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
+    marks = {name: found for name in marked if (found := _marked(one.held(name), other.held(name)))}
     undecided = (_undecided("the output of a branch", branch),)
     return replace(
         one,
         variables={**kept, **variables},
-        functions={name: _choices(one, other, name) for name in (*one.functions, *other.functions)},
+        functions=functions,
         exported=one.exported & other.exported,
-        shared=_sure(one.shared, other.shared),
+        shared=shared,
         files=one.files.joined(other.files, lambda first, second, name: _settling(first, second, _undecided(name, branch))),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,
         options=one.options & other.options,
         unsure={**one.unsure, **other.unsure, **dict.fromkeys(one.options ^ other.options, branch)},
-        marks=_all_marked(one, other),
+        marks=marks,
         frames=tuple(_frame(first, second, one, other, branch) for first, second in zip(one.frames, other.frames, strict=True)),
         output=_settling(one.output, other.output, undecided[0]),
         input=one.input if (one.input or ()) == (other.input or ()) else undecided,
@@ -533,18 +557,6 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         folders=one.folders if one.folders == other.folders else (),
         placed=one.placed if one.placed == other.placed else None,
     )
-
-
-def _sure(one: Mapping[str, bool], other: Mapping[str, bool]) -> Mapping[str, bool]:
-    if one == other:
-        return one
-    return {name: one.get(name, False) and other.get(name, False) for name in (*one, *other)}
-
-
-def _all_marked(one: Scope, other: Scope) -> dict[str, frozenset[str]]:
-    names = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
-    found = {name: _marked(one.held(name), other.held(name)) for name in names}
-    return {name: marks for name, marks in found.items() if marks}
 
 
 def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
@@ -587,11 +599,6 @@ def _alike(first: Value, second: Value) -> bool:
     )
 
 
-def _choices(one: Scope, other: Scope, name: str) -> tuple[tuple[Source, Node] | None, ...]:
-    found = (*one.functions.get(name, (None,)), *other.functions.get(name, (None,)))
-    return tuple(dict.fromkeys(found))
-
-
 def _undecided(spelling: str, branch: Branch) -> Unknown:
     return Unknown(spelling, NOWHERE, branch.line, branch.why)
 
@@ -601,6 +608,7 @@ def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
     if same(first, second):
         return first
     begun = shared(first, second)
+    # If the part is there from an earlier merge, nothing behind it is certain.
     place = next((index for index, piece in enumerate(begun) if piece.key == undecided.key), len(begun))
     return (*begun[:place], undecided)
 
@@ -672,6 +680,8 @@ def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces,
 def elements(value: Value) -> Iterator[tuple[int | str, Pieces]]:
     """Places and words, in the order in which a shell lists them."""
     pairs = list(zip(value.places, value.words, strict=True))
+    # Bash walks its hash table bucket by bucket, and within a bucket from the newest key to the
+    # oldest.
     if value.table:
         pairs.reverse()
         pairs.sort(key=lambda pair: _bucket(str(pair[0])))
@@ -679,6 +689,7 @@ def elements(value: Value) -> Iterator[tuple[int | str, Pieces]]:
 
 
 BUCKETS = 1024
+"""Buckets of the table of an associative array in bash."""
 
 
 def _bucket(key: str) -> int:

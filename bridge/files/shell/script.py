@@ -91,7 +91,13 @@ class Script:
         """The script, read."""
         if len(self.text) > MAX_CHARACTERS:
             raise SourceError(f"{self.name}: found more than 1 MiB; a launch script is smaller, is this the right file?")
-        reader = Reader(self.name, Scope({**_slurm(self.text), **self.outside}))
+        # Slurm sets variables from the directives of a script. Those that are given take
+        # precedence.
+        directives = _directives(self.text)
+        slurm = {
+            variable: value for name, value in directives for variable in BATCH_SYSTEM.get(name, ())
+        }
+        reader = Reader(self.name, Scope({**slurm, **self.outside}))
         try:
             reader.read(self.text)
         except RecursionError:
@@ -199,18 +205,18 @@ class Where:
         return None if place is None else bisect_left(self.breaks, place) + 1
 
 
-def _slurm(text: str) -> dict[str, str]:
-    """Variables that Slurm sets from the directives of a script."""
-    return {variable: value for name, value in _directives(text) for variable in BATCH_SYSTEM.get(name, ())}
-
-
 def _launch(command: Command, where: Where) -> Launch | None:
     """The training run that a command starts, if it starts one."""
     found = walk(listed(command.words))
     if found.kind not in ("program", "module"):
         return None
-    more = _handed_on(command) if any(link.name == "xargs" for link in found.links) else ()
-    words = (*command.words[found.at + 1 :], *more)
+    words = command.words[found.at + 1 :]
+    if any(link.name == "xargs" for link in found.links):
+        # It adds arguments at the end, any number of them.
+        added = Unknown(
+            "xargs", NOWHERE, command.line, "it is read from the input of xargs", loose=True
+        )
+        words = (*words, (added,))
     return _run(command, found, words, where)
 
 
@@ -220,11 +226,6 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
     size = ranks(found, where.directives)
     files, folder = command.files, command.folder
     return Launch(program, words, before, command.environment, command.line, lines, command.branch, size, files, folder)
-
-
-def _handed_on(command: Command) -> tuple[Pieces, ...]:
-    """An unknown word for the arguments that `xargs` adds to a command."""
-    return ((Unknown("xargs", NOWHERE, command.line, "it is read from the input of xargs", loose=True),),)
 
 
 def load_script(text: str, name: str = TEXT) -> Document:

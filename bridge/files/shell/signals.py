@@ -64,25 +64,30 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """`kill [-SIGNAL] PROCESS ...`. Signals to other processes have no effect on the script."""
     signal, processes = _sent(called[1:])
-    before, reader.scope.status, reader.scope.asked = reader.scope.status, None, True  # it fails where there is no such process
+    before = reader.scope.status
+    reader.scope.status, reader.scope.asked = None, True  # it fails if there is no such process
     if known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
         reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
         return
     kinds = {_kind(reader, word) for word in processes}
-    if "other" in kinds and signal not in HARMLESS and not all(_numbered(word) for word in processes):
+    # A literal number is that of some other program. Any other word may name one that the script
+    # has started.
+    literal = all((known(word) or "").isdecimal() for word in processes)
+    if "other" in kinds and signal not in HARMLESS and not literal:
         reader.killed(place)
     if "group" in kinds and "own" not in kinds:
         _to_group(reader, place, signal)
     if "parent" in kinds:
-        _to_parent(reader, place, signal)
+        # From the background it comes at an unknown time, which matters only if there is a trap for
+        # it.
+        late = reader.behind and signal and signal not in (reader.scope.around or {})
+        if signal != "0" and not late:
+            raise reader.refuse(
+                place, "a shell that the script starts sends it a signal, which is not supported"
+            )
     if "own" in kinds:
         reader.scope.status = 0 if kinds == {"own"} else None
         _to_itself(reader, place, signal, before)
-
-
-def _numbered(word: Pieces) -> bool:
-    """Whether a word is a literal process number."""
-    return (known(word) or "").isdecimal()
 
 
 def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
@@ -111,6 +116,7 @@ def _kind(reader: Reader, word: Pieces) -> str:
         return "group"
     if told["which"] == "PPID":
         return "parent" if reader.depth else "other"
+    # `$$` names the outermost shell even in a subshell; BASHPID names the subshell itself.
     within = reader.scope.around is not None
     return "parent" if within and (told["which"] == "$" or piece.uses) else "own"
 
@@ -123,13 +129,6 @@ def _to_group(reader: Reader, place: int, signal: str) -> None:
         reader.doubt(reader.source.line(place))
 
 
-def _to_parent(reader: Reader, place: int, signal: str) -> None:
-    """A signal from an inner shell to its parent. From the background it comes at an unknown time, which matters for traps."""
-    if signal == "0" or (reader.behind and signal and signal not in (reader.scope.around or {})):
-        return
-    raise reader.refuse(place, "a shell that the script starts sends it a signal, which is not supported")
-
-
 def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:
     """Run the trap, or end the shell. Its EXIT trap sees the status of the command `before`."""
     scope = reader.scope
@@ -140,10 +139,11 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:
         scope.status = before
-        if signal == "KILL":
+        if signal == "KILL":  # no trap runs
             scope.at_exit = None
         reader.left()
         scope = reader.scope
+        # The status of a shell that a signal ends.
         scope.ended, scope.left_at, scope.status = "exit", reader.source.line(place), 128 + NUMBERS[signal]
     elif text:
         if len(text) == 1 and isinstance(text[0], Unknown):

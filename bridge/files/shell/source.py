@@ -57,6 +57,8 @@ class Source:
         """`segments` are the pieces of `text`, if it is not a literal part of `script`."""
         self.text, self.name, self.segments = text, name, segments
         self.script: Source = script.script if script else self
+        # `starts` are the offsets of segments in the text, `breaks` those of line ends in the whole
+        # script.
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
         self.breaks: list[int] = script.breaks if script else [match.start() for match in re.finditer("\n", text)]
         self.scanner = Scanner(text)
@@ -85,6 +87,8 @@ class Source:
         """Groups of statements that a shell reads at once, because no line ends between them."""
         found: list[Node] = []
         for node in self.root.children:
+            # Offsets in bytes are offsets in characters: the masked text is ASCII, and as long as
+            # the script.
             between = self.text[found[-1].end_byte : node.start_byte] if found else ""
             if "#" in between or ENDED.search(between):
                 yield found
@@ -200,6 +204,7 @@ def _faults(root: Node) -> Iterator[Node]:
     waiting = [root]
     while waiting:
         node = waiting.pop()
+        # An empty error node is only the parser's recovery from another one.
         if node.is_missing or (node.type == "ERROR" and node.start_byte < node.end_byte):
             yield (node.parent or node) if node.is_missing else node
         elif node.has_error:

@@ -31,6 +31,8 @@ def _ways(nodes: Sequence[Node], places: int) -> float:
 
 
 def _ways_of(group: Group, places: int) -> float:
+    # A repetition of a plain part ends at one of `places`. One with choices or groups inside may
+    # try all their combinations.
     ways = sum(_ways(choice, places) for choice in group.choices)
     if group.kind == "?":
         return ways + 1  # and the way without it
@@ -54,6 +56,8 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
     places = range(start, len(text) + 1)
     if not ends(pattern, text, places):
         return None
+    # Whether some start up to a place leads to a match changes from no to yes once: at the leftmost
+    # start.
     begin = start + bisect_left(places, True, key=lambda place: bool(ends(pattern, text, range(start, place + 1))))
     end = max(ends(pattern, text, (begin,)))
     if not groups:
@@ -113,6 +117,7 @@ def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
     least, most = int(told["least"]), int(told["most"] or told["least"])
     if max(least, most) > NODES:
         raise Unread("this expression is too large")
+    # `{2,}` is two and a star, `{2,4}` two and twice an option.
     open_ = bool(told["more"]) and not told["most"]
     rest: list[Node] = [Group("*", choices)] if open_ else [Group("?", choices)] * (most - least)
     return [node] * least + rest, told.end()

@@ -85,6 +85,8 @@ class _Edits:
             return (first,)
         self.place += 1
         self._skip(" \t")
+        # A range with an expression begins again behind its end, which would need a memory of lines
+        # before.
         second = self._address()
         if second is None or first.fits is not None or second.fits is not None:
             raise Unread("this address of sed is not supported")
@@ -178,6 +180,7 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
         line, end = whole.removesuffix("\n"), "\n" if whole.endswith("\n") else ""
         kept, printed, over = _edited(line, edits, number, number == len(lines))
         found = [*printed, *([kept] if kept is not None and not quiet else [])]
+        # Only the last of the lines that one line yields lacks a line end, if the input lacks it.
         made += [f"{one}\n" for one in found[:-1]] + [found[-1] + end for _ in found[:1]]
         if over:
             break
@@ -210,6 +213,7 @@ def _chosen(edit: Edit, line: str, number: int, last: bool) -> bool:
     first, second = edit.at
     if not first.number:
         return last
+    # A range whose end lies before its start holds its first line alone.
     return number >= first.number and (not second.number or number <= max(second.number, first.number))
 
 
@@ -249,7 +253,8 @@ def grep(text: str, flags: str, wanted: str) -> str:
             raise Unread("this expression of grep is not supported")
         pattern = compile_(wanted, "i" in flags)
     lines = [line.removesuffix("\n") for line in _lines(text)]
-    fitting = [line for line in lines if _fits(pattern, line, "x" in flags) is not ("v" in flags)]
+    search = steps.fits if "x" in flags else steps.found
+    fitting = [line for line in lines if search(pattern, simple(line)) is not ("v" in flags)]
     if "c" in flags:
         return f"{len(fitting)}\n"
     if "o" in flags:
@@ -257,11 +262,6 @@ def grep(text: str, flags: str, wanted: str) -> str:
             raise Unread("these options of grep are not supported")
         fitting = [part for line in fitting for part in _parts(pattern, line)]
     return "" if "q" in flags else "".join(f"{line}\n" for line in fitting)
-
-
-def _fits(pattern: re.Pattern[str], line: str, whole: bool) -> bool:
-    simple(line)
-    return steps.fits(pattern, line) if whole else steps.found(pattern, line)
 
 
 def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
@@ -312,10 +312,13 @@ def fields(text: str, program: str, mark: str | None) -> str:
             continue
         parts = re.split(r"[ \t]+", line.strip(" \t")) if mark is None else line.split(mark)
         parts = parts if line.strip(" \t") or (mark is not None and line) else []
+        # `$NF` of a line without fields is `$0`, and a field behind the last one is empty.
         values = {"NF": str(len(parts)), "NR": str(number), "$NF": parts[-1] if parts else line, "$0": line}
-        made.append(" ".join(values[name] if name in values else _part(parts, int(name[1:])) for name in names))
+        values |= {f"${place}": part for place, part in enumerate(parts, 1)}
+        made.append(
+            " ".join(
+                values.get(name if name in ("NF", "NR", "$NF") else f"${int(name[1:])}", "")
+                for name in names
+            )
+        )
     return "".join(f"{line}\n" for line in made)
-
-
-def _part(parts: Sequence[str], number: int) -> str:
-    return parts[number - 1] if 0 < number <= len(parts) else ""

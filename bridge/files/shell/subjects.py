@@ -53,6 +53,7 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
     if value.open:
         raise Unread("the places of the array are not known")
     if isinstance(key, int) and key < 0:
+        # Counted from behind the last place, gaps included.
         key += max((int(place) for place in value.places), default=-1) + 1
         if key < 0:
             raise arithmetic.Wrong("the index lies before the array")
@@ -96,6 +97,8 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
     said = expander.source.text[slice(*index)] if index else ""
     if said in ALL:
         return Subject(name, list(elements(value)) if value else None, said)
+    # The index of a variable that is not set is not evaluated, except for a negative one, which is
+    # an error.
     place = key(expander, index, value) if index and (value or said[:1] == "-") else None
     return element(expander, name, value, place, bool(index))
 
@@ -123,6 +126,8 @@ def element(expander: Expander, name: str, value: Value | None, key: int | str |
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
     """The place for an index."""
+    # An index of an array is arithmetic, and is expanded as such. A key of a table is a word, with
+    # quotes of its own.
     parts = expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
     pieces = expander.parts(parts, True)
     text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
@@ -168,17 +173,13 @@ def counted(expander: Expander, subject: Subject) -> int:
 def text_of(expander: Expander, subject: Subject) -> str:
     """The known text of a variable that is not a list."""
     if subject.elements is None:
-        _must_be_settled(expander, subject)
+        if not expander.settled(subject):
+            raise Absent(expander.unset(subject.name))
         return ""
     text = known(subject.words[0])
     if text is None:
         raise Unread(next(piece.why for piece in subject.words[0] if isinstance(piece, Unknown)))
     return text
-
-
-def _must_be_settled(expander: Expander, subject: Subject) -> None:
-    if not expander.settled(subject):
-        raise Absent(expander.unset(subject.name))
 
 
 def target(expander: Expander, name: str, through: str) -> Subject:

@@ -439,6 +439,8 @@ class Lexer(Scanner):
         super().__init__(text, shared)
         self.position, self.inside, self.depth = position, inside, depth
         self.tokens: list[Token] = []
+        # Where the next word stands: only there are keywords such. `open` are the brackets and
+        # cases around it, `pending` the here-documents whose bodies begin behind the next line end.
         self.place = "command"
         self.open: list[str] = []
         self.pending: list[_Pending] = []
@@ -454,6 +456,7 @@ class Lexer(Scanner):
                 self.position = self._line_end(self.position)
             elif char == "\n":
                 self._newline()
+            # The pattern of a `case` has one, too.
             elif self.inside and char == ")" and not self.open:
                 return self.tokens
             else:
@@ -482,6 +485,7 @@ class Lexer(Scanner):
     def _documents(self) -> None:
         """The bodies of the here-documents of the line before."""
         for pending in self.pending:
+            # Within `$(...)` the bracket may follow the delimiter on its line.
             tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
             found = re.compile(f"^{tabs}{re.escape(pending.mark)}(?={after}$)", re.MULTILINE).search(self.text, self.position)
             if not found:
@@ -498,6 +502,7 @@ class Lexer(Scanner):
         redirect = REDIRECT.match(self.text, self.position) if char in REDIRECTING else None
         if redirect and self.place != "pattern" and not self.text.startswith("(", redirect.end()):
             return self._redirect(redirect)
+        # `((` at the start of a command is arithmetic if `))` closes it, else two subshells.
         if self.place == "command" and self.text.startswith("((", self.position):
             end = self.arithmetic(self.position + 2)
             if end:
@@ -525,6 +530,7 @@ class Lexer(Scanner):
             raise Fault(token.start, "")
         token.word, token.end, self.position = target, target.end, target.end
         if found["op"] in ("<<", "<<-"):
+            # Any quote in the delimiter turns expansion in the body off.
             quoted = any(part.kind != "text" for part in target.parts)
             self.pending.append(_Pending(token, _unquoted(self.text, target.parts), quoted, found["op"] == "<<-"))
         if self.place == "command":
@@ -589,8 +595,12 @@ class Lexer(Scanner):
         elif place == "function-name":
             self._brackets()
             self.place = "command"
-        elif place == "command" and ASSIGNING.match(said) and _assigns(said):
-            pass
+        elif (
+            place == "command"
+            and ASSIGNING.match(said)
+            and (ADDED.match(said) or "]=" in said or "]+=" in said)
+        ):
+            pass  # the command may still follow
         elif place == "command" and self._brackets():
             self.place = "command"
         elif place == "command":
@@ -643,6 +653,7 @@ class Lexer(Scanner):
         if before == "=~" and len(items) > 1:
             word = self._regular(position)
         else:
+            # Behind a comparison a bracket begins a pattern. `<(...)` is a word, and not a sign.
             sign = SIGN.match(self.text, position)
             sign = None if before in ("==", "=", "!=") else sign
             if sign and not (sign[0] in "<>" and self.text.startswith("(", sign.end())):
@@ -681,11 +692,6 @@ class Lexer(Scanner):
         return Word(start, position, tuple(parts))
 
 
-def _assigns(said: str) -> bool:
-    found = ADDED.match(said)
-    return bool(found) or "]=" in said or "]+=" in said
-
-
 def _unquoted(text: str, parts: Sequence[Part]) -> str:
     """The mark of a here-document without its quotes."""
     found = []
@@ -700,6 +706,8 @@ def masked(text: str, tokens: Sequence[Token]) -> str:
     """`text` for the grammar: keywords and operators stay, each word becomes a row of letters, all else becomes blanks."""
     found: list[str] = []
     position, place = 0, "start"
+    # The grammar does not know all forms: it gets simpler ones of the same length, so that offsets
+    # stay those of the script.
     for index, token in enumerate(tokens):
         found.append(" " * (token.start - position))
         after = tokens[index + 1] if index + 1 < len(tokens) else None
@@ -725,6 +733,8 @@ def _place(token: Token, before: str) -> str:
 
 def _mask(token: Token, text: str, place: str, after: Token | None) -> str:
     length = token.end - token.start
+    # Redirections without a command become the command `:`; others are looked up among the tokens
+    # again.
     if token.kind == "redirect":
         last = after is None or after.kind in ("op", "newline")
         return (":" if place in ("start", "only") and last else " ").ljust(length)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, parameters, subjects
@@ -49,6 +50,7 @@ def assignment(source: Source, word: Word) -> Target | None:
     if found is None:
         return None
     end = found.end()
+    # The index may hold brackets and `=` itself, which a pattern cannot pair.
     if found["index"] is not None:
         end = _index_end(source, first, found.end("name"))
         rest = re.compile(r"\+?=").match(source.text, end, first.end) if end else None
@@ -69,12 +71,12 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 def behind(word: Word, place: int) -> Word:
     """The rest of a word behind a character."""
-    parts = [part if part.start >= place else _cut(part, place) for part in word.parts if part.end > place]
+    parts = [
+        part if part.start >= place else replace(part, start=place)
+        for part in word.parts
+        if part.end > place
+    ]
     return Word(place, word.end, tuple(parts))
-
-
-def _cut(part: Part, place: int) -> Part:
-    return Part(part.kind, place, part.end, part.parts, part.words, part.text)
 
 
 def perform(reader: Reader, word: Word) -> None:
@@ -107,7 +109,11 @@ def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] =
     if target.index is not None:
         span = target.index
         index = lambda: subjects.key(reader.expander, span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
-    value = _value(reader, behind(word, target.value), target.name, marks)
+    given = behind(word, target.value)
+    if len(given.parts) == 1 and given.parts[0].kind == "array":
+        value = _array(reader, given.parts[0], _table(reader, target.name, marks))
+    else:
+        value = Value((reader.expander.text(given, assigned=True),))
     reader.check_stops()
     return lambda: assign(reader, target.name, index, value, target.more)
 
@@ -121,15 +127,12 @@ def _table(reader: Reader, name: str, marks: frozenset[str]) -> bool:
     return "A" in marks or "A" in reader.scope.marks.get(reader.scope.target(name), ()) or bool(value and value.table)
 
 
-def _value(reader: Reader, word: Word, name: str, marks: frozenset[str]) -> Value:
-    if len(word.parts) == 1 and word.parts[0].kind == "array":
-        return _array(reader, word.parts[0], _table(reader, name, marks))
-    return Value((reader.expander.text(word, assigned=True),))
-
-
 def _array(reader: Reader, part: Part, table: bool) -> Value:
     """The elements of `(...)`."""
     value = Value((), True, () if table else None, table)
+    # `place` is that of the next element without an index. `tail` are elements behind the last one
+    # of `value`; they are added together, since each copy of a long array takes time. `pairs` are
+    # keys and values of a table in turn.
     place, pairs, tail = 0, list[Pieces](), list[Pieces]()
     for keyed, found in _entries(reader, part):  # all of them, before the first place is counted
         if keyed is not None:
@@ -139,7 +142,12 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
         elif table:
             pairs.append(found)
         elif several(found):
-            value, tail = _lost(found) if value.keys is not None else _longer(value, [*tail, found]), []
+            # Behind a word of unknown length no place is known. With places of its own before it,
+            # the whole array is unknown.
+            value, tail = (
+                Value((found,), True) if value.keys is not None else _longer(value, [*tail, found]),
+                [],
+            )
         elif value.keys is None and (place == len(value.words) + len(tail) or value.open):
             tail.append(found)
             place += 1
@@ -166,10 +174,6 @@ def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, P
 def _longer(value: Value, tail: Sequence[Pieces]) -> Value:
     """An array with more elements at its end."""
     return Value((*value.words, *tail), True, value.keys, value.table) if tail else value
-
-
-def _lost(word: Pieces) -> Value:
-    return Value((word,), True)
 
 
 def _paired(words: Sequence[Pieces]) -> Iterator[tuple[str, Pieces]]:
@@ -204,7 +208,12 @@ def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, val
         scope.set(name, _placed(reader, name, index, value, more))
         return
     if more:
-        value = _added(reader, before, value, "i" in marks, _absent(reader, name))
+        # A variable without a known value may be set by a sourced file; `+=` then appends to
+        # something unknown.
+        absent: Pieces = ()
+        if scope.sourced and not scope.settled(name):
+            absent = (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
+        value = _added(reader, before, value, "i" in marks, absent)
     scope.set(name, value)
 
 
@@ -218,13 +227,6 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
     table = bool(sign) and _table(reader, name, frozenset())
     place: int | str = index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
     assign(reader, name, (lambda: place) if sign else None, value, more)
-
-
-def _absent(reader: Reader, name: str) -> Pieces:
-    """The text to which `+=` appends if the variable has no known value."""
-    if reader.scope.settled(name) or not reader.scope.sourced:
-        return ()
-    return (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
 
 
 def _placed(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> Value:
@@ -266,7 +268,7 @@ def _added(reader: Reader, before: Value | None, more: Value, number: bool, abse
     if before is None:
         return more if not absent or more.array else Value(((*absent, *more.pieces),))
     if not before.array and not more.array:
-        if number:
+        if number:  # `+=` of a number adds
             return Value((_marked(reader, (*before.pieces, Text("+", NOWHERE), *more.pieces), frozenset("i")),))
         return Value(((*before.pieces, *more.pieces),))
     if before.table or more.table:
@@ -351,11 +353,7 @@ def _named(reader: Reader, word: Word, marks: frozenset[str]) -> Iterator[tuple[
         value = cut(found, told.start("value")) or (Text("", NOWHERE),)
         if text.startswith("(", told.start("value")) and (marks & {"a", "A"} or reader.scope.get(name) is not None):
             raise reader.refuse(word.start, f"it is not known if {spelled(found)} sets an array")
-        yield name, _given(reader, name, value, bool(told["more"]))
-
-
-def _given(reader: Reader, name: str, value: Pieces, more: bool) -> Callable[[], None]:
-    return lambda: assign(reader, name, None, Value((value,)), more)
+        yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
 
 
 def _declare(
@@ -364,6 +362,7 @@ def _declare(
     scope, (given, taken) = reader.scope, marks
     here = command == "local" or (command in ("declare", "typeset") and scope.frames and "g" not in given)
     if here:
+        # A local begins without a value. Declared again, it keeps the one that it has.
         fresh = name not in scope.frames[-1] if scope.frames else False
         scope.local(name)
         if fresh:
@@ -379,6 +378,7 @@ def _declare(
         scope.export(name, not ("x" in taken or ("n" in given and command == "export")))
     if perform_ is not None:
         perform_()
+    # These take effect behind the assignment, which they would refuse or turn elsewhere.
     late = {"r"} if command == "readonly" or "r" in given else set[str]()
     late |= {"n"} if refers and "n" in given else set()
     if late:

@@ -159,12 +159,11 @@ class Walk:
         """The script, where one is expected: the first behind unknown words, which may be options."""
         if not self.words[at].loose:
             return at
-        scripts = (place for place in range(at, len(self.words)) if self._is_script(place))
-        return next(scripts, at)
-
-    def _is_script(self, at: int) -> bool:
-        word = self.words[at]
-        return bool(TRAINER.fullmatch(word.name)) and not word.option and not self._is_value(at)
+        for place in range(at, len(self.words)):
+            word = self.words[place]
+            if TRAINER.fullmatch(word.name) and not word.option and not self._is_value(place):
+                return place
+        return at
 
     # Starters
 
@@ -177,7 +176,15 @@ class Walk:
         here = self._past_options(here, row)
         if self._names_started(here - 1, row):
             self.links.append(Link(name, start, here))
-            return self._named(here, start, row)
+            # The option names the module that is started, or has the text for a shell, maybe behind
+            # `=`.
+            if not row.module and "=" in self.words[here - 1].spelling:
+                return self._end("text", here - 1, start)
+            return (
+                self._end("module" if row.module else "text", here, start)
+                if here < len(self.words)
+                else None
+            )
         here = min(here + row.before, len(self.words))
         while row.assigns and here < len(self.words) and ASSIGNMENT.match(self.words[here].spelling):
             here += 1
@@ -194,12 +201,6 @@ class Walk:
         if row.module and row.own and not any(word.spelling in NO_PYTHON for word in self.words[start:here]):
             return self._end("program", here)
         return here
-
-    def _named(self, at: int, start: int, row: Starter) -> int | None:
-        """What the option before `at` names: the module that is started, or the text for a shell."""
-        if not row.module and "=" in self.words[at - 1].spelling:
-            return self._end("text", at - 1, start)
-        return self._end("module" if row.module else "text", at, start) if at < len(self.words) else None
 
     def _opaque(self, at: int) -> int | None:
         """An unknown word that may be a launcher's program or more of its options."""
@@ -225,7 +226,17 @@ class Walk:
         """The place behind a starter's own options, or behind the one that names what is started."""
         while at < len(self.words):
             word = self.words[at]
-            if word.text is None and word.loose and (further := self._behind_loose(at + 1, row)) is not None:
+            further: int | None = None
+            if word.text is None and word.loose:
+                # It may be more options of the starter. Behind it comes one that the starter has,
+                # or a program.
+                following = (
+                    self.words[at + 1].spelling.partition("=")[0]
+                    if at + 1 < len(self.words)
+                    else ""
+                )
+                further = at + 1 if following in row.values else self._later(at + 1)
+            if further is not None:
                 at = further
             elif word.text == "--":
                 return at + 1
@@ -237,12 +248,6 @@ class Walk:
                     return at
         return at
 
-    def _behind_loose(self, at: int, row: Starter) -> int | None:
-        """Place behind a word that may be options: further options of the starter, or a program."""
-        if at < len(self.words) and self.words[at].spelling.partition("=")[0] in row.values:
-            return at
-        return self._later(at)
-
     def _past_option(self, at: int, text: str, row: Starter) -> int:
         option, tied, _ = text.partition("=")
         attached = not text.startswith("--") and len(text) > 2 and row.values.get(text[:2], 0) > 0
@@ -250,13 +255,17 @@ class Walk:
             return at + 1
         if option in row.values:
             return at + 1 + row.values[option]
-        return at + 1 + int(not row.before and self._may_be_value(at + 1))
-
-    def _may_be_value(self, at: int) -> bool:
-        """Whether the word behind an option that is not in the table is its value, because a program follows later."""
-        if at >= len(self.words) or self.words[at].option or self._starts(at):
-            return False
-        return self._later(at + 1) is not None
+        after = at + 1
+        if (
+            row.before
+            or after >= len(self.words)
+            or self.words[after].option
+            or self._starts(after)
+        ):
+            return after
+        # Of an option that is not in the table, the next word is a value if a program still
+        # follows.
+        return after + 1 if self._later(after + 1) is not None else after
 
     def _starts(self, at: int) -> bool:
         name = self.words[at].name
@@ -283,6 +292,7 @@ class Walk:
             return self._end("input", at, start)
         if text:
             return self._end("text", at, start)
+        # `bash wrapper.sh torchrun ...`: a script that is given a launcher most likely starts it.
         further = self._ahead(at + 1)
         return self._end("file", at, start) if further is None else further
 

@@ -27,14 +27,13 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
     if said is None:
         return None
     if last.name in ("srun", "yhrun"):
-        said = {**_job(job, said), **said}
+        # The total of the batch job has no effect if the launcher sets sizes itself.
+        found_job = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
+        inherited = {
+            role: value for role, value in found_job.items() if role != "total" or not said
+        }
+        said = {**inherited, **said}
     return _product(said, row)
-
-
-def _job(job: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-    """Sizes of the batch job. Its total has no effect if the launcher sets sizes itself."""
-    found = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
-    return {role: value for role, value in found.items() if role != "total" or not said}
 
 
 def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
@@ -48,7 +47,9 @@ def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
         if word.text is None:
             return None
         option, tied, attached = word.text.partition("=")
-        short = next((name for name in row.sizes if _attached(word.text, name)), "")
+        # A short option may have its number attached, as in `-n8`.
+        attachable = (name for name in row.sizes if len(name) == 2 and word.text.startswith(name))
+        short = next((name for name in attachable if word.text[2:].isdigit()), "")
         if option in row.sizes:
             said[row.sizes[option]] = attached if tied else after.text or ""
         elif short:
@@ -57,24 +58,16 @@ def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
     return said
 
 
-def _attached(text: str, option: str) -> bool:
-    return len(option) == 2 and text.startswith(option) and text[2:].isdigit()
-
-
 def _product(said: Mapping[str, str], row: Starter) -> int | None:
     if "total" in said:
         return _number(said["total"])
     if "listed" in said and "node" not in said:
-        return _devices(said["listed"])
+        # `host:0,1@other:0,1` names the devices of each host.
+        parts = [DEVICES.fullmatch(part) for part in said["listed"].split("@")]
+        return sum(part[1].count(",") + 1 for part in parts if part) if all(parts) else None
     node = _number(said["node"]) if "node" in said else row.fallback
     nodes = _number(said["nodes"]) if "nodes" in said else None if "hosts" in said else row.alone
     return node * nodes if node and nodes else None
-
-
-def _devices(listed: str) -> int | None:
-    """Devices of `host:0,1@other:0,1`."""
-    parts = [DEVICES.fullmatch(part) for part in listed.split("@")]
-    return sum(part[1].count(",") + 1 for part in parts if part) if all(parts) else None
 
 
 def _number(text: str) -> int | None:

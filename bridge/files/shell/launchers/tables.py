@@ -45,27 +45,19 @@ class Starter:
     script: bool = False
 
 
-def _values(text: str) -> dict[str, int]:
-    """`-x --name*2`: options with the number of arguments of each; the default is one."""
-    pairs = (word.partition("*") for word in text.split())
-    return {name: int(count or 1) for name, _, count in pairs}
-
-
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-def _under(text: str) -> tuple[tuple[str, ...], ...]:
-    """`run|job submit`: words after which a program starts another."""
-    return tuple(tuple(words.split()) for words in text.split("|")) if text else ()
-
-
 def starter(values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str) -> Starter:
-    """A row of the table; `sizes` is written `total:-n,--ntasks nodes:-N`."""
+    """A row of the table.
+
+    `values` is written `-x --name*2`: options with the number of arguments of each, by default one.
+    `under` is written `run|job submit`, `sizes` is written `total:-n,--ntasks nodes:-N`.
+    """
     parts = (part.partition(":") for part in sizes.split())
     said = {name: role for role, _, names in parts for name in names.split(",")}
-    taken = {**_values(values), **dict.fromkeys(said, 1)}
-    return Starter(taken, before, _under(under), said, **more)  # type: ignore[arg-type]
+    pairs = (word.partition("*") for word in values.split())
+    # Options that set sizes have an argument, too.
+    taken = {**{name: int(count or 1) for name, _, count in pairs}, **dict.fromkeys(said, 1)}
+    subcommands = tuple(tuple(words.split()) for words in under.split("|")) if under else ()
+    return Starter(taken, before, subcommands, said, **more)  # type: ignore[arg-type]
 
 
 TORCHRUN = starter(
@@ -263,19 +255,18 @@ STARTERS: Mapping[str, Starter] = {
 LAUNCHERS = frozenset(name for name, row in STARTERS.items() if row.own)
 """Launchers of ranks. Their names are taken as programs even behind words that are not in the table."""
 
-TEXT_ONLY = frozenset(
-    _names(
-        "echo printf cat grep egrep fgrep rg sed awk gawk ls cp mv rm rmdir mkdir ln chmod chown touch head tail tee wc sort "
-        "uniq cut tr kill pkill killall pgrep ps pip pip3 pipx apt apt-get yum dnf apk brew git wget curl tar unzip zip gzip "
-        "gunzip scp rsync aws gsutil azcopy test [ [[ which whereis type hash man vi vim nano emacs code open diff cmp du df "
-        "date hostname nvidia-smi rocm-smi module ml spack alias unalias declare typeset local export readonly set unset shopt "
-        "let read mapfile readarray trap ulimit umask wait sleep return exit break continue cd pushd popd dirname basename "
-        "realpath readlink seq jq yq make cmake ninja gcc g++ nvcc huggingface-cli hf wandb modelscope tensorboard pytest "
-        "parallel tox nox black ruff flake8 isort mypy pre-commit sha256sum md5sum stat file find xxd lsof fuser true false : "
-        "logger notify-send yes expr bc source . getopts shift jobs fg bg disown dos2unix patch column rev tac nl less more "
-        "locale ldconfig mount umount systemctl service crontab at"
-    )
+_TEXT_ONLY = (
+    "echo printf cat grep egrep fgrep rg sed awk gawk ls cp mv rm rmdir mkdir ln chmod chown touch head tail tee wc sort "
+    "uniq cut tr kill pkill killall pgrep ps pip pip3 pipx apt apt-get yum dnf apk brew git wget curl tar unzip zip gzip "
+    "gunzip scp rsync aws gsutil azcopy test [ [[ which whereis type hash man vi vim nano emacs code open diff cmp du df "
+    "date hostname nvidia-smi rocm-smi module ml spack alias unalias declare typeset local export readonly set unset shopt "
+    "let read mapfile readarray trap ulimit umask wait sleep return exit break continue cd pushd popd dirname basename "
+    "realpath readlink seq jq yq make cmake ninja gcc g++ nvcc huggingface-cli hf wandb modelscope tensorboard pytest "
+    "parallel tox nox black ruff flake8 isort mypy pre-commit sha256sum md5sum stat file find xxd lsof fuser true false : "
+    "logger notify-send yes expr bc source . getopts shift jobs fg bg disown dos2unix patch column rev tac nl less more "
+    "locale ldconfig mount umount systemctl service crontab at"
 )
+TEXT_ONLY = frozenset(_TEXT_ONLY.split())
 """Programs that never start their arguments."""
 
 DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
