@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import HERE, Comm, leave, told
+from bridge.comm import Group as Ranks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
@@ -141,12 +142,7 @@ class Engine:
         parameters = _kept(named, on_rank(self.parameters, homes, self.line.index), compute)
         self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
         self.weights = Weights(self.layout, parameters, comm, device)
-        # Groups of the pipeline ranks that hold the same parameter. Sorted, since all ranks have to
-        # make them in one order.
-        shared = sorted(
-            {ranks for one in self.parameters if len(ranks := holders_of(one, homes)) > 1}
-        )
-        holders = {ranks: comm.part("pipeline", ranks) for ranks in shared}
+        holders = _holders(comm, self.parameters, homes)
         self.gradients = Gradients(self.layout, parameters, comm, device, holders)
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self.gathered = tuple(site.name for site in sites if site.kind == "gather")
@@ -797,6 +793,15 @@ def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: 
             dtype = compute if compute and weight.is_floating_point() else weight.dtype
             weight.data = weight.data.new_empty(0, dtype=dtype)
     return {name: weight for name, weight in named.items() if name in names}
+
+
+def _holders(
+    comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]
+) -> dict[tuple[int, ...], Ranks]:
+    """Groups of the pipeline ranks that hold the same parameter."""
+    # Sorted, since all ranks have to make them in one order.
+    shared = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
+    return {ranks: comm.part("pipeline", ranks) for ranks in shared}
 
 
 def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:
