@@ -203,7 +203,11 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 
 @pytest.mark.parametrize(
     ("name", "taken"),
-    [("gone.sh", "to set variables alone"), ("~/.bashrc", "to set up tools"), ("/etc/profile", "to set up tools")],
+    [
+        ("gone.sh", "to do nothing but set variables"),
+        ("~/.bashrc", "to set up tools"),
+        ("/etc/profile", "to set up tools"),
+    ],
 )
 def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
     script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")

@@ -163,7 +163,10 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
             "line 1: stands in the function run, which line 2 names, but nothing that is read calls",
         ),
-        ("D=$D$D\ntorchrun a.py --num-layers $D\n", "line 1 sets it, but not for what is read here; say it with --env D=..."),
+        (
+            "D=$D$D\ntorchrun a.py --num-layers $D\n",
+            "line 1 sets it, but that value does not reach this place; say it with --env D=...",
+        ),
         ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "it is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not supported"),
         ("trap 'x' RETURN\n", "line 1: a trap that runs where functions and sourced files end is not supported"),

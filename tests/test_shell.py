@@ -138,7 +138,10 @@ def test_what_is_set_outside_is_not_empty(name: str) -> None:
 
 def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
     script = Script('if false; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
-    assert "the script sets it on line 2 alone, which is not reached before" in script.launches[0].opaque[0]
+    assert (
+        "the script sets it only on line 2, which is not reached before this one"
+        in script.launches[0].opaque[0]
+    )
 
 
 def test_a_branch_says_what_settles_it() -> None:

@@ -363,7 +363,7 @@ def together(engine: Engine) -> Iterator[None]:
     if failed is not None:
         raise failed
     if problems:
-        raise BridgeError(f"{SAID}: rank {problems[0]} could not go on; see its message")
+        raise BridgeError(f"{SAID}: rank {problems[0]} failed; see its message")
 
 
 def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:

@@ -56,7 +56,7 @@ class Rows:
             raise SourceError(f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)")
         known = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
         odd = [
-            f"{where}: {name}: found {_form(tensors[name])}, which no engine here is given"
+            f"{where}: {name}: found {_form(tensors[name])}, which no engine takes"
             for name in tensors
             if name not in known
         ]

@@ -708,7 +708,9 @@ class Engine:
             return
         said = f"step {self.started}: skipped, no weight changed: {self._reason(loss)}"
         if self._in_vain > self.skips_allowed or (self.scaler.final and not self.scaler.helps):
-            raise BridgeError(f"{said}; {self._in_vain} steps in a row came to nothing; see data, learning rate and formats")
+            raise BridgeError(
+                f"{said}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
+            )
         own = [number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()]
         if own or self.comm.rank == 0:
             mine = f" (rank {self.comm.rank}: microbatch {', '.join(map(str, own))})" if own else ""

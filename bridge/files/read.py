@@ -124,7 +124,7 @@ def read_text(path: str | Path) -> str:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise SourceError(
-                    f"{path}: found a device or a pipe, expected a regular file; give what comes out of it as -"
+                    f"{path}: found a device or a pipe, expected a regular file; pass its content on standard input, as -"
                 )
             _check_size(status.st_size, path)
             return read_stream(stream, str(path))

@@ -282,9 +282,9 @@ class Court:
             return f"{self.pair.fault}: {beside}"
         suspect = Suspect(config, backend, self.pair.plans[side])
         cures = list(stack_cures(suspect, self.bench, self.rounding))
-        healed = (
-            f"it would with {', or with '.join(cure.words for cure in cures)}" if cures else "no change that was tried makes it"
-        )
+        healed = "none of the changes that were tried makes it"
+        if cures:
+            healed = f"it would with {', or with '.join(cure.words for cure in cures)}"
         known = "; ".join(known_misdeeds(config, cures))
         if known:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
@@ -390,7 +390,8 @@ def _norm(step: Step) -> str:
 
 
 def _otherwise(backend: Backend, measured: Measured) -> str:
-    return f"{backend.title} computes otherwise, as its steps show: {measured.losses[0]:.6g} -> {measured.losses[-1]:.6g}"
+    first, last = measured.losses[0], measured.losses[-1]
+    return f"{backend.title} computes other numbers: its loss goes from {first:.6g} to {last:.6g}"
 
 
 def in_numbers(further: Iterable[str], gap: Distance) -> str:

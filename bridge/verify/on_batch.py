@@ -74,8 +74,8 @@ class Given:
             yield from (f"{engine.name}: {name}: its model does not take it" for name in self.rows.names if name not in known)
             blind = self._blind()
             if blind:
-                told = "tokens that see none before them; torch gives them zeros, Megatron not: set their labels to -100"
-                yield f"{engine.name}: attention_mask: row {blind[0]} counts losses of {told}"
+                told = "torch gives these zeros and Megatron does not; set their labels to -100"
+                yield f"{engine.name}: attention_mask: row {blind[0]} has losses for tokens that see no token before them; {told}"
             positions = self.rows.named(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"
             if rotary and positions is not None and bool((positions[:, 1:] != positions[:, :-1] + 1).any()):

@@ -117,7 +117,9 @@ def test_padding_that_engines_take_in_their_own_ways_is_refused(folder: Path) ->
     tensors["labels"][3] = tensors["input_ids"][3]
     given = Given(folder, compat.load("huggingface").read(LLAMA), Rows.of("batch", tensors))
     (line,) = given.refused({"source": compat.backends()["megatron"]})
-    assert line.startswith("megatron: attention_mask: row 3 counts losses of tokens that see none before them")
+    assert line.startswith(
+        "megatron: attention_mask: row 3 has losses for tokens that see no token before them"
+    )
 
 
 @needs_transformers

@@ -111,7 +111,9 @@ def _sequence(first: str, last: str, step: str | None) -> list[str] | None:
         return None
     low, high = (ord(first), ord(last)) if letters[0] else (int(first), int(last))
     if letters[0] and first.isupper() is not last.isupper():
-        raise OverflowError("braces from a large letter to a small one hold characters that are read a second time")
+        raise OverflowError(
+            "braces from a capital to a small letter yield characters that a shell expands once more"
+        )
     # A leading zero on one side pads all numbers to the longer side.
     width = max(len(first), len(last)) if any(re.match(r"-?0\d", text) for text in (first, last)) else 0
     size = abs(int(step or 1)) or 1  # the sign of a step has no effect, and 0 stands for 1

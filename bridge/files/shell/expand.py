@@ -325,10 +325,10 @@ class Expander:
             return f"the file that is sourced on line {self.scope.sourced} may set it; say it with --env {name}=..."
         line = self.runner.setter(name)
         if line and self.runner.sets(name):
-            return f"line {line} sets it, but not for what is read here; say it with --env {name}=..."
+            return f"line {line} sets it, but that value does not reach this place; say it with --env {name}=..."
         if line:
             hint = self.runner.settled_by(line) or f"; say it with --env {name}=..."
-            return f"the script sets it on line {line} alone, which is not reached before{hint}"
+            return f"the script sets it only on line {line}, which is not reached before this one{hint}"
         return f"the script sets it nowhere{nearest(name, self.scope.variables) or f'; say it with --env {name}=...'}"
 
     # What is put in its place

@@ -505,7 +505,10 @@ class Reader:
             self._called(choices[0], arguments)
             return True
         if None in choices:
-            raise self.refuse(place, f"{name} is a function in one branch alone")
+            raise self.refuse(
+                place,
+                f"only one branch defines the function {name}, and it is not known which is taken",
+            )
         line = self.source.line(place)
         self.undecided(line, *((lambda chosen=chosen: self._called(chosen, arguments)) for chosen in choices))
         return True

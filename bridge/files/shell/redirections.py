@@ -100,7 +100,7 @@ def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | 
     found = _targets(reader, redirects)
     inside, reader.scope = reader.scope, outer
     if program is None and inside.variables != outer.variables:
-        why = "its redirections depend on its kind, and its name is not known"
+        why = "its name is not known, and a program expands its redirections otherwise than a function"
         raise reader.refuse(redirects[0].start, why)
     outer.input, outer.joined, outer.files, outer.doubting = inside.input, inside.joined, inside.files, inside.doubting
     return found

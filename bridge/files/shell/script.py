@@ -130,8 +130,13 @@ class Script:
     def assumed(self) -> Iterator[tuple[int, str, str]]:
         """Assumptions about sourced files that were not read: line, name and assumption."""
         for found in dict.fromkeys(self.reader.sourced):
-            taken = "to set up tools, and nothing that the run is given" if found.tools else "to set variables alone"
-            yield found.line, f"source {found.name}", f"it is not read, and taken {taken}: {found.why}"
+            tools = "to set up tools, and nothing that the run uses"
+            taken = tools if found.tools else "to do nothing but set variables"
+            yield (
+                found.line,
+                f"source {found.name}",
+                f"it is not read, and assumed {taken}: {found.why}",
+            )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
         """The only run that `fits`. Raises `SourceError` if there is none, or if there are several and none is chosen."""

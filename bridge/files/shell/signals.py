@@ -135,7 +135,9 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
     if signal == "0":
         return
     if signal not in NUMBERS or signal in STOPPING:
-        raise reader.refuse(place, f"what the signal {signal or 'behind kill'} does to the shell is not known")
+        raise reader.refuse(
+            place, f"the effect of the signal {signal or 'behind kill'} on the shell is not known"
+        )
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:
         scope.status = before
