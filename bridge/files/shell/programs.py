@@ -33,7 +33,6 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
     found: list[Text | Unknown] = []
     for name in names:
         content = opened.content(reader, _text(name))
-        # The file may lack, and the program fail. What follows under `set -e` is not certain then.
         # The file may be missing, and the program then fails: what `set -e` does is not certain.
         if content is None:
             reader.scope.asked = True
@@ -86,7 +85,7 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
         return None
     reader.scope.status = 0
     if name == "dirname":
-        # The folder of a relative path is known, even if that of a place after `cd` is not.
+        # `dirname .` is `.` again: only of a file, or of a full path, is it the folder above.
         up = posixpath.normpath(f"{named.at}/..")
         alike = named.firm or is_file(named.at)
         return (replace(named, at=up), *_text("\n")) if alike and not letters else None

@@ -97,8 +97,7 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
     said = expander.source.text[slice(*index)] if index else ""
     if said in ALL:
         return Subject(name, list(elements(value)) if value else None, said)
-    # The index of a variable that is not set is not evaluated, except for a negative one, which is
-    # an error.
+    # Of a variable that is not set, only a negative index matters: it is an error.
     place = key(expander, index, value) if index and (value or said[:1] == "-") else None
     return element(expander, name, value, place, bool(index))
 
