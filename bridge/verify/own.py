@@ -79,6 +79,7 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
     stays as it is.
     """
     plans = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, configs, strict=True)]
+    # With an open number of data ranks there are two of them, whatever the configs ask for.
     open_ = [made(plan, {"parallel.data": None}) for plan in plans]
     size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
     other = _like(size, open_[0], open_[1])

@@ -184,6 +184,7 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     if size.tensor == 1:
         yield "parallel.sequence", False
     yield from (("batch.micro", size.micro), ("batch.accumulation", size.accumulation), ("batch.global_", size.batch))
+    # All microbatches of a step run in the order that the plan asks for.
     broad = (plan.schedule.breadth_first or 1) > 1
     yield "schedule.depth_first", 1 if broad else size.accumulation
     yield "schedule.breadth_first", size.accumulation if broad else 1
@@ -252,6 +253,7 @@ that turn them off.
 
 
 def _stages(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
+    # Explicit boundaries name layers that the small model does not have.
     if plan.stages.rule == "explicit" or plan.stages.boundaries or size.pipeline == 1:
         yield from ((f"stages.{name}", None) for name in ("rule", "boundaries", "layers_per_stage"))
     if size.pipeline == 1:
