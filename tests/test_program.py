@@ -92,6 +92,7 @@ CODE = {
     "code.seed": 3,
     "code.scheduler.name": "cosine",
     "code.accelerator": "cpu",
+    "code.parameter_groups": "groups.json",
 }
 PARTS = {"code.partition_method": {"code.pipeline_stages": 2}, "code.checkpoint_interval": {"code.checkpointing": True}}
 ELSEWHERE = {"code.context_parallel": "refused", "code.epochs": "steps are asked for", "code.accelerator": "in the launch line"}

@@ -168,10 +168,11 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
     """The Trainer's own schedule by names of the code part; empty if no plan knows it or if its length is not known."""
     # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
-    name = SCHEDULES.get(kind.removeprefix("SchedulerType.").lower())
+    own = kind.removeprefix("SchedulerType.").lower()
+    name = SCHEDULES.get(own)
     if name is None or warmup is None or (total is None and name != "constant"):
         return {}
-    found: dict[str, Any] = {"name": name, "warmup_steps": 0 if kind == WITHOUT_WARMUP else warmup}
+    found: dict[str, Any] = {"name": name, "warmup_steps": 0 if own == WITHOUT_WARMUP else warmup}
     if found["warmup_steps"]:
         found["warmup_from"] = 0.0
     if name != "constant":

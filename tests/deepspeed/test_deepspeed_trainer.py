@@ -181,6 +181,7 @@ def test_arguments_of_another_kind_are_refused(deepspeed: Dialect, name: str, va
         ({"warmup_ratio": 0.03}, ("linear", 3, 100, 0.0)),
         ({"lr_scheduler_type": "cosine", "max_steps": 50}, ("cosine", 0, 100, 0.0)),
         ({"lr_scheduler_type": "SchedulerType.COSINE"}, ("cosine", 0, 100, 0.0)),
+        ({"lr_scheduler_type": "SchedulerType.CONSTANT", "warmup_steps": 5}, ("constant", 0, None, None)),
         ({"lr_scheduler_type": "constant", "warmup_steps": 10}, ("constant", 0, None, None)),
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}, ("constant", 10, None, None)),
     ],
