@@ -253,7 +253,7 @@ UNSEEN = {"safetensors": ("byte",), "universal": ("swap", "double"), "deepspeed"
 
 def plan(hub: Hub) -> None:
     """Plan it in every format; one that cannot hold it says so."""
-    for name in ("native", "safetensors", "universal", "deepspeed", "dcp", "megatron"):
+    for name in ("native", "safetensors", "universal", "deepspeed", "dcp", "megatron", "megatron-ranks"):
         with suppress(BridgeError):
             formats.planned(formats.named(name), hub, formats.Wanted())
 
