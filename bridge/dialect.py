@@ -258,9 +258,11 @@ class Dialect(ABC):
         """`written` with the words by which its run goes on from the checkpoint in `folder`, with the groups of a file."""
         return written
 
-    def natively(self, written: Written, world: int, folder: str, groups: str = "") -> Written:
-        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`, with the groups of a file."""
-        told = ("--groups", groups) if groups else ()
+    def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
+        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`, with the groups of a file and
+        the model of a folder (or "file": the one that the config states).
+        """
+        told = [word for option, name in (("--model", model), ("--groups", groups)) if name for word in (option, name)]
         launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told)
         return replace(written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"})
 

@@ -46,6 +46,8 @@ NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
 """What lies in the folder beside the config."""
 FILE = "parameter_groups.json"
+MODEL = "model"
+"""The folder with the config of the model, where the launch names it."""
 RANK = "bridge.cli.move"
 RUNNING = "transformers"
 """Names of the model of a folder while it runs."""
@@ -334,9 +336,18 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     written = rendered.named(name)
     if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
-    written = dialect.natively(written, config.world_size or 1, CHECKPOINT, FILE if groups else "")
+    model = MODEL if options.model else "file" if dialect.native_parameters else ""
+    before, written = written, dialect.natively(written, config.world_size or 1, CHECKPOINT, FILE if groups else "", model)
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
-    return Target(hub, config, written, {**texts, **_file_of(groups)}, Saves(NATIVE), None, edits, groups)
+    described = _described(options.model) if options.model and MODEL in written.launch and MODEL not in before.launch else {}
+    return Target(hub, config, written, {**texts, **described, **_file_of(groups)}, Saves(NATIVE), None, edits, groups)
+
+
+def _described(folder: Path) -> dict[str, str]:
+    """The model's own config, which the launch names."""
+    from bridge.cli.folder import CONFIG
+
+    return {f"{MODEL}/{CONFIG}": read_text(folder / CONFIG)}
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:

@@ -214,7 +214,7 @@ class DeepSpeedDialect(PackagedDialect):
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
-    def natively(self, written: Written, world: int, folder: str, groups: str = "") -> Written:
+    def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
         """The user's own script, with the native engine behind the name `deepspeed`."""
         snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
         launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))

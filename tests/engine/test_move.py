@@ -98,6 +98,8 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     there = tmp_path / "megatron"
     two = ("--world-size", "2")
     code, said = moved(there / "launch.args", there / "checkpoint", "native", tmp_path / "n", *model, *two, "--prove", "2")
+    assert "--resume checkpoint --model model" in (tmp_path / "n" / "launch.sh").read_text()
+    assert (tmp_path / "n" / "model" / "config.json").read_bytes() == (begun / "model" / "config.json").read_bytes()
     proof = json.loads((tmp_path / "n" / "proof.json").read_text())
     assert code == 2 and "seq_length" in said and proof["verdict"] == "same" and proof["distance"]["norm"] < 1e-6, said
     assert [row["lr"] for row in proof["runs"]] == [pytest.approx([0.00625, 0.0075])] * 2
