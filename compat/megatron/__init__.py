@@ -40,7 +40,10 @@ LOADS: Mapping[str, Any] = {
     "no_load_rng": True,
     "override_opt_param_scheduler": True,
 }
-"""Arguments that load a written checkpoint, which has no random states and only the samples seen of the schedule."""
+"""Arguments that load a written checkpoint.
+
+It has no random states, and of the state of the schedule only the samples seen.
+"""
 
 
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
@@ -66,7 +69,7 @@ TOKENIZER = Finding(
 
 
 class MegatronConfig(Config):
-    """A Megatron config; besides `effective`, it shows the fields of each of Megatron's own config objects."""
+    """A Megatron config. It also has the fields of each of Megatron's own config objects."""
 
     @cached_property
     def ranks(self) -> int:
@@ -77,7 +80,7 @@ class MegatronConfig(Config):
 
     @cached_property
     def args(self) -> Values:
-        """The arguments as the parser and its checks leave them; dtypes are names such as `torch.bfloat16`."""
+        """The arguments after the parser and its checks; dtypes are names such as `torch.bfloat16`."""
         from compat.megatron import arguments, live
 
         if self.entry in SECTIONED:
@@ -153,7 +156,7 @@ class MegatronDialect(PackagedDialect):
         return read(source, version, lenient)
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
-        """Read a source of Megatron. Without `version`, a live object is taken as one of the installed release."""
+        """Read a source of Megatron; without `version`, a live object is of the installed release."""
         from compat.megatron import live
 
         if version is None and live.class_of(source):
@@ -161,7 +164,10 @@ class MegatronDialect(PackagedDialect):
         return super().read(source, version, world_size, lenient)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """Save as torch_dist, which loads on any ranks. FSDP cannot load it, so the distributed optimizer replaces FSDP."""
+        """Save as torch_dist, which loads on any ranks.
+
+        FSDP cannot load it, so the distributed optimizer replaces FSDP.
+        """
         from compat.megatron.shards import FSDP
 
         values = config.effective
@@ -177,11 +183,14 @@ class MegatronDialect(PackagedDialect):
         return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
 
     def parameters(self, config: Config) -> str:
-        """The naming of parameters: in Transformer Engine's layers, the norms are part of the linear layers."""
+        """The naming of parameters. Transformer Engine keeps norms inside the linear layers."""
         return "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
 
     def effective(self, config: Config) -> Values:
-        """The values after the parser, its checks and the config classes. Raises `ConfigError` with every refusal."""
+        """The values after the parser, its checks and the config classes.
+
+        Raises `ConfigError` with every refusal.
+        """
         assert isinstance(config, MegatronConfig)
         try:
             return self._effective(config)
@@ -202,7 +211,7 @@ class MegatronDialect(PackagedDialect):
 
     @property
     def checks(self) -> Iterable[Check]:
-        """Every refusal of the parser, the config classes and files in sections, and settings that a run ignores or stops at."""
+        """Every refusal of the parser, of the config classes and of files in sections, and every trap."""
         from compat.megatron import arguments, objects, sections
         from compat.megatron.traps import TRAPS
 
@@ -224,7 +233,7 @@ class MegatronDialect(PackagedDialect):
         return (*assumed, *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Findings on missing arguments that the parser or the training loop needs; only for flags."""
+        """Findings on arguments that the parser or the training loop needs and that are missing."""
         from bridge.requirements import missing
         from compat.megatron.requirements import NEEDS
 
@@ -238,7 +247,7 @@ class MegatronDialect(PackagedDialect):
         return config.entry != "flags" or whole(config.given)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether a flag of that release sets the argument to `value`, or its config class has the field."""
+        """Whether a flag of that release sets `path` to `value`, or its config class has the field."""
         from compat.megatron import live, options
 
         if entry in SECTIONED:
@@ -248,7 +257,7 @@ class MegatronDialect(PackagedDialect):
         return options.option_for(version, path, value) is not None
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Defaults of a release: of its parser, and of its config classes for fields without a flag."""
+        """Defaults of a release: those of its parser, and of its classes for fields without a flag."""
         from compat.megatron.options import defaults
 
         return defaults(version)
@@ -272,7 +281,7 @@ class MegatronDialect(PackagedDialect):
         return groups()[path]
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Flags (one to a line), a recipe or a launch script, with the environment variables and the launch command."""
+        """Flags (one to a line), a recipe or a launch script, with environment and launch command."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
@@ -306,7 +315,7 @@ class MegatronDialect(PackagedDialect):
         return rewritten(config.given, original.text, original.document, was, config.version)
 
     def to_object(self, config: Config) -> Any:
-        """The real `ModelParallelConfig` of the installed release; `VersionError` if that is another one, or none."""
+        """The real `ModelParallelConfig`; `VersionError` if another release is installed, or none."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron.live import model_parallel_config
 
@@ -319,7 +328,7 @@ class MegatronDialect(PackagedDialect):
         return format_of(path)
 
     def recognises(self, data: Any) -> int:
-        """20 for a file in sections, 2 for a recipe, 1 for flags that Megatron knows and for a script that launches it."""
+        """20 for a file in sections, 2 for a recipe, 1 for flags or a script that launches Megatron."""
         if isinstance(data, Script):
             from compat.megatron.formats import is_launch
 
@@ -336,7 +345,7 @@ class MegatronDialect(PackagedDialect):
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """`problem`; but if its argument is given with a value that is known only in a run, a message that says so."""
+    """`problem`, or a message that its argument has a value which is known only in a run."""
     path = problem.partition(":")[0]
     unknown = next((remark for remark in remarks if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)), None)
     if unknown is None or unknown.origin is None:
@@ -345,7 +354,10 @@ def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
 
 
 def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """Problems with values that only the parser accepts: infinite numbers, and sizes below 1 that Megatron divides by."""
+    """Problems with infinite numbers, and with sizes below 1 by which Megatron divides.
+
+    The parser accepts both, and no run can use them.
+    """
     from compat.megatron.schema import SIZES
 
     for name, value in given.items():

@@ -17,7 +17,8 @@ def _read(values: Group, context: Context) -> Group:
     """Heads, their norms and their softmax; the head sizes of latent attention have fields of their own."""
     if values.get("attention_dropout") is None:
         return {}
-    latent, normed, scale = values.get(LATENT), values.get("qk_layernorm"), values.get("softmax_scale")
+    latent, normed = values.get(LATENT), values.get("qk_layernorm")
+    scale = values.get("softmax_scale")
     # Latent attention normalises the latents as a whole, usual attention each head of queries and
     # keys.
     norm = "width" if latent else "head"
@@ -63,8 +64,8 @@ HEADS = convert(
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
-    lossy="Megatron normalises each head of queries and keys, or none; it divides logits by the square root of a head's width; "
-    "its off-by-one softmax has no Plan form",
+    lossy="Megatron normalises each head of queries and keys, or none; it divides logits by the square root of a"
+    " head's width; a Plan has no form for its off-by-one softmax",
     note=SCRIPT,
     source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
     model=True,

@@ -12,7 +12,7 @@ from compat.megatron.arguments.steps import Namespace, Predicate
 from compat.megatron.releases import RELEASES
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""NCCL algorithms that deterministic mode accepts. Since 0.19, Tree is not one of them, and a list is allowed."""
+"""NCCL algorithms that deterministic mode accepts; since 0.19 all but Tree, also as a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _engine(a: Namespace) -> bool:
 
 
 def _deterministic(value: str | None) -> bool:
-    """Whether every algorithm of a list is deterministic. Without the variable, Megatron sets it itself."""
+    """Whether every algorithm of a list is deterministic. An unset variable is set by Megatron."""
     names = {name.strip() for name in (value or "").split(",")} - {""}
     return value is None or bool(names and names <= set(DETERMINISTIC[1:]))
 
@@ -160,7 +160,7 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
 
 
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
-    """Raise `ConfigError` with every refusal of the release's own checks for the environment `given`."""
+    """Raise `ConfigError` with every refusal of the release's checks for the environment `given`."""
     a = Namespace(args)
     wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
     ConfigError.raise_if(

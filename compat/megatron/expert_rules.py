@@ -175,7 +175,7 @@ def _coefficients(values: Group) -> list[Any]:
 
 
 def _read_balance(values: Group, context: Context) -> Group:
-    """The first loss with a coefficient; Megatron divides the coefficient by the number of experts per token."""
+    """The first loss with a coefficient, which Megatron divides by the experts per token."""
     if not values.get("num_experts") or KIND not in values:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.

@@ -29,7 +29,7 @@ class ForeignValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a flag was written: the option string, its index in the list of words, and the number of words that it takes."""
+    """The place of a flag: its option string, the index in the list, and how many words it takes."""
 
     option: str
     index: int
@@ -99,7 +99,10 @@ def parse(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The role of a word: value, bare `--`, or option; with its `flag` if it is known, and the text `attached` by `=`."""
+    """The role of a word: value, bare `--`, or option.
+
+    An option has its `flag` if the release knows it, and the text that is `attached` by `=`.
+    """
 
     role: str
     flag: Flag | None = None
@@ -166,7 +169,10 @@ class _Reader:
         self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
 
     def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
-        """Leave out a value that is not among the choices; a problem if its argument is in `fixed`, or if `fixed` is None."""
+        """Leave out a value that is not among the choices.
+
+        It is a problem instead if its argument is in `fixed`, or if `fixed` is None.
+        """
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)
         else:
@@ -175,7 +181,7 @@ class _Reader:
             self.foreign.append((flag.dest, message, spot))
 
     def leave_out(self, index: int, flag: Flag, reason: str, used: int) -> int:
-        """Leave out a value that only a run would tell; a problem if its argument is in `needed`."""
+        """Leave out a value that is known only in a run; it is a problem if its argument is `needed`."""
         if flag.dest in self.needed:
             raise ValueError(reason)
         self.forget(flag.dest)
@@ -272,7 +278,8 @@ def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
         return "found --, which ends the flags; expected a value"
     if found >= least:
         return None
-    return f"found {found or 'no'} value{'s' * (found > 1)}; expected {least if most else 'one or more'}"
+    values = "values" if found > 1 else "value"
+    return f"found {found or 'no'} {values}; expected {least if most else 'one or more'}"
 
 
 def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
@@ -315,7 +322,10 @@ def _layers(text: str) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    """Evaluate lists, sums and repetitions of whole numbers. Upstream calls eval; here no other expression is run."""
+    """The value of lists, sums and repetitions of whole numbers.
+
+    Upstream calls eval; here no other expression is run.
+    """
     try:
         return _listed(_evaluate(ast.parse(text, mode="eval").body))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -386,7 +396,7 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 
 def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
-    """A problem for each unknown flag, its values included, and for each value that no flag takes."""
+    """A problem for each unknown flag with its values, and for each value that no flag takes."""
     last = -2  # index of the last word that is an unknown flag, or a value behind one
     for index in reader.extras:
         mark = reader.marks[index]
@@ -427,7 +437,8 @@ def _after(reader: _Reader, index: int) -> str:
     before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None)
     if before is not None and before in reader.loose:
         return f"no flag takes it, because the word before it may hold flags: {reader.opaque.get(before)}"
-    return "expected a flag; nothing takes it" + ("" if before is None else f", {reader.option(before)} has its own")
+    taken = "" if before is None else f"; {reader.option(before)} has all of its values"
+    return f"expected a flag; no flag takes this value{taken}"
 
 
 def _unknown(option: str, version: str) -> str:

@@ -97,7 +97,7 @@ ENDED = {"checkpoint_activations": "--checkpoint-activations", "batch_size": "--
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """A removed flag in the input: its index, the number of its words, and its value (None if it took none)."""
+    """A removed flag in the input: its index, how many words it has, and its value, if any."""
 
     row: Removed
     place: int

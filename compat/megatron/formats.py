@@ -22,13 +22,16 @@ from compat.megatron import flags, forks, leftovers, live, options, releases, se
 
 RECIPE = "MODEL_ARGS"
 BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
-"""Top-level keys of a recipe that only its runner reads; they are not arguments of the training script."""
+"""Top-level keys of a recipe that only its runner reads."""
 FLAGS = "flags"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Command-line words, each with its line; findings about them; and, by index, words that only a run would tell."""
+    """Command-line words, each with its line, and findings about them.
+
+    `opaque` has the reason for each word, by index, that is known only in a run.
+    """
 
     words: list[str]
     lines: list[int | None]
@@ -40,7 +43,7 @@ class Words:
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
-    """Read the given values of any source of Megatron: live object, mapping, flags, script, recipe or file in sections."""
+    """Given values of a source: live object, mapping, flags, script, recipe or file in sections."""
     if cls := live.class_of(source):
         return live.read(source, cls, version)
     # A mapping in Python takes the way of a file, so that both are read and refused alike.
@@ -57,7 +60,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 
 UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
-"""Flags that take several values since 0.14; validate_args replaces a list of one by its element."""
+"""Flags that take several values since 0.14. validate_args unwraps a list of one."""
 
 
 def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +87,8 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
-    remarks, gaps = tuple(_remarks(parsed, words, older, given)), tuple(_gaps(parsed, words))
+    remarks = tuple(_remarks(parsed, words, older, given))
+    gaps = tuple(_gaps(parsed, words))
     return Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps).unless(problems)
 
 
@@ -156,7 +160,7 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
 
 
 def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
-    """The finding on a removed flag: overruled by a newer one, left out, or read as today's setting."""
+    """The finding on a removed flag: overruled by a newer one, left out, or read as a new one."""
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
     gone = f"Megatron-LM had it until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
@@ -200,17 +204,20 @@ SIZES = frozenset(
 
 @cache
 def _fixed() -> frozenset[str]:
-    """Arguments whose value may not be left out: those that a plan needs, and all of parallelism, batch and precision."""
+    """Arguments whose value may not be left out.
+
+    They are those that a plan needs, and all of parallelism, batch and precision.
+    """
     return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
-    """The finding on a word that only a run would tell: a value, or a word that may hold flags."""
+    """The finding on a word that is known only in a run: a value, or a word that may hold flags."""
     # `index` is that of the flag; the reason is listed under the first of its values that is not
     # known.
     reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
     loose = path.startswith(("$", "`"))
-    message = f"{reason}; flags that it may hold are left out" if loose else f"{reason}; this value is left out"
+    message = f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
     effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]
     return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
@@ -224,7 +231,7 @@ UNKNOWN = "Megatron's parser of this release does not know it; left out"
 
 
 def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
-    """Findings on flags that the parser does not know, with their values; removed flags have findings of their own."""
+    """Findings on flags that the parser does not know, apart from removed ones."""
     read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
     groups: list[list[int]] = []
     for index in sorted(set(parsed.extras) - read):
@@ -237,7 +244,10 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
-    """The finding on an unknown flag; if it seems to set the layout, the batch or the precision, numbers may change."""
+    """The finding on an unknown flag.
+
+    If its words are about parallelism, batch or precision, numbers may change.
+    """
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
     if not touching.touches(*group):
@@ -309,7 +319,7 @@ def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | 
         yield option
     elif value is False or value is None:
         raise ValueError(
-            f"found {str(value).lower() if value is False else 'nothing'}; a switch that is off is left out; remove it"
+            f"found {'false' if value is False else 'nothing'}; expected no line for a switch that is off; remove it"
         )
     else:
         yield option
@@ -380,7 +390,7 @@ def flags_text(given: Mapping[str, Any], version: str) -> str:
 
 
 PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
-"""The program that starts Megatron, and the default names of a file of flags and of a launch script."""
+"""Megatron's program, and the default names of a file of flags and of a launch script."""
 
 
 def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
@@ -415,7 +425,7 @@ def yaml_line(option: str, *values: str, version: str) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A number or a plain word as it is; quoted if a YAML loader would read another value, as 0 for -0."""
+    """A scalar of YAML; quoted if a loader would read another value, such as 0 for -0."""
     loaded = plain_scalar(value)
     number = isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS

@@ -14,13 +14,14 @@ STYLES = {
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 TENTH = 10
-"""WSD needs the length of its decay. If a Plan leaves it open, it is this fraction (1 / TENTH) of the schedule."""
+"""WSD needs the length of its decay: 1 / TENTH of the schedule if a Plan leaves it open."""
 
 
 def _read(values: Group, context: Context) -> Group:
     # Without a length of its own, the decay ends with training.
     total = steps(values, "lr_decay") or steps(values, "train")
-    name, warmup = STYLES.get(values.get("lr_decay_style") or ""), _warmup(values, total)
+    name = STYLES.get(values.get("lr_decay_style") or "")
+    warmup = _warmup(values, total)
     return {
         "optimizer.schedule.name": name,
         "optimizer.schedule.total_steps": total,
@@ -34,7 +35,10 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _last(values: Group) -> Group:
-    """The decay of a WSD schedule, in steps; without its length Megatron stops when it builds the scheduler."""
+    """The decay of a WSD schedule, in steps.
+
+    Raises `ConfigError` without its length: Megatron stops when it builds the scheduler.
+    """
     # Megatron reads only the length that is counted in the unit of the training.
     unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
     if values.get(f"lr_wsd_decay_{unit}") is None:
@@ -47,7 +51,10 @@ def _last(values: Group) -> Group:
 
 
 def steps(values: Group, name: str) -> int | None:
-    """Optimizer steps of a setting (`train`, `lr_decay`) that has one flag in iterations and one in samples; None if unset."""
+    """Optimizer steps of a setting with a flag in iterations and one in samples; None if unset.
+
+    `name` is the part that both flags share: `train`, `lr_decay`.
+    """
     iterations, samples = values.get(f"{name}_iters"), values.get(f"{name}_samples")
     if iterations or not samples:
         return iterations or None
@@ -57,7 +64,10 @@ def steps(values: Group, name: str) -> int | None:
 
 
 def becomes(path: str, values: Group) -> str:
-    """How a count of samples or a fraction was rounded to whole optimizer steps, in words; empty if nothing was rounded."""
+    """How a count of samples or a fraction became whole steps, in words.
+
+    Empty if nothing was rounded.
+    """
     value, batch = values.get(path), values.get("global_batch_size")
     if not value:
         return ""
@@ -101,7 +111,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def as_counted(written: Group, values: Group, context: Context) -> Group:
-    """`written` with samples instead of steps, if the launch that is rewritten counts in samples."""
+    """`written`, in samples instead of steps if the launch that is rewritten counts so."""
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
         return written
@@ -127,7 +137,8 @@ SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_dec
 
 def _blurs(values: Group) -> bool:
     """Whether a count of samples, or a fraction of the run, is not a whole number of steps."""
-    batch, total = values.get("global_batch_size"), steps(values, "lr_decay") or steps(values, "train")
+    batch = values.get("global_batch_size")
+    total = steps(values, "lr_decay") or steps(values, "train")
     samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)
     # 0.1 x 30 is not exactly 3 in floats, and no loss.

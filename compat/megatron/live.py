@@ -21,7 +21,7 @@ CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Config classes that can be read live; the name is the entry point of such a config."""
 
 ACTIVATION = "activation_func"
-"""A field that holds a callable which the checks know by name: the callable is carried along, and its name is a given value."""
+"""A field that holds a callable: it is carried along, and its name is a given value."""
 
 
 def class_of(source: Any) -> str | None:
@@ -32,7 +32,7 @@ def class_of(source: Any) -> str | None:
 
 
 def read(source: Any, cls: str, version: str) -> Reading:
-    """Given values of a live config object: the fewest fields from which its class would make the same object."""
+    """Given values of a live object: the fewest fields from which its class makes the same one."""
     held = dict(vars(source))
     opaque = {name: value for name, value in held.items() if not is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object, by argument; sizes of the model that were not given stay open."""
+    """Effective fields of a live object, by argument; sizes that were not given stay open."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
@@ -82,7 +82,7 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
 
 
 def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
-    """Given values by field of the class; some fields have another name as argument or in later releases."""
+    """Given values by field of the class, which may have another name as an argument."""
     own = objects.from_fields({}, version, cls, check=False)
     # Several fields of several releases go by one argument; the class has one of them.
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
@@ -90,7 +90,7 @@ def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any
 
 
 def has_field(path: str, cls: str, version: str) -> bool:
-    """Whether the class of that release has the field that stands under the argument's name `path`."""
+    """Whether the class of that release has the field that goes by the argument's name `path`."""
     names = {*releases.fields(version, options.PARALLEL), *releases.fields(version, cls)}
     return path in {options.RENAMED.get(name, name) for name in names}
 

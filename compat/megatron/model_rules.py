@@ -111,7 +111,10 @@ QKV, ROUTER = "model.attention.qkv_bias", "model.moe.router_bias"
 
 
 def _read_biases(values: Group, context: Context) -> Group:
-    """All linear layers have biases, or none, or the projections to queries, keys and values alone; not so latent attention."""
+    """Which layers have biases: all linear ones, none, or those to queries, keys and values.
+
+    Latent attention never has biases there.
+    """
     if "add_bias_linear" not in values:
         return {}
     linear = bool(values["add_bias_linear"])
@@ -171,7 +174,7 @@ WAYS: dict[tuple[Any, Any], Group] = {
     ("squared_relu", False): {"squared_relu": True, "bias_gelu_fusion": False},
     ("gelu", False): {"bias_gelu_fusion": False},
 }
-"""Flags by activation and gate. Without any flag it is GELU; its fused kernel computes the tanh approximation."""
+"""Flags by activation and gate. Without a flag it is GELU, fused in its tanh approximation."""
 
 
 def _read_activation(values: Group, context: Context) -> Group:

@@ -14,7 +14,7 @@ STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
 
 
 def _steps(given: Words) -> Words:
-    """`rampup_batch_size` (start, increment, samples) as a schedule of thresholds in tokens; nothing if it does not divide."""
+    """`rampup_batch_size` as a schedule of thresholds in tokens; nothing if it does not divide."""
     full, length = given.get("global_batch_size"), given.get("seq_length")
     growth = given["rampup_batch_size"]
     if len(growth) != 3 or not all(isinstance(number, int) for number in growth):

@@ -16,7 +16,7 @@ from compat.megatron.releases import Flag
 
 CLASS_ONLY = "config class"
 DERIVED = "derived"
-"""Groups of arguments without a flag: fields of config classes, and values that the parser's checks derive."""
+"""Groups of arguments without a flag: fields of config classes, and derived values."""
 
 WORKED_OUT = ("data_parallel_size", "params_dtype", "virtual_pipeline_model_parallel_size")
 RENAMED = {
@@ -75,7 +75,7 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
 
 @cache
 def defaults(version: str) -> Mapping[str, Any]:
-    """Defaults of a release by argument; a field without a flag has the default of its config class."""
+    """Defaults of a release by argument; for a field without a flag, that of its config class."""
     from compat.megatron.objects import fields
 
     classes = {RENAMED.get(name, name): value for name, value in fields.defaults(version, "TransformerConfig").items()}
@@ -84,7 +84,7 @@ def defaults(version: str) -> Mapping[str, Any]:
 
 @cache
 def newest(dest: str) -> tuple[Flag, ...]:
-    """The flags of an argument in the newest published release that has any; else in unpublished ones."""
+    """The flags of an argument in the newest release that has any; published ones come first."""
     versions = (releases.RELEASES.newest, *reversed(releases.KNOWN))
     return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
@@ -94,7 +94,10 @@ TAKES["layers_spaced"] = TAKES["layers"]
 
 
 def accepts(dest: str) -> str:
-    """The values that the newest flags of an argument accept, in words; empty without a flag, or if the schema has bounds."""
+    """The values that the newest flags of an argument accept, in words.
+
+    Empty without a flag, or if the schema has bounds.
+    """
     words = (_takes(flag) for flag in newest(dest))
     return " or ".join(dict.fromkeys(word for word in words if word))
 
@@ -115,7 +118,10 @@ def spellings(dest: str) -> tuple[str, ...]:
 
 @cache
 def type_of(dest: str) -> str:
-    """Type name of an argument in the newest release that has it; `any` without a flag, or for a flag of several values."""
+    """The type of an argument, by name, in the newest release that has it.
+
+    `any` without a flag, or for a flag of several values.
+    """
     for version in reversed(releases.KNOWN):
         for flag in by_dest(version).get(dest, ()):
             if flag.nargs is not None:

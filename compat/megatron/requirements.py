@@ -48,7 +48,7 @@ NEEDS = (
     ),
 )
 RUN = ("train_iters", "train_samples", "data_path", "data_args_path", "mock_data", "tokenizer_type", "exit_duration_in_mins")
-"""Arguments that only a whole launch has: the length of training, or its data. Sizes alone may be a part of a launch."""
+"""Arguments that only a whole launch has: the length of training, or its data."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:

@@ -127,7 +127,7 @@ def _edited(
 
 
 def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
-    """The values of the edited text; None if it cannot be read any more, or if an empty word is left in it."""
+    """The values of the edited text; None if it cannot be read, or has an empty word."""
     try:
         data = replace(like.data, text=text) if isinstance(like.data, Script) else load_words(text).data
         parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)

@@ -12,7 +12,7 @@ TYPE, POSITIONS, SCALING = "position_embedding_type", "model.embedding.positions
 ROTARY = ("rope", "yarn", "mrope")
 KIND = f"{SCALING}kind"
 LLAMA = {"low": 1.0, "high": 4.0, "original": 8192}
-"""Constants of Llama 3's scaling, for which Megatron has no argument (rotary_pos_embedding.py: _apply_scaling)."""
+"""Constants of Llama 3's scaling, which have no argument (rotary_pos_embedding.py)."""
 FACTOR = 8.0
 """Default of `rope_scaling_factor`."""
 YARN = {"original": 4096, "fast": 32.0, "slow": 1.0, "truncate": True}
@@ -58,7 +58,10 @@ def _write_kind(values: Group, context: Context) -> Group:
 
 
 def stretched(values: Group, context: Context) -> bool:
-    """Whether a plan's positions become `position_embedding_type` yarn; latent attention has its own form of YaRN."""
+    """Whether a plan's positions become `position_embedding_type` yarn.
+
+    Latent attention has a form of YaRN of its own.
+    """
     return values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
 
 
@@ -102,7 +105,7 @@ def _write_base(values: Group, context: Context) -> Group:
 
 
 def whole(number: Any) -> Any:
-    """A float without a fraction as an int, because some flags take whole numbers only; any other value as it is."""
+    """A float without a fraction as an int, for flags that take whole numbers only."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -187,7 +190,7 @@ def _read_scaling(values: Group, context: Context) -> Group:
 
 
 def _read_latent(values: Group) -> Group:
-    """Latent attention scales positions by YaRN unless rope_type is rope; a factor of 1 changes nothing."""
+    """The scaling of latent attention: YaRN, unless rope_type is rope or the factor is 1."""
     factor = values.get("rotary_scaling_factor")
     if values.get("rope_type") == "rope" or factor is None or factor == 1.0:
         return {KIND: "none"}

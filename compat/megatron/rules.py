@@ -16,6 +16,26 @@ DTYPE_FLAGS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp32"}
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
 
 
+TENSOR_OVERLAP = convert(
+    "tp_comm_overlap",
+    "parallel.tensor_overlap",
+    lambda values, context: (
+        {"parallel.tensor_overlap": bool(values["tp_comm_overlap"] and values.get("sequence_parallel"))}
+        if values.get("tp_comm_overlap") is not None
+        else {}
+    ),
+    lambda values, context: (
+        {"tp_comm_overlap": True}
+        if values.get("parallel.tensor_overlap") and values.get("parallel.sequence")
+        else {}
+    ),
+    effect=Effect.COST,
+    sees=("sequence_parallel", "parallel.sequence"),
+    lossy="Megatron overlaps the communication of tensor parallelism only if sequence parallelism is on",
+    source="arguments.py: tp_comm_overlap needs sequence_parallel",
+)
+
+
 def parallel_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes."""
     layout = "another layout of ranks computes the same sums in another order"
@@ -23,22 +43,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
-        convert(
-            "tp_comm_overlap",
-            "parallel.tensor_overlap",
-            lambda values, context: (
-                {"parallel.tensor_overlap": bool(values["tp_comm_overlap"] and values.get("sequence_parallel"))}
-                if values.get("tp_comm_overlap") is not None
-                else {}
-            ),
-            lambda values, context: (
-                {"tp_comm_overlap": True} if values.get("parallel.tensor_overlap") and values.get("parallel.sequence") else {}
-            ),
-            effect=Effect.COST,
-            sees=("sequence_parallel", "parallel.sequence"),
-            lossy="Megatron overlaps the communication of tensor parallelism only if sequence parallelism is on",
-            source="arguments.py: tp_comm_overlap needs sequence_parallel",
-        ),
+        TENSOR_OVERLAP,
         convert(
             "expert_model_parallel_size",
             "parallel.expert",
@@ -143,7 +148,10 @@ ZERO = convert(
 
 
 def _shardable(values: Group, context: Context) -> bool:
-    """Whether Megatron shards this optimizer's state: never for sgd and muon, and since 0.18 only for Adam."""
+    """Whether Megatron shards this optimizer's state.
+
+    It never does for sgd and muon, and since 0.18 only for Adam.
+    """
     name = values.get("optimizer.name")
     return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
 
@@ -199,7 +207,10 @@ def ddp_rules() -> tuple[Rule, ...]:
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    """The overlap that takes effect: torch's FSDP always overlaps, and without sharding nothing is gathered."""
+    """The overlap that takes effect.
+
+    torch's FSDP always overlaps, and without sharding nothing is gathered.
+    """
     if "overlap_grad_reduce" not in values:
         return {}
     if torch_fsdp(values):
@@ -212,7 +223,8 @@ def _write_overlap(values: Group, context: Context) -> Group:
     # torch's FSDP overlaps without being asked. 0.16 refuses muon with any overlap.
     if _torch_only(values, context) or (values.get("optimizer.name") == "muon" and not context.since("0.17.0")):
         return {}
-    reduce, sharded = values.get("zero.overlap"), (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
+    reduce = values.get("zero.overlap")
+    sharded = (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
     gather = bool(values.get("zero.overlap_gather") and reduce and sharded)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
 
@@ -273,7 +285,10 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
-    """Formats of optimizer state that need the precision-aware optimizer; `narrow`: gradients are kept in bf16."""
+    """Formats of state that need the precision-aware optimizer.
+
+    If `narrow`, gradients are kept in bf16.
+    """
     # main_params_dtype accepts fp32, the default, and fp16.
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
@@ -321,7 +336,7 @@ def _can_be_aware(values: Group, context: Context) -> bool:
 
 
 def _offloads(values: Group, context: Context) -> bool:
-    """Whether optimizer state is offloaded: Megatron does that since 0.12, with its precision-aware optimizer."""
+    """Whether optimizer state is offloaded: since 0.12, with the precision-aware optimizer."""
     wanted = values.get("zero.offload.optimizer") not in (None, "none")
     return wanted and context.since("0.12.0") and _can_be_aware(values, context)
 

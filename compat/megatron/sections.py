@@ -20,13 +20,13 @@ YAML_CFG, CONTAINER = "yaml_cfg", "container"
 """Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
 MODEL, PARALLEL = "language_model", "model_parallel"
 CONTAINED = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "validation", "checkpoint", "logger", "rng", "dist")
-"""Sections of a container whose fields are arguments, some under other names (training/config/container.py)."""
+"""Sections of a container whose fields are arguments (training/config/container.py)."""
 CLASSES = ("ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")
 # Keys with which Hydra builds objects from a file. They are never followed here.
 HYDRA = ("_target_", "_call_", "_partial_", "_args_", "_recursive_", "_convert_")
 RENAMED = {**options.RENAMED, "sequence_length": "seq_length"}
 LOADED = ("bias_swiglu_fusion", "init_method", "output_layer_init_method", "gated_linear_unit", "embedding_init_method")
-"""Keys of language_model that only core_transformer_config_from_yaml reads; no plan field stands for them."""
+"""Keys of language_model that only core_transformer_config_from_yaml reads."""
 ACTIVATIONS = {"swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {}, "silu": {}}
 
 
@@ -44,7 +44,10 @@ def kind(data: Any) -> str | None:
 
 
 def read(document: Document, version: str, lenient: bool) -> Reading:
-    """Given values of a file in sections. `_target_` is only read as text, never called. Raises `ConfigError`."""
+    """Given values of a file in sections. Raises `ConfigError`.
+
+    `_target_` is only read as text, never called.
+    """
     entry = kind(document.data) or YAML_CFG
     reader = _Reader(document, version, entry)
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
@@ -78,7 +81,7 @@ class _Reader:
         # --yaml-cfg file, such a key is a mistake.
         strange = [key for key, value in (values or {}).items() if value is not None and not self.entry_of(name, key, value)]
         if strange and self.entry == CONTAINER:
-            message = f"Megatron-LM has no arguments {', '.join(strange)}; they are left out"
+            message = f"left out, because Megatron-LM has no such arguments: {', '.join(strange)}"
             self.findings.append(Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name))))
         elif strange:
             self.problems += [self.unknown(name, key) for key in strange]
@@ -109,7 +112,7 @@ class _Reader:
         self.origins[dest] = Origin(self.document.line(*filter(None, (section, key))), ".".join(filter(None, (section, key))))
 
     def activation(self, value: Any) -> bool:
-        """Take the activation by its name, or by the name of its `_target_`; False for an unknown one."""
+        """Take the activation by its name or that of its `_target_`; False for an unknown one."""
         name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(".")[2]
         self.given.update(ACTIVATIONS.get(name, {}))
         return name in ACTIVATIONS
@@ -122,15 +125,15 @@ class _Reader:
             self.given.update({name: True for name in ("bf16", "fp16") if value.startswith(name)})
 
     def complete(self) -> None:
-        """Note missing keys: core_config_from_args requires every field of TransformerConfig in the file."""
+        """Note missing keys: core_config_from_args requires every field of the class in the file."""
         known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
         fields = {**releases.fields(self.version, CLASSES[0]), **releases.fields(self.version, CLASSES[1])}
         missing = [name for name, field in fields.items() if field.init and name not in known]
         if missing:
             listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             self.problems.append(
-                f"{self.document.name}: Megatron {self.version} stops if a field of TransformerConfig is not in the file: "
-                f"{listed}; add them, or use --lenient for the defaults of its parser"
+                f"{self.document.name}: missing {listed}; Megatron {self.version} stops if the file lacks a field of"
+                " TransformerConfig; add them, or use --lenient for the defaults of its parser"
             )
 
     def unknown(self, section: str, key: str) -> str:
@@ -152,7 +155,7 @@ WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 
 
 def _type_in_class(version: str, key: str) -> str:
-    """The type of a field without a flag, as its class declares it, by name; `any` unless it is a bool or a number."""
+    """The type of a field without a flag, by name; `any` unless it is a bool or a number."""
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
     declared = next((field.type for field in fields if field is not None), "any")
     plain = declared.removeprefix("Optional[").removesuffix("]")
@@ -160,7 +163,10 @@ def _type_in_class(version: str, key: str) -> str:
 
 
 def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
-    """The arguments that validate_yaml, or the container's classes, make of `given`. Raises `ConfigError` with every refusal."""
+    """The arguments that validate_yaml, or the container's classes, make of `given`.
+
+    Raises `ConfigError` with every refusal.
+    """
     # A container starts from the defaults of its classes; --yaml-cfg requires every field in the
     # file.
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
@@ -256,13 +262,14 @@ STEPS: tuple[Step, ...] = (
     check(
         PLACE,
         lambda a: a.train_iters and (a.train_samples or a.lr_decay_samples or a.lr_warmup_samples),
-        "train_iters: found together with train_samples, lr_decay_samples or lr_warmup_samples; count in iterations or"
-        " in samples",
+        "train_iters: found together with train_samples, lr_decay_samples or lr_warmup_samples; set all lengths"
+        " in iterations, or all in samples",
     ),
     check(
         PLACE,
         lambda a: a.train_samples and (a.lr_decay_iters or a.lr_warmup_iters),
-        "train_samples: found together with lr_decay_iters or lr_warmup_iters; count in iterations or in samples",
+        "train_samples: found together with lr_decay_iters or lr_warmup_iters; set all lengths in iterations,"
+        " or all in samples",
     ),
     check(
         PLACE,
@@ -290,4 +297,4 @@ STEPS: tuple[Step, ...] = (
         name="found-without-num_moe_experts-give-their",
     ),
 )
-"""Statements of validate_yaml (megatron/training/yaml_arguments.py) on the settings that a plan holds, in its order."""
+"""Statements of validate_yaml on the settings that a plan holds, in upstream's order."""

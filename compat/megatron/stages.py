@@ -34,13 +34,16 @@ def layout_counts(layout: str) -> tuple[int, ...]:
 
 
 def layout_of(counts: Sequence[int]) -> str:
-    """The layout string that puts `counts` decoder layers on the stages, embedding first and loss last."""
+    """The layout string that puts `counts` decoder layers on the stages."""
     stages = ["t" * count for count in counts]
     return "|".join(["E" + stages[0], *stages[1:-1], stages[-1] + "L"] if len(stages) > 1 else [f"E{stages[0]}L"])
 
 
 def counts_of(values: Group) -> tuple[int, ...] | None:
-    """Decoder layers of each virtual stage in model order; None for an even split, or for one that values leave open."""
+    """Decoder layers of each virtual stage in model order.
+
+    None for an even split, or for one that the values leave open.
+    """
     if layout := values.get("pipeline_model_parallel_layout"):
         return layout_counts(layout) if isinstance(layout, str) else None
     layers, ranks = values.get("num_layers"), values.get("pipeline_model_parallel_size") or 1
@@ -57,7 +60,7 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
 
 
 def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
-    """The counts if the first rank holds only the embedding, and the others share the layers evenly."""
+    """The counts if the first rank holds the embedding alone, and the others share the layers."""
     return (0, *[layers // (ranks - 1) // chunks] * (ranks - 1)) * chunks
 
 
@@ -72,7 +75,10 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
 
 
 def _uneven(layers: int, ranks: int, chunks: int, first: int | None, last: int | None) -> tuple[int, ...]:
-    """The counts if the first rank, the last, or both have a given number of layers, and the others share the rest."""
+    """The counts if the first rank, the last, or both have a given number of layers.
+
+    The other ranks share the rest.
+    """
     before = [] if first is None else [first]
     after = [] if last is None else [last]
     middle = ranks - len(before) - len(after)
@@ -121,7 +127,7 @@ def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context:
 
 
 def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Iterator[Group]:
-    """Flags that lead to `counts`, simplest first; each candidate is checked against Megatron's own arithmetic."""
+    """Flags that lead to `counts` by Megatron's own arithmetic, simplest first."""
     chunks, layers = virtual or 1, sum(counts)
     if len(counts) != ranks * chunks:
         return
@@ -148,7 +154,8 @@ def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Conte
     if ranks > 2:
         yield {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": last}
     if context.since("0.11.0"):
-        embedding, loss = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+        embedding = "account_for_embedding_in_pipeline_split"
+        loss = "account_for_loss_in_pipeline_split"
         yield from ({embedding: True}, {loss: True}, {embedding: True, loss: True})
 
 

@@ -77,7 +77,7 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _fields(group: Group, case: Case) -> Group:
-    """The settings of a group that a config class has; with a pipeline, the class needs pipeline_dtype."""
+    """The settings of a group that a config class has, and pipeline_dtype if there is a pipeline."""
     own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
     # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
@@ -95,11 +95,12 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
-    """Widths that the tensor parallel size divides, lengths that the context parallel size divides; or all of them open."""
+    """Widths that the tensor ranks divide, and lengths that the context ranks divide, or neither."""
     if draw(st.booleans()):
         return {}
+    heads = draw(SMALL) * sizes[TENSOR]
     # Each context rank holds two chunks of the sequence, hence the factor 2.
-    heads, length = draw(SMALL) * sizes[TENSOR], 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
+    length = 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
     shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
     grouped = {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
     return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length}
@@ -139,7 +140,7 @@ def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
 
 
 def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """First and last ranks with their own number of layers; each count is a multiple of the virtual stages."""
+    """First and last ranks with a number of layers of their own, divided by virtual stages."""
     own = {"decoder_first_pipeline_num_layers": virtual * first, "decoder_last_pipeline_num_layers": virtual * last}
     own = dict(list(own.items())[: ranks - 1])  # at least one rank is left for the rest
     interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
@@ -255,7 +256,7 @@ def _optimizer(version: str) -> Groups:
 
 @cache
 def _schedule(version: str) -> Groups:
-    """A learning rate and its schedule, counted in iterations or in samples; WSD with the length of its decay."""
+    """A learning rate and its schedule, counted in iterations or in samples."""
     # min_lr lies below every rate that is drawn, since Megatron refuses one above it.
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), "lr_decay_style": st.sampled_from(SHAPES)}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
@@ -425,7 +426,7 @@ UNSETTABLE = {
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field by the type of its flag or its class; None leaves sizes to the bounds of the schema."""
+    """Values of one field by the type of its flag or class; None leaves them to the schema."""
     if path in SIZES or path in OWN:
         return OWN.get(path)
     if path == "cp_comm_type":
@@ -517,7 +518,7 @@ BASE: Mapping[str, SearchStrategy[Any]] = {
 
 @cache
 def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
-    """Values of a field of a config class by the text of its type; None for callables and other live objects."""
+    """Values of a class's field by the text of its type; None for callables and live objects."""
     classes = (releases.fields(version, cls) for cls in (TRANSFORMER, PARALLEL))
     text = next(fields[name].type for fields in classes if name in fields)
     if literal := re.search(r"Literal(\[.*?\])", text):

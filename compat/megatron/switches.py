@@ -122,7 +122,10 @@ BUFFERS = {
 
 
 def _read_buffers(values: Group, context: Context) -> Group:
-    """The NCCL buffer registration, and the buffers of Megatron-FSDP, which exist only if gradients are sharded."""
+    """NCCL's registration of buffers, and the buffers of Megatron-FSDP.
+
+    The latter exist only if gradients are sharded.
+    """
     registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
     if zero_stage(values) < 2:
         return registered
@@ -133,7 +136,7 @@ def _read_buffers(values: Group, context: Context) -> Group:
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
-    """`nccl_ub` whenever it is wanted; the rest only with Megatron-FSDP, which shards gradients since 0.12."""
+    """`nccl_ub` if it is wanted, and the rest if Megatron-FSDP runs, which came with 0.12."""
     sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
     wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
     return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}
@@ -214,7 +217,7 @@ def _write_rates(values: Group, context: Context) -> Group:
 
 
 def _own_minimum(values: Group) -> bool:
-    """Whether decoupled_min_lr differs from min_lr x decoupled_lr / lr, the only value that a plan can express."""
+    """Whether decoupled_min_lr is not min_lr x decoupled_lr / lr, which alone a plan expresses."""
     own, rate = values.get("decoupled_lr"), values.get("lr")
     if own is None or not rate:
         return False

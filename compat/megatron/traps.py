@@ -10,7 +10,7 @@ from compat.megatron.releases import MAIN, RELEASES
 
 
 def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE, name: str = "") -> Check:
-    """A row for an argument that has no effect, or another `effect`, if `without` is true."""
+    """A row for an argument that is ignored, or has another `effect`, if `without` is true."""
     return Check(path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name)
 
 
@@ -19,11 +19,11 @@ def _no_fsdp(args: Seen) -> bool:
 
 
 CHANGING = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
-"""Arguments that change the batch size during a run; other code of Megatron checks its sizes then."""
+"""Arguments that change the batch size in a run; other code of Megatron checks it then."""
 
 
 def _rest(args: Seen) -> int:
-    """The samples of a fixed global batch that are left over, if it is cut into microbatches of all ranks."""
+    """The samples of a fixed global batch that do not fill a microbatch on every rank."""
     whole, micro, ranks = (args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
     if any(args[name] for name in CHANGING) or not (whole and micro and ranks):
         return 0
@@ -31,7 +31,7 @@ def _rest(args: Seen) -> int:
 
 
 def _horizon(args: Seen) -> tuple[float, float] | None:
-    """Length of warmup and of decay, both in steps or both in samples; None if the decay has no length."""
+    """Lengths of warmup and decay, both in steps or both in samples; None without a decay."""
     # As get_optimizer_param_scheduler does: iterations first, and training's length if the decay
     # has none.
     unit = "iters" if args["train_iters"] else "samples"
@@ -144,7 +144,7 @@ TRAPS = Checks(
     _given(
         "rotary_seq_len_interpolation_factor",
         lambda args: bool(args["use_rope_scaling"]),
-        "scales positions a second time after --use-rope-scaling, and no plan and no other stack does both; drop one of them",
+        "scales positions a second time, after --use-rope-scaling; no plan and no other stack does both; drop one of them",
         "rotary_pos_embedding.py: RotaryEmbedding scales the frequencies, and forward divides the positions",
         Effect.NUMBERS,
         name="stretches-positions-a-second-time",

@@ -186,7 +186,7 @@ def test_a_switch_has_two_names() -> None:
         (["--micro-batch-size"], "0.16.1", "found no value; expected 1"),
         (["--profile-ranks", "--bf16"], "0.16.1", "found no value; expected one or more"),
         (["--bf16=true"], "0.16.1", "found the value 'true'; expected no value"),
-        (["--bf16", "true"], "0.16.1", "'true' .*nothing takes it"),
+        (["--bf16", "true"], "0.16.1", "'true' .*no flag takes this value"),
         (["--data-parallel-sharding-strategy", "optim_grad"], "0.16.1", "did you mean optim_grads"),
         (["--attention-backend", "flsh"], "0.16.1", "did you mean flash"),
         (["--help"], "0.16.1", "--help .*leave it out"),

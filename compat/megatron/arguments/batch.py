@@ -31,7 +31,7 @@ SCOPES = {
 }
 """Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
 MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
-"""Former module names, and the scopes of inference graphs that may be set together with them (None: not set)."""
+"""Former module names, and the scopes that may be set with each (None: not set)."""
 
 
 def _old_graph_flags(a: Namespace) -> None:

@@ -102,7 +102,7 @@ def _graphed(a: Namespace) -> set[str]:
 
 
 def _graphed_gradients(a: Namespace) -> bool:
-    """Whether weight gradients are computed inside CUDA graphs and reduced while others are still computed."""
+    """Whether weight gradients inside CUDA graphs are reduced while others are computed."""
     # A graph of the router holds the shared experts too, unless they overlap the exchange of
     # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
@@ -321,8 +321,9 @@ LAST_STEPS: tuple[Step, ...] = (
             and (a.moe_router_load_balancing_type != "none" or a.moe_z_loss_coeff is not None)
             and (a.account_for_embedding_in_pipeline_split or a.account_for_loss_in_pipeline_split)
         ),
-        "account_for_embedding_in_pipeline_split: found, or account_for_loss_in_pipeline_split, with a load-balancing loss or a"
-        " z-loss of experts; this release expects moe_router_load_balancing_type none and no moe_z_loss_coeff",
+        "account_for_embedding_in_pipeline_split: found (or account_for_loss_in_pipeline_split) with a"
+        " load-balancing loss or a z-loss of experts; this release expects moe_router_load_balancing_type"
+        " none and no moe_z_loss_coeff",
         name="found-with-a-balancing-loss",
         since="0.11.0",
         until="0.12.0",

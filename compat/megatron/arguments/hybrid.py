@@ -65,7 +65,10 @@ def _virtual(a: Namespace) -> int | None:
 
 
 def _beside(name: str, piped: bool = False) -> Step:
-    """A check that refuses `name`, which sets stages, together with a pattern; if `piped`, only with one that has a `|`."""
+    """A check that refuses `name`, which sets stages, together with a pattern.
+
+    If `piped`, only a pattern with a `|` rules it out.
+    """
 
     def fails(a: Namespace) -> bool:
         replaced = a.hybrid_layer_pattern is not None and (STAGE in _main(a) or not piped)

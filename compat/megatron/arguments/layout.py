@@ -19,7 +19,7 @@ SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 @lru_cache
 def stages(text: str) -> tuple[str, ...]:
-    """The layers of each stage of a layout string; `ConfigError` for unknown letters (parse_str_to_list)."""
+    """The letters of each stage of a layout string; `ConfigError` for unknown ones."""
     unrolled = _checked(text).replace(",", "")
     for pattern in REPEATS:
         unrolled = _checked(pattern.sub(_unroll, unrolled))
@@ -50,7 +50,10 @@ def _too_long(text: str) -> ConfigError:
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
-    """The letters of each stage of a layout, which is a string or lists of layer names; an unknown name becomes `?`."""
+    """The letters of each stage of a layout: a string, or lists of names.
+
+    An unknown name becomes `?`.
+    """
     if isinstance(layout, str):
         return stages(layout)
     return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)

@@ -18,7 +18,7 @@ def _generated(a: Namespace) -> int:
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
-    """A check that the interval `name` ends together with a generation phase: generated samples are not saved."""
+    """A check that the interval `name` ends with a generation phase: its samples are not saved."""
 
     def fails(a: Namespace) -> bool:
         iterations = _generated(a) // a.global_batch_size if a.global_batch_size else 0
@@ -48,7 +48,7 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
 
 
 def _tasks(a: Namespace) -> None:
-    """Set the number of rollouts in flight from the one of three flags that was given (0.17 and 0.18)."""
+    """Set the number of rollouts in flight from that of three flags which is given."""
     if not a.perform_rl_step:
         return
     if a.rl_parallel_generation_tasks is not None:
@@ -73,7 +73,10 @@ def _counts(a: Namespace) -> int:
 
 
 def _lag(a: Namespace) -> None:
-    """Set by how many batches generation runs ahead: from the requests in flight, else 0; with None, the engine tunes it."""
+    """Set by how many batches generation runs ahead.
+
+    It follows from the requests in flight, else it is 0. If it stays None, the engine tunes it.
+    """
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:
         return

@@ -31,7 +31,7 @@ LATER_DTYPES = (
 
 
 def dtypes(*names: str) -> Change:
-    """A change that turns the parser's short names of dtypes (bf16) into torch's names (torch.bfloat16)."""
+    """A change that turns short names of dtypes (bf16) into torch's names (torch.bfloat16)."""
 
     def change(a: Namespace) -> None:
         for name in names:

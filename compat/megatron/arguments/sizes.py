@@ -24,7 +24,7 @@ OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "wor
 
 
 def decoder_size(a: Namespace) -> int:
-    """Ranks of one replica of the decoder: tensor x pipeline x context x weight shards (1 before 0.19)."""
+    """Ranks of one replica of the decoder: tensor x pipeline x context x weight shards."""
     return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
 
 
@@ -41,14 +41,14 @@ def model_size(a: Namespace) -> int:
 
 
 def expert_size(a: Namespace) -> int:
-    """Ranks of the expert grid: expert tensor x expert x pipeline; context parallelism has no part in it."""
+    """Ranks of the expert grid: expert tensor x expert x pipeline x weight shards."""
     tensor = a.expert_tensor_parallel_size or a.tensor_model_parallel_size
     experts = (a.expert_model_parallel_size or 1) * a.pipeline_model_parallel_size
     return int(tensor * experts * (a.expert_gtp_weight_remat_size or 1))
 
 
 def least(a: Namespace) -> int:
-    """The smallest number of ranks that both the grid of the model and that of its experts divide."""
+    """The smallest number of ranks that both the model's grid and the experts' grid divide."""
     # initialize_model_parallel makes the groups of both grids over all ranks. A separate encoder
     # has no grid of experts.
     return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))

@@ -15,7 +15,10 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """The number of layers to spread over stages, with embedding and loss if they count as layers; None if not known."""
+    """The number of layers to spread over stages; None if it is not known.
+
+    Embedding and loss are among them if they count as layers.
+    """
     # decoder_num_layers is for T5, which has no num_layers (validate_args falls back to it in the
     # same way).
     layers = a.decoder_num_layers if a.num_layers is None else a.num_layers
@@ -31,7 +34,7 @@ def _by_layers(a: Namespace) -> bool:
 
 
 def _interleaved(a: Namespace) -> bool:
-    """Whether there are virtual stages; true also if their number depends on a missing number of layers."""
+    """Whether there are virtual stages, even if a missing number of layers leaves their number open."""
     return a.virtual_pipeline_model_parallel_size is not None or (_by_layers(a) and _layers(a) is None)
 
 

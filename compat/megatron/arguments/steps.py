@@ -22,11 +22,11 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Values that a partial config may leave open. A step that needs one is skipped while it is missing."""
+"""Values that a partial config may leave open; steps that need one are skipped then."""
 
 
 class Namespace:
-    """Values by attribute, as the stack's own code sees them. A name that the release lacks reads as None."""
+    """Values by attribute, as upstream's code sees them; a name that a release lacks reads as None."""
 
     def __init__(self, *values: Mapping[str, Any]) -> None:
         for more in values:
@@ -90,7 +90,10 @@ def check(
 
 
 def under(place: str, condition: Predicate, first: str = "", last: str = "") -> Callable[..., Check]:
-    """A function that makes checks of `place`. They refuse only if `condition` holds too; by default, in [first, last)."""
+    """A function that makes checks of `place` for one condition.
+
+    They refuse only if `condition` holds too; by default, in releases [first, last).
+    """
 
     def made(
         fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = (), name: str = ""
@@ -169,7 +172,7 @@ def assign(**fixed: Any) -> Change:
 
 
 def computed(name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None) -> Change:
-    """A change that sets `name` to what `value` makes of the other values; with a `condition`, only if it holds."""
+    """A change that sets `name` to `value` of the other values; only if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition is None or condition(values):
@@ -179,7 +182,7 @@ def computed(name: str, value: Callable[[Namespace], Any], condition: Predicate 
 
 
 def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
-    """A change that sets `name` to what `value` makes of the other values, if `name` has no value."""
+    """A change that sets `name` to `value` of the other values, if `name` has none."""
     return computed(name, value, absent(name))
 
 

@@ -37,7 +37,7 @@ def params_dtype(a: Namespace) -> str:
 
 
 def _wide_gradients(a: Namespace) -> None:
-    """Set whether gradients are accumulated in fp32: in bf16 training they are, unless the user asked for bf16."""
+    """Set whether gradients are accumulated in fp32, which is the default in bf16 training."""
     # main_grads_dtype came with 0.11; before, it is unset here, and fp32 is upstream's only choice.
     if a.bf16 and a.grad_reduce_in_bf16:
         a.accumulate_allreduce_grads_in_fp32 = False
@@ -46,7 +46,7 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """A step that switches `name` off if all gradients are in fp32: they are then summed in fp32 anyway."""
+    """A step that switches `name` off if gradients are in fp32, and so summed in fp32 anyway."""
     return derive(PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN)
 
 
@@ -142,7 +142,10 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 
 def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
-    """Checks of training that is counted in `unit` (iters or samples): nothing else may be counted in `other`."""
+    """Checks of training that is counted in `unit`: nothing may be counted in `other`.
+
+    Both are `iters` or `samples`.
+    """
 
     def kept(name: str) -> str:
         return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
@@ -162,7 +165,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 
 
 def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str = "") -> tuple[Step, Step]:
-    """A check of training that is counted in `unit`: before 0.17, and since then, when --skip-train turns it off."""
+    """A check of training that is counted in `unit`; since 0.17, --skip-train turns it off."""
 
     def before(a: Namespace) -> object:
         return getattr(a, f"train_{unit}") and fails(a)

@@ -52,7 +52,7 @@ TRANSFORMER_STEPS: tuple[Step, ...] = (
     *OVERLAP_STEPS,
     *LAST_STEPS,
 )
-"""All statements of the `__post_init__` of TransformerConfig and of its parent, in upstream's order."""
+"""All statements of `__post_init__` of TransformerConfig and its parent, in upstream's order."""
 
 FACTORY = "core_transformer_config_from_args"
 BEFORE = (
@@ -90,12 +90,12 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """The statements of a class in that release, in order; if `checked` is false, its derivations alone."""
+    """The statements of a class in a release, in order; only derivations if `checked` is false."""
     return tuple(step for step in select(TABLES[cls], version) if checked or (isinstance(step, Derivation) and not step.refuses))
 
 
 def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
-    """The fields after `__post_init__`. Steps may read the values `beside` them, which are not returned."""
+    """The fields after `__post_init__`. Steps may also read the values `beside` them."""
     # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
@@ -140,7 +140,7 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the OptimizerConfig object of effective `args`; `ConfigError` with what the class refuses."""
+    """Fields of the OptimizerConfig object of effective `args`; `ConfigError` if it is refused."""
     return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
 
 

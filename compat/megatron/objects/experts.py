@@ -25,7 +25,7 @@ OVERLAP = "TransformerConfig: overlap of expert communication"
 OPTIMIZED = "TransformerConfig: inference-optimized experts"
 GROUPED = "TransformerConfig: grouped expert parameters"
 BALANCED = ("aux_loss", "none")
-"""Kinds of load balancing that go with a capacity factor; seq_aux_loss came with 0.11, global_aux_loss with 0.15."""
+"""Kinds of load balancing that go with a capacity factor; later releases have more."""
 
 
 def _mixed(c: Namespace) -> bool:
@@ -180,7 +180,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     derive(EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"),
     _grouped(
         lambda c: not c.moe_grouped_gemm,
-        "moe_single_grouped_weight: found, or moe_single_grouped_bias, without moe_grouped_gemm; add --moe-grouped-gemm",
+        "moe_single_grouped_weight: found (or moe_single_grouped_bias) without moe_grouped_gemm; add"
+        " --moe-grouped-gemm",
         name="found-without-moe_grouped_gemm-or-moe_single_grouped_bias",
     ),
     _grouped(
@@ -383,7 +384,7 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 
 
 def _groups_fit(c: Namespace) -> bool:
-    """Whether the groups of group-limited routing divide the experts, and are at least as many as are chosen."""
+    """Whether the groups of routing divide the experts, and are at least as many as are chosen."""
     groups = c.moe_router_num_groups
     if not groups or not c.num_moe_experts:
         return False
@@ -391,7 +392,7 @@ def _groups_fit(c: Namespace) -> bool:
 
 
 def _by_devices(c: Namespace) -> None:
-    """Turn the deprecated limit of devices for each token into one of groups: each device holds one group."""
+    """Turn the deprecated limit of devices for a token into one of groups, one on each device."""
     if c.moe_router_topk_limited_devices and not c.moe_router_group_topk:
         c.moe_router_group_topk = c.moe_router_topk_limited_devices
         c.moe_router_num_groups = c.expert_model_parallel_size

@@ -17,7 +17,7 @@ PARENTS = {TRANSFORMER: PARALLEL, LATENT: TRANSFORMER}
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A field, in releases [since, until), whose value is not that of the argument with the same name."""
+    """A field whose value is not that of the argument with its name, in releases [since, until)."""
 
     field: str
     value: Callable[[Namespace], Any]
@@ -74,7 +74,7 @@ TRANSFORMER_FEEDS = (
         since="0.18.0",
     ),
 )
-"""Fields that core_transformer_config_from_args does not copy from the argument with the field's name."""
+"""Fields that core_transformer_config_from_args does not copy from the argument of that name."""
 
 OWN_DEFAULT = ("rope_type",)
 """Fields that keep the default of their class if the argument was not given."""
@@ -114,7 +114,10 @@ DDP_FEEDS = (
         since="0.18.0",
     ),
 )
-"""Fields that get_model (since 0.18 get_megatron_ddp_config) does not copy from the argument with the field's name."""
+"""Fields that get_model does not copy from the argument of that name.
+
+Since 0.18 it is get_megatron_ddp_config.
+"""
 
 
 @cache
@@ -135,7 +138,7 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
-    """Fields of `cls` from the arguments: first those of the same name, then the rows of `table`, which win."""
+    """Fields of `cls` from the arguments of the same names; the rows of `table` win."""
     values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:

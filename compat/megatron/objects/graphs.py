@@ -32,8 +32,9 @@ def _listed(c: Namespace) -> list[str]:
 
 
 def _list_scopes(c: Namespace) -> None:
-    """Turn the scopes into a list; `full` becomes the empty list. Local graphs capture the router whole."""
+    """Turn the scopes into a list; `full` becomes the empty list."""
     scopes = [scope for scope in _listed(c) if scope != "full"]
+    # Local graphs do not tell the two modules of the router apart, so either stands for both.
     paired = [scope for scope in ("moe_router", "moe_preprocess") if scope not in scopes]
     local = c.cuda_graph_impl == "local" and len(paired) == 1
     c.cuda_graph_scope = [*scopes, *paired] if local else scopes
@@ -71,7 +72,7 @@ def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str =
 
 
 def _shared_experts(c: Namespace) -> bool:
-    """Whether shared experts are recomputed inside a local graph whose narrow weights are gathered from shards."""
+    """Whether shared experts are recomputed in a local graph that gathers narrow weight shards."""
     captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
     narrow = c.fp8 is not None or c.fp4 is not None
     sharded = (c.gtp_weight_remat_size or 1) > 1 and c.cuda_graph_impl == "local" and narrow
@@ -80,7 +81,7 @@ def _shared_experts(c: Namespace) -> bool:
 
 
 def _usual_scopes(c: Namespace) -> None:
-    """Set the defaults: graphs of whole layers in training, and in inference only if the graphs are Megatron's own."""
+    """Set the defaults: whole layers in training, and in inference only for Megatron's own graphs."""
     # An empty list of modules means whole layers.
     if c.cuda_graph_modules in (None, "full"):
         c.cuda_graph_modules = []
@@ -216,7 +217,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
             c.hidden_dropout != 0.0
             and any((_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe"))
         ),
-        "hidden_dropout: found {hidden_dropout} with an MLP or experts both captured in CUDA graphs and recomputed; expected 0.0",
+        "hidden_dropout: found {hidden_dropout} with an MLP or experts that are both captured in CUDA graphs"
+        " and recomputed; expected 0.0",
         name="found-with-cuda-graphs-of",
     ),
     _selective(

@@ -25,13 +25,13 @@ def _uneven(c: Namespace) -> bool:
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """Numbers of layers and of pipeline ranks that remain between the stages with a given number of layers."""
+    """Numbers of layers and of ranks between the stages that have a given number of layers."""
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
 
 
 def _spread(c: Namespace) -> bool:
-    """Whether the middle layers can be checked: their number is known, and there are ranks for them."""
+    """Whether the middle layers are known in number, and have ranks."""
     return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
 
 
@@ -53,7 +53,7 @@ def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
 
 
 def _laid_out(c: Namespace) -> None:
-    """Set the virtual stages that a layout implies, and whether its prediction layers have a stage of their own."""
+    """Set the virtual stages of a layout, and whether prediction layers have their own stage."""
     if c.pipeline_model_parallel_layout is None:
         return
     parts, ranks = _parts(c), c.pipeline_model_parallel_size
@@ -114,8 +114,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: given(FIRST, LAST)(c) and _accounts(c),
-        f"{FIRST}: found, or {LAST}, with"
-        " account_for_embedding_in_pipeline_split or account_for_loss_in_pipeline_split; keep one of the two ways",
+        f"{FIRST}: found (or {LAST}) with account_for_embedding_in_pipeline_split or"
+        " account_for_loss_in_pipeline_split; keep one of the two ways",
         name="named-layers-of-the-first",
         since="0.11.0",
     ),

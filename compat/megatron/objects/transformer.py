@@ -171,7 +171,7 @@ SIZE_STEPS: tuple[Step, ...] = (
 
 
 def _bf16_layers(name: str) -> Step:
-    """A check that layers kept in bf16 at an end of the model fit into its first, or last, stage."""
+    """A check that the layers kept in bf16 at one end of the model fit into one stage."""
 
     def fails(c: Namespace) -> bool:
         most = c.num_layers // c.pipeline_model_parallel_size
@@ -581,7 +581,7 @@ def _width_scale(c: Namespace) -> float:
 
 
 def _scaled_by_width(c: Namespace) -> None:
-    """Maximal update parametrization: set the base width, the width multiplier, and the scales that follow from them."""
+    """Set the base width, the width multiplier and their scales (maximal update parametrization)."""
     if c.use_mup and _positive_base(c):
         c.mup_base_hidden_size = c.mup_base_hidden_size or c.hidden_size
         c.mup_width_mult = c.hidden_size / c.mup_base_hidden_size
@@ -680,7 +680,10 @@ INVARIANT_STEPS: tuple[Step, ...] = (
         name="found-with-experts-that-are",
     ),
 )
-"""Requirements of batch-invariant results since 0.20. Megatron also checks that DeepGEMM is installed, unknown here."""
+"""Requirements of batch-invariant results since 0.20.
+
+Megatron also checks that DeepGEMM is installed, which is not known here.
+"""
 
 LAST_STEPS: tuple[Step, ...] = (
     *(_served(name, wanted) for name, wanted in SERVED.items()),

@@ -66,7 +66,7 @@ class TorchDist(Format):
         return place if (place / METADATA).is_file() and (place / dcp.COMMON).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Every tensor by Megatron's name, with the index of its layer, for any layout of the ranks that saved it."""
+        """Every tensor by Megatron's name with the index of its layer, from any layout of ranks."""
         backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get("sharded_backend")
         if backend != "torch_dist":
             raise SourceError(
@@ -88,12 +88,15 @@ class TorchDist(Format):
             archive.verify(place / dcp.COMMON, place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files of one rank, which Megatron reads on any layout; the optimizer's state is `fully_reshardable`."""
+        """The files of one rank, which Megatron reads on any layout (`fully_reshardable`)."""
         return _planned(hub, wanted)
 
 
 def iteration(folder: Path) -> Path:
-    """The folder that the tracker file names, or `folder` without a tracker. Raises `SourceError` for other text in it."""
+    """The folder that the tracker file names; without a tracker, `folder` itself.
+
+    Raises `SourceError` if the tracker has other text.
+    """
     path = folder / TRACKER
     if not path.is_file():
         return folder
@@ -109,7 +112,7 @@ def iteration(folder: Path) -> Path:
 
 
 OLD = ("fully_sharded_model_space", "dp_zero_gather_scatter")
-"""Layouts of the distributed optimizer in older releases: flat runs of parameters, or gathered by rank."""
+"""Layouts of the distributed optimizer in older releases, which are not read."""
 
 
 def _sharding(common: Mapping[str, Any], place: Path) -> None:
@@ -172,8 +175,9 @@ def _strange(weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]
         # Two ends and not the whole tensor: a master that was lost is all zeros.
         ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
         if master is not None and not all(_rounded(master, weight, *end) for end in ends):
-            message = f"{name}: the optimizer's copy is not the weight before rounding, and its moments are lost with it"
-            yield lost("masters", f"{message}; Megatron itself goes on so, save it as dp_reshardable", Effect.NUMBERS)
+            message = f"{name}: the optimizer's copy does not round to the weight, and its moments are lost too"
+            advice = "Megatron itself continues from such a copy; save the run as dp_reshardable"
+            yield lost("masters", f"{message}; {advice}", Effect.NUMBERS)
 
 
 def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
@@ -184,7 +188,10 @@ def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 
 
 def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
-    """Weights by name, and the optimizer's tensors of each by kind; stacked layers and experts are taken apart."""
+    """Weights by name, and the optimizer's tensors of each by kind.
+
+    Stacked layers and experts are taken apart.
+    """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
     for key, held in tensors.items():
@@ -203,7 +210,7 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
 
 
 def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
-    """Split a tensor that stacks all layers into layers, and one that stacks all experts into experts."""
+    """The layers of a tensor that stacks all layers, and the experts of one that stacks experts."""
     if match := STACKED.fullmatch(name):
         for layer, part in enumerate(_parts(held)):
             yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
@@ -232,7 +239,10 @@ def _parameter(name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]],
 
 
 def _optimizers(common: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The states of its optimizers: one, or several that are chained; those of `dp_reshardable` lie among the ranks' values."""
+    """The states of its optimizers: one, or several that are chained.
+
+    Those of `dp_reshardable` lie among the ranks' values.
+    """
     found = common.get("optimizer")
     for held in found.values() if isinstance(found, Mapping) and all(isinstance(key, int) for key in found) else [found]:
         if isinstance(held, Mapping) and ("param_groups" in held or "optimizer" in held):
@@ -282,7 +292,7 @@ def _foreign(hub: Hub) -> Iterator[Finding]:
     """A finding if names are not those of a model of Megatron-Core, which loads by name."""
     odd = [name for name in hub.parameters if not name.startswith(BEGINNINGS)]
     if odd:
-        said = f"{len(odd)} names, such as {odd[0]}, are of no model of Megatron-Core, and no map to its names is known"
+        said = f"no model of Megatron-Core has {len(odd)} of the names, such as {odd[0]}, and no map to its names is known"
         yield lost("names", f"{said}; only a model with these names loads them", Effect.NUMBERS)
 
 
@@ -291,7 +301,10 @@ SHARDING = "fully_reshardable"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout to write: the format of the weights, and the ZeRO level (1: for the distributed optimizer)."""
+    """The layout to write: the format of the weights, and the ZeRO level.
+
+    Level 1 is the distributed optimizer.
+    """
 
     hub: Hub
     dtype: str
@@ -303,11 +316,11 @@ class Layout:
         return self.level == 1 or self.dtype != "F32"
 
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer's state besides tensors (optimizer/optimizer.py, distrib_optimizer.py: sharded_state_dict)."""
+        """The optimizer's state besides tensors (optimizer.py, distrib_optimizer.py)."""
         steps = {held.step for held in self.hub.trained.values() if held.moments}
         if len(steps) > 1:
-            said = f"moments stand for several steps ({shown(sorted(map(str, steps)))})"
-            raise SourceError(f"megatron: {said}; Megatron has one for all, keep the source's format")
+            said = f"found moments of several steps ({shown(sorted(map(str, steps)))})"
+            raise SourceError(f"megatron: {said}; Megatron has one step for all; keep the source's format")
         step = next(iter(steps), None)
         if self.level:
             inner: dict[str, Any] = {"param_groups": run.rows_of(self.hub, step)}
@@ -325,7 +338,7 @@ def torch_number(value: float) -> Any:
 
 
 def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
-    """Weights, masters and moments, each layer as a box of the stacked tensor, and the extra state of modules."""
+    """Weights, masters, moments and extra states; each layer is a box of a stacked tensor."""
     hub, dtype = layout.hub, layout.dtype
     master = "param" if layout.level else "fp32_param"
     layers, numbered = _layers(hub)
@@ -344,7 +357,10 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
 
 
 def _layers(hub: Hub) -> tuple[int, bool]:
-    """The number of layers, and whether they differ: Megatron does not stack layers that differ (transformer_block.py)."""
+    """The number of layers, and whether they differ.
+
+    Megatron does not stack layers that differ (transformer_block.py).
+    """
     found: dict[int, set[str]] = {}
     for name in hub.parameters:
         if match := OWN.fullmatch(name):
@@ -357,7 +373,7 @@ def _layers(hub: Hub) -> tuple[int, bool]:
 
 
 def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Key of a tensor, with the sizes of the stacked dimensions before its own, and its place in them."""
+    """Key of a tensor, sizes of the stacked dimensions before its own, and its place in them."""
     match = OWN.fullmatch(name)
     if match is None:
         return name, (), ()

@@ -144,11 +144,11 @@ def _in_place(
             having = {other[1] for other in order if any(name.startswith(end) for name in held[other]["model"])}
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
                 raise SourceError(
-                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; files of two stages were exchanged,"
-                    " rename them"
+                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; the files of two stages have each"
+                    " other's names; rename them"
                 )
         if isinstance(own, int) and isinstance(before, int) and own <= before:
-            raise SourceError(f"{path}: rank {own} wrote it; expected a rank above {before}; give it its own name")
+            raise SourceError(f"{path}: rank {own} wrote it; expected a rank above {before}; name each file after its own rank")
         other = seen.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
             raise SourceError(f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file")

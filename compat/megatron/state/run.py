@@ -114,7 +114,8 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
                 at.append(number)
         if len(at) != 1:
             raise SourceError(
-                f"{where}: {name} fits {len(at)} groups of the optimizer; expected one, as in Megatron's own optimizers"
+                f"{where}: {name} fits {len(at)} groups of the optimizer; expected one; only groups of Megatron's own"
+                " optimizers are read"
             )
         found[at[0]].append(name)
     own = ({key: value for key, value in row.items() if key not in ("params", "step")} for row in rows)
@@ -123,12 +124,16 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
-    """The loss scale. Megatron doubles it with the step that completes the window, DeepSpeed and the hub one step later."""
+    """The loss scale, counted as in the hub.
+
+    Megatron doubles it with the step that completes the window, the hub one step later.
+    """
     held = optimizer.get("grad_scaler")
     if not isinstance(held, Mapping) or "scale" not in held:
         fixed = args.get("loss_scale")
         return Scale(float(fixed), False) if fixed else None
-    good, left = int(_number(held["growth_tracker"])), int(_number(held["hysteresis_tracker"]))
+    good = int(_number(held["growth_tracker"]))  # steps since the last overflow
+    left = int(_number(held["hysteresis_tracker"]))  # overflows until the scale is lowered
     return Scale(
         float(_number(held["scale"])),
         True,
@@ -146,7 +151,10 @@ def _number(value: Any) -> float:
 
 
 def step_of(optimizer: Mapping[str, Any]) -> float | None:
-    """The number of updates in the moments; it is in the groups or in the state, by optimizer. None if they disagree."""
+    """The number of updates in the moments; None if two places disagree.
+
+    It is in the groups or in the state, by optimizer.
+    """
     inner = optimizer.get("optimizer", optimizer)
     state = inner.get("state")
     said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
@@ -205,7 +213,7 @@ def carried(hub: Hub) -> Mapping[str, Any]:
 
 
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that Megatron-LM saves besides tensors (training/checkpointing.py: generate_state_dict)."""
+    """Everything that Megatron-LM saves besides tensors (checkpointing.py: generate_state_dict)."""
     held = carried(hub)
     # Random states are not written. With this argument, load_checkpoint does not look for them.
     args = {**(held.get("args") or {}), "no_save_rng": True}
@@ -328,7 +336,10 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
 def unsaid(hub: Hub) -> Iterator[Finding]:
     """Findings on state that Megatron needs and the source does not have."""
     if not carried(hub).get("args"):
-        message = "the source has no arguments of Megatron-LM; the run takes those of the launch and starts its data anew"
+        message = (
+            "the source has no arguments of Megatron-LM; the run takes those of the launch, and its data starts again from"
+            " the first sample"
+        )
         yield lost("args", message, Effect.NUMBERS)
     if not carried(hub).get("opt_param_scheduler"):
         message = "the source has only the samples seen of the scheduler's state; launch with --override-opt_param-scheduler"
