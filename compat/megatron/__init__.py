@@ -175,10 +175,24 @@ class MegatronDialect(PackagedDialect):
         # A derived switch is no loss: only a given one is named as replaced.
         fsdp = [name for name in FSDP if values.get(name) and config.given.get(name) is not None]
         level = int(bool(fsdp or values.get("use_distributed_optimizer")))
-        instead = {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True} if fsdp else {}
-        told = {"megatron": {"args": {name: values[name] for name in KEPT if values.get(name) is not None}}}
-        tokens = [TOKENIZER] if values.get("tokenizer_type") is None and not hub.client.get("megatron") else []
-        replaced = [Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp]
+        instead = (
+            {**dict.fromkeys((*fsdp, *BESIDE_FSDP)), "use_distributed_optimizer": True}
+            if fsdp
+            else {}
+        )
+        told = {
+            "megatron": {
+                "args": {name: values[name] for name in KEPT if values.get(name) is not None}
+            }
+        }
+        tokens = (
+            [TOKENIZER]
+            if values.get("tokenizer_type") is None and not hub.client.get("megatron")
+            else []
+        )
+        replaced = [
+            Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp
+        ]
         findings = (*replaced, *tokens)
         return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
 
@@ -228,7 +242,9 @@ class MegatronDialect(PackagedDialect):
         assumed = []
         # A live object belongs to one rank and has no world size.
         if config.world_size is None and config.entry in ("flags", *SECTIONED):
-            message = f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
+            message = (
+                f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
+            )
             assumed.append(Finding("world_size", message, Effect.NUMBERS))
         return (*assumed, *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
@@ -286,7 +302,8 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron import formats
 
         given = config.given
-        if config.entry != "flags":  # an object or a file in sections becomes flags by way of its plan
+        # A config object or a file in sections becomes flags by way of its plan.
+        if config.entry != "flags":
             from bridge.translation import lift, lower
 
             given = lower(lift(config), self, config.version, config.world_size).given

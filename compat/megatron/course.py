@@ -31,10 +31,14 @@ COLLECTS = convert(
     "run.collect_interval",
     # An interval of 0, the default, means that training collects nothing.
     lambda values, context: (
-        {"run.collect_interval": values[EVERY]} if values.get("manual_gc") and (values.get(EVERY) or 0) > 0 else {}
+        {"run.collect_interval": values[EVERY]}
+        if values.get("manual_gc") and (values.get(EVERY) or 0) > 0
+        else {}
     ),
     lambda values, context: (
-        {"manual_gc": True, EVERY: values["run.collect_interval"]} if values.get("run.collect_interval") else {}
+        {"manual_gc": True, EVERY: values["run.collect_interval"]}
+        if values.get("run.collect_interval")
+        else {}
     ),
     effect=Effect.COST,
     blurs=lambda values: bool(values.get("manual_gc")) and (values.get(EVERY) or 0) <= 0,
@@ -48,7 +52,9 @@ TIMEOUT = convert(
     "run.timeout",
     lambda values, context: {"run.timeout": 60.0 * max(1, values[MINUTES])} if values.get(MINUTES) is not None else {},
     # Megatron counts whole minutes; the shortest timeout that it can express is one.
-    lambda values, context: {MINUTES: max(1, round(values["run.timeout"] / 60))} if values.get("run.timeout") else {},
+    lambda values, context: (
+        {MINUTES: max(1, round(values["run.timeout"] / 60))} if values.get("run.timeout") else {}
+    ),
     effect=EFFECTS["run.timeout"],
     blurs=lambda values: (values.get(MINUTES) or 1) < 1,
     lossy="Megatron takes the timeout in whole minutes",
@@ -84,7 +90,10 @@ SAVES = convert(
     lambda values, context: {"run.async_save": bool(values["async_save"])} if "async_save" in values else {},
     # Since 0.16, validate_args switches async_save off without the persistent worker.
     lambda values, context: (
-        {"async_save": True, **({"use_persistent_ckpt_worker": True} if context.since("0.16.0") else {})}
+        {
+            "async_save": True,
+            **({"use_persistent_ckpt_worker": True} if context.since("0.16.0") else {}),
+        }
         if values.get("run.async_save")
         else {}
     ),
@@ -108,7 +117,9 @@ RESUMED = convert(
     (GIVEN, STORED),
     SCHEDULE,
     _read_resumed,
-    lambda values, context: {CHOSEN[values[SCHEDULE]]: True} if values.get(SCHEDULE) in CHOSEN else {},
+    lambda values, context: (
+        {CHOSEN[values[SCHEDULE]]: True} if values.get(SCHEDULE) in CHOSEN else {}
+    ),
     effect=EFFECTS[SCHEDULE],
     note="the learning-rate schedule that a resumed run takes",
     source="optimizer_param_scheduler.py: _check_and_set",

@@ -85,12 +85,15 @@ def _read_router(values: Group, context: Context) -> Group:
         return {}
     score = values.get("moe_router_score_function") or "softmax"
     biased = bool(values.get("moe_router_enable_expert_bias"))
-    factor, capacity = values.get("moe_router_topk_scaling_factor"), values.get("moe_expert_capacity_factor")
+    factor = values.get("moe_router_topk_scaling_factor")
+    capacity = values.get("moe_expert_capacity_factor")
     grouped = values.get("moe_router_group_topk") or None
     # A softmax over the chosen experts sums to one by itself; a softmax over all experts
     # (moe_router_pre_softmax) does not. Megatron normalises other scores if several experts are
     # chosen.
-    sums_to_one = not values.get("moe_router_pre_softmax") if score == "softmax" else values.get(TOP_K) != 1
+    sums_to_one = (
+        not values.get("moe_router_pre_softmax") if score == "softmax" else values.get(TOP_K) != 1
+    )
     return {
         f"{MOE}score": score if score in SCORES else None,
         f"{MOE}normalised": None if "sinkhorn" in _kinds(values) else sums_to_one,

@@ -386,7 +386,10 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "a number"),
     "bool": (bool, "text"),
     "name": (str, "a name"),
-    "integers": (lambda text: [int(part) for part in text.strip("()").split(",")], "whole numbers like 128,0"),
+    "integers": (
+        lambda text: [int(part) for part in text.strip("()").split(",")],
+        "whole numbers like 128,0",
+    ),
     "layers": (_layers, "a whole number or a list like ([0]*3+[1])*2, without blanks"),
     "layers_spaced": (
         lambda text: _pattern(text.strip()) if "[" in text else int(text),
@@ -449,8 +452,14 @@ def _unknown(option: str, version: str) -> str:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
     known = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).
-    longer = next((flag for flag in known if flag.startswith(option) and len(option) > len("--")), None)
-    meant = f"; did you mean {longer}? Flags may not be abbreviated" if longer else nearest(option, known)
+    longer = next(
+        (flag for flag in known if flag.startswith(option) and len(option) > len("--")), None
+    )
+    meant = (
+        f"; did you mean {longer}? Flags may not be abbreviated"
+        if longer
+        else nearest(option, known)
+    )
     return f"{brief(option)}: unknown to Megatron {version}{meant}"
 
 

@@ -111,12 +111,16 @@ def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[st
     # A misread mention may have been left out since, for a later one that is not known.
     for dest in filter(parsed.flags.__contains__, parsed.misread):
         message = "the text means no, but Megatron's parser sets this to true for any text"
-        yield Finding(dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words))
+        yield Finding(
+            dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words)
+        )
     yield from (_meant(flag, words, given) for flag in older.found)
     yield from _unknown(parsed, words, older)
     # Values that are not among the choices, of arguments that no plan field needs.
     for dest, message, spot in parsed.foreign:
-        yield Finding(dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words))
+        yield Finding(
+            dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words)
+        )
     yield from (_opaque(path, index, words) for path, index in parsed.opaque)
     yield from filter(None, (_spelled(dest, spot, words) for dest, spot in parsed.flags.items()))
 
@@ -217,7 +221,9 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     # known.
     reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
     loose = path.startswith(("$", "`"))
-    message = f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
+    message = (
+        f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
+    )
     effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]
     return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
@@ -262,10 +268,13 @@ def words_of(document: Document, version: str, lenient: bool) -> Words:
         launch = launch_of(document.data)
         # Flags that a shell runs as commands, because the line before them does not continue.
         strays = [
-            Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)) for line, word, message in document.data.strays()
+            Finding(word, message, Effect.NUMBERS, True, origin=Origin(line))
+            for line, word, message in document.data.strays()
         ]
         found = (*strays, *assumed(document.data))
-        return Words(launch.texts, list(launch.lines), found, launch.opaque, launch.ranks, launch.loose)
+        return Words(
+            launch.texts, list(launch.lines), found, launch.opaque, launch.ranks, launch.loose
+        )
     if isinstance(document.data, list):
         return _listed(document)
     args = document.data.get(RECIPE)

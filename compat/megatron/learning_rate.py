@@ -126,7 +126,8 @@ def as_counted(written: Group, values: Group, context: Context) -> Group:
 
 def _decay(values: Group) -> Group:
     """The length and the shape of a WSD schedule's decay."""
-    length, total = (values.get(f"optimizer.schedule.{name}") for name in ("decay_steps", "total_steps"))
+    length = values.get("optimizer.schedule.decay_steps")
+    total = values.get("optimizer.schedule.total_steps")
     if length is None and total:
         length = max(1, total // TENTH)
     return {"lr_wsd_decay_iters": length, "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear"}

@@ -28,14 +28,18 @@ SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
 OVERLAP = Why("an overlap inside Megatron", Effect.COST)
 LOW = Why("a setting of fp8 or fp4 inside Megatron", Effect.NUMBERS)
 DATA = Why("the target's data settings choose and mask the samples", Effect.NUMBERS)
-LOADER = Why("where the data is, and how it is read and cached; set the same data in the target", Effect.NONE)
+LOADER = Why(
+    "where the data is, and how it is read and cached; set the same data in the target", Effect.NONE
+)
 BATCHES = Why("a Plan has no batch size that changes during the run", Effect.NUMBERS)
 START = Why("the weights or the checkpoint that a run starts from", Effect.NUMBERS)
 SAVING = Why("Megatron's training loop writes checkpoints in its own way", Effect.NONE)
 LOOP = Why("a switch of Megatron's training loop", Effect.NONE)
 LOGS = Why("Megatron's training loop writes logs in its own way", Effect.NONE)
 EVALUATION = Why("Megatron's training loop runs evaluation in its own way", Effect.NONE)
-FAMILY = Why("a setting of Megatron's training scripts for other kinds of models", Effect.NUMBERS, True)
+FAMILY = Why(
+    "a setting of Megatron's training scripts for other kinds of models", Effect.NUMBERS, True
+)
 OPTIMIZER = Why("Megatron's own variant of the optimizer", Effect.NUMBERS)
 
 GROUPS: Mapping[str, Why] = {

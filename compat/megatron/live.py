@@ -132,6 +132,7 @@ def model_parallel_config(config: MegatronConfig) -> Any:
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     values = {**config.model_parallel, **{name: value for name, value in config.opaque.items() if value is not None}}
     for name, value in values.items():
-        if isinstance(value, str) and value.startswith("torch."):  # a dtype, which configs hold by name
+        # A dtype, which configs hold by name.
+        if isinstance(value, str) and value.startswith("torch."):
             values[name] = getattr(torch, value.removeprefix("torch."))
     return cls(**{name: value for name, value in values.items() if name in known})

@@ -67,7 +67,9 @@ def _read_padded(values: Group, context: Context) -> Group:
     # A NullTokenizer added one word to --vocab-size before 0.18; that of images,
     # NullMultimodalTokenizer, still does.
     tokenizer = str(values.get("tokenizer_type"))
-    if tokenizer.startswith("Null") and not (tokenizer == "NullTokenizer" and context.since("0.18.0")):
+    if tokenizer.startswith("Null") and not (
+        tokenizer == "NullTokenizer" and context.since("0.18.0")
+    ):
         words += 1
     # Each tensor rank holds equally many rows, and each share is a multiple of the divisor.
     return {"model.embedding.padded_vocab": padded(words, divisor * (values.get(TENSOR) or 1))}
@@ -85,7 +87,9 @@ def _write_padded(values: Group, context: Context) -> Group:
     if not vocab:
         return {"padded_vocab_size": rows}
     divisors = [*(USUAL >> power for power in range(8)), rows // ranks]  # 128, 64, ... 1
-    divisor = next((size for size in divisors if size and padded(vocab, size * ranks) == rows), None)
+    divisor = next(
+        (size for size in divisors if size and padded(vocab, size * ranks) == rows), None
+    )
     return {"make_vocab_size_divisible_by": divisor} if divisor else {"padded_vocab_size": rows}
 
 
@@ -208,7 +212,9 @@ ACTIVATIONS = convert(
     # it lacks.
     lambda values, context: {
         **WAYS.get((values.get(ACTIVATION), values.get(GATED)), {}),
-        "activation_func": next((theirs for theirs, ours in FUNCTIONS.items() if ours == values.get(ACTIVATION)), None),
+        "activation_func": next(
+            (theirs for theirs, ours in FUNCTIONS.items() if ours == values.get(ACTIVATION)), None
+        ),
         "gated_linear_unit": values.get(GATED),
     },
     sees=("add_bias_linear", "bias_activation_fusion"),
@@ -226,7 +232,9 @@ CLAMP = convert(
     # A plan has only positive bounds.
     lambda values, context: {
         "model.mlp.clamp": (
-            values["activation_func_clamp_value"] if (values.get("activation_func_clamp_value") or 0) > 0 else None
+            values["activation_func_clamp_value"]
+            if (values.get("activation_func_clamp_value") or 0) > 0
+            else None
         )
     },
     lambda values, context: {"activation_func_clamp_value": values.get("model.mlp.clamp")},
@@ -335,10 +343,14 @@ DROPOUT = convert(
     "hidden_dropout",
     DROPOUTS,
     lambda values, context: (
-        dict.fromkeys(DROPOUTS, values["hidden_dropout"]) if values.get("hidden_dropout") is not None else {}
+        dict.fromkeys(DROPOUTS, values["hidden_dropout"])
+        if values.get("hidden_dropout") is not None
+        else {}
     ),
     lambda values, context: {
-        "hidden_dropout": next((values[path] for path in DROPOUTS if values.get(path) is not None), None)
+        "hidden_dropout": next(
+            (values[path] for path in DROPOUTS if values.get(path) is not None), None
+        )
     },
     lossy="Megatron has one dropout rate for the embedding and for the output of each layer",
     note=SCRIPT,

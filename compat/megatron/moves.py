@@ -43,7 +43,9 @@ def _growth(given: Words) -> Words:
     schedule, length = given["step_batch_size_schedule"], given.get("seq_length")
     found = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
     # (tokens, batch size) of each step, in order; none if the text has another form.
-    steps = sorted((_number(step[1]), _number(step[2])) for step in found if step) if all(found) else []
+    steps = (
+        sorted((_number(step[1]), _number(step[2])) for step in found if step) if all(found) else []
+    )
     each = {(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(steps)}
     # A ramp starts at the first sample, and all its steps are alike.
     if not length or len(each) != 1 or steps[0][0]:
@@ -84,7 +86,8 @@ MOVES: tuple[Move, ...] = (
         ("rampup_batch_size",),
         lambda given: {
             "rampup_batch_size": [
-                int(word) if isinstance(word, str) and word.isdecimal() else word for word in given["rampup_batch_size"]
+                int(word) if isinstance(word, str) and word.isdecimal() else word
+                for word in given["rampup_batch_size"]
             ]
         },
         lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
@@ -96,7 +99,9 @@ MOVES: tuple[Move, ...] = (
         ("cuda_graph_modules",),
         lambda given: {
             "cuda_graph_modules": (
-                given["cuda_graph_scope"] if isinstance(given["cuda_graph_scope"], list) else [given["cuda_graph_scope"]]
+                given["cuda_graph_scope"]
+                if isinstance(given["cuda_graph_scope"], list)
+                else [given["cuda_graph_scope"]]
             )
         },
         lambda given: {"cuda_graph_scope": given["cuda_graph_modules"]},

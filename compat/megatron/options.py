@@ -132,8 +132,9 @@ def type_of(dest: str) -> str:
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
     """The option and its values that set `dest` to `value` in a release; None if no flag can."""
-    # Lists cannot be keys of a cache.
-    return _cached(version, dest, value) if isinstance(value, str | int | float) else _option_for(version, dest, value)
+    if isinstance(value, str | int | float):
+        return _cached(version, dest, value)
+    return _option_for(version, dest, value)  # a list cannot be a key of the cache
 
 
 def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:

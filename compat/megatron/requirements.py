@@ -30,7 +30,8 @@ NEEDS = (
         REFUSED,
         VALIDATE,
         unless=lambda given: (
-            _stored(given) or bool(given.get("hybrid_layer_pattern") or given.get("hybrid_override_pattern"))
+            _stored(given)
+            or bool(given.get("hybrid_layer_pattern") or given.get("hybrid_override_pattern"))
         ),
     ),
     *(

@@ -32,8 +32,12 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         return text
     # New flags go behind the last flag. If they cannot stand there, as inside a branch of the
     # script, an earlier place is tried.
-    for anchor in sorted({spot.index + spot.words - 1 for spot in parsed.flags.values()}, reverse=True):
-        words_there = launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
+    for anchor in sorted(
+        {spot.index + spot.words - 1 for spot in parsed.flags.values()}, reverse=True
+    ):
+        words_there = (
+            launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
+        )
         new = _edited(text, words_there, put, added, anchor)
         if new is not None and _given(new, like, version) == dict(given):
             return new
@@ -51,8 +55,10 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
             value = given.get(path)
             if sections.kind(like.data):
                 put[line] = plain(value)
-            else:  # a flag that is removed takes its line with it
-                put[line] = _entry(path, value, like, version).partition(": ")[2] if value is not None else None
+            elif value is None:
+                put[line] = None  # a flag that is removed takes its line with it
+            else:
+                put[line] = _entry(path, value, like, version).partition(": ")[2]
     lines = [origin.line for origin in before.origins.values() if origin.line]
     for path in given:
         if path not in before.given and lines:

@@ -138,7 +138,9 @@ PAIRS = convert(
     "model.rotary.interleaved",
     # Latent attention always rotates neighbouring elements together.
     lambda values, context: (
-        {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))} if turns(values) else {}
+        {"model.rotary.interleaved": bool(values.get(LATENT) or values.get("rotary_interleaved"))}
+        if turns(values)
+        else {}
     ),
     _write_pairs,
     effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,

@@ -20,7 +20,11 @@ TENSOR_OVERLAP = convert(
     "tp_comm_overlap",
     "parallel.tensor_overlap",
     lambda values, context: (
-        {"parallel.tensor_overlap": bool(values["tp_comm_overlap"] and values.get("sequence_parallel"))}
+        {
+            "parallel.tensor_overlap": bool(
+                values["tp_comm_overlap"] and values.get("sequence_parallel")
+            )
+        }
         if values.get("tp_comm_overlap") is not None
         else {}
     ),
@@ -76,7 +80,9 @@ def parallel_rules() -> tuple[Rule, ...]:
             "parallel.order",
             lambda values, context: {"parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]},
             lambda values, context: (
-                {"use_tp_pp_dp_mapping": True} if values.get("parallel.order") == ORDERS[True] else {}
+                {"use_tp_pp_dp_mapping": True}
+                if values.get("parallel.order") == ORDERS[True]
+                else {}
             ),
             effect=Effect.COST,
             lossy="Megatron offers only two rank orders",
@@ -104,7 +110,8 @@ BATCH = convert(
     },
     blurs=lambda values: bool(
         all(values.get(name) for name in SIZES)
-        and values["global_batch_size"] % (values["micro_batch_size"] * values["data_parallel_size"])
+        and values["global_batch_size"]
+        % (values["micro_batch_size"] * values["data_parallel_size"])
     ),
     carries={
         "micro_batch_size": ("batch.micro", "batch.accumulation"),

@@ -41,7 +41,9 @@ def schema() -> type[Section]:
     fields: dict[str, Any] = {
         dest.lstrip("_"): (
             _type(dest),
-            field(None, alias=dest if dest.startswith("_") else None, description=said.get(dest, "")),
+            field(
+                None, alias=dest if dest.startswith("_") else None, description=said.get(dest, "")
+            ),
         )
         for dest in options.groups()
     }

@@ -222,7 +222,14 @@ STEPS: tuple[Step, ...] = (
     # No experts in this product: validate_yaml does not look at the expert grid.
     check(
         PLACE,
-        lambda a: a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size),
+        lambda a: (
+            a.world_size
+            % (
+                a.tensor_model_parallel_size
+                * a.pipeline_model_parallel_size
+                * a.context_parallel_size
+            )
+        ),
         UNSPLIT,
         last=True,
     ),

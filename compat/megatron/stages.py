@@ -193,7 +193,10 @@ RULES = (
         lambda values, context: {"schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None},
         # Megatron refuses virtual stages on two ranks unless communication is overlapped.
         lambda values, context: (
-            {"overlap_p2p_comm": values["schedule.overlap"] or (values.get("parallel.pipeline") or 1) == 2}
+            {
+                "overlap_p2p_comm": values["schedule.overlap"]
+                or (values.get("parallel.pipeline") or 1) == 2
+            }
             if values.get("schedule.overlap") is not None and values.get("schedule.virtual")
             else {}
         ),

@@ -116,7 +116,9 @@ def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
     # Virtual stages twice: they are what most launches of several stages have.
     forms = ["open", "encoder", "even", "virtual", "virtual", "per_stage", *since]
     unpiped = ("open", "encoder", "even", "ends", "hybrid")
-    return FORMS[draw(st.sampled_from([form for form in forms if ranks > 1 or form in unpiped]))](ranks, *counts)
+    return FORMS[draw(st.sampled_from([form for form in forms if ranks > 1 or form in unpiped]))](
+        ranks, *counts
+    )
 
 
 SINCE = {
@@ -156,7 +158,9 @@ def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group
 # layers of a stage, and those of the first and the last one.
 FORMS: Mapping[str, Callable[[int, int, int, int, int], Group]] = {
     "open": lambda ranks, virtual, each, first, last: {},
-    "encoder": lambda ranks, virtual, each, first, last: {"encoder_num_layers": ranks * virtual * each},
+    "encoder": lambda ranks, virtual, each, first, last: {
+        "encoder_num_layers": ranks * virtual * each
+    },
     "even": lambda ranks, virtual, each, first, last: {"num_layers": ranks * virtual * each},
     "virtual": lambda ranks, virtual, each, first, last: {
         "num_layers": ranks * virtual * each,
@@ -171,7 +175,9 @@ FORMS: Mapping[str, Callable[[int, int, int, int, int], Group]] = {
     "layout": _layout,
     # One letter for each layer, and a bar between stages.
     "hybrid": lambda ranks, virtual, each, first, last: {
-        "hybrid_layer_pattern": "|".join(["M*-M"[:first] * each] * (ranks * virtual if ranks > 1 else 1))
+        "hybrid_layer_pattern": "|".join(
+            ["M*-M"[:first] * each] * (ranks * virtual if ranks > 1 else 1)
+        )
     },
 }
 
@@ -268,8 +274,15 @@ def _schedule(version: str) -> Groups:
         found.append(_group({**train, "lr_warmup_fraction": st.floats(0, 1)}, decay))
         found.append(_group(train, {**decay, **warmup, f"lr_warmup_{unit}": st.integers(1, 100)}))
     for unit in ("iters", "samples"):
-        length = {f"train_{unit}": st.integers(100, 10**6), f"lr_wsd_decay_{unit}": st.integers(0, 100)}
-        rest = {"lr": RATE, "min_lr": common["min_lr"], "lr_wsd_decay_style": st.sampled_from(styles)}
+        length = {
+            f"train_{unit}": st.integers(100, 10**6),
+            f"lr_wsd_decay_{unit}": st.integers(0, 100),
+        }
+        rest = {
+            "lr": RATE,
+            "min_lr": common["min_lr"],
+            "lr_wsd_decay_style": st.sampled_from(styles),
+        }
         found.append(_group({"lr_decay_style": st.just("WSD"), **length}, rest))
     return st.one_of(found)
 
@@ -437,7 +450,9 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     if path not in UNWRAPPED:
         return drawn
     # A list of one is read as its element, so the element is drawn.
-    return drawn.map(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
+    return drawn.map(
+        lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value
+    )
 
 
 EXCHANGES = st.sampled_from(("p2p", "a2a", "allgather", "a2a+p2p"))

@@ -224,7 +224,8 @@ def _own_minimum(values: Group) -> bool:
     usual = values.get("min_lr") or 0.0
     least = values.get("decoupled_min_lr")
     found = usual if least is None else least
-    return bool(abs(found - usual * own / rate) > 1e-12 * own)  # more than the rounding of two floats
+    # More than the rounding of two floats.
+    return bool(abs(found - usual * own / rate) > 1e-12 * own)
 
 
 DECOUPLED = convert(
@@ -233,7 +234,9 @@ DECOUPLED = convert(
     # A plan has factors on the learning rate.
     lambda values, context: (
         dict.fromkeys(RATES, values["decoupled_lr"] / values["lr"])
-        if values.get("decoupled_lr") is not None and values["decoupled_lr"] >= 0 and values.get("lr")
+        if values.get("decoupled_lr") is not None
+        and values["decoupled_lr"] >= 0
+        and values.get("lr")
         else {}
     ),
     _write_rates,
@@ -303,7 +306,9 @@ PINNED = convert(
     # Both are true by default, and both matter only if the optimizer runs on the host.
     lambda values, context: (
         {"zero.offload.pinned": all(values[name] for name in PINS if values.get(name) is not None)}
-        if any(values.get(name) is not None for name in PINS) and values.get("optimizer_cpu_offload") and aware(values)
+        if any(values.get(name) is not None for name in PINS)
+        and values.get("optimizer_cpu_offload")
+        and aware(values)
         else {}
     ),
     lambda values, context: dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {},

@@ -18,7 +18,13 @@ RULES = (
         (START, END, STYLE),
         PLAN,
         lambda values, context: (
-            dict(zip(PLAN, (values[STYLE], values.get(START), values.get(END), steps(values, "train")), strict=True))
+            dict(
+                zip(
+                    PLAN,
+                    (values[STYLE], values.get(START), values.get(END), steps(values, "train")),
+                    strict=True,
+                )
+            )
             if values.get(STYLE) in SHAPES
             else {}
         ),

@@ -98,7 +98,7 @@ def test_values_of_another_type_are_refused_also_where_no_flag_sets_them(key: st
 
 def test_fields_that_are_not_in_the_file_stop_megatron() -> None:
     text = yaml_cfg("0.9.0")
-    with pytest.raises(ConfigError, match="missing .*; Megatron 0.16.0 stops if the file lacks a field"):
+    with pytest.raises(ConfigError, match=r"missing .*; Megatron 0\.16\.0 stops if the file lacks a field"):
         DIALECT.read(text, version="0.16.0", world_size=8)
     config = DIALECT.read(text, version="0.16.0", world_size=8, lenient=True)
     assert any("stops if the file lacks a field" in finding.message for finding in config.findings)

@@ -112,7 +112,10 @@ GRAPH_STEPS: tuple[Step, ...] = (
         GRAPHS,
         computed(
             "inference_cuda_graph_scope",
-            lambda a: named(a.inference_cuda_graph_scope or ("layer" if a.cuda_graph_impl == "local" else "none")),
+            lambda a: named(
+                a.inference_cuda_graph_scope
+                or ("layer" if a.cuda_graph_impl == "local" else "none")
+            ),
         ),
         since="0.18.0",
     ),

@@ -141,7 +141,11 @@ SAVING_STEPS: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: frozen layers",
-        when(lambda a: a.freeze_all_layers, use_distributed_optimizer=False, overlap_param_gather=False),
+        when(
+            lambda a: a.freeze_all_layers,
+            use_distributed_optimizer=False,
+            overlap_param_gather=False,
+        ),
         since="0.19.0",
     ),
     excludes(set_("override_ckpt_iteration"), "finetune", SAVING, since="0.19.0"),
@@ -310,7 +314,11 @@ LAST_STEPS: tuple[Step, ...] = (
         since="0.17.0",
     ),
     _wgrad(
-        lambda a: a.overlap_grad_reduce and "attn" in _graphed(a) and (a.add_bias_linear or a.add_qkv_bias),
+        lambda a: (
+            a.overlap_grad_reduce
+            and "attn" in _graphed(a)
+            and (a.add_bias_linear or a.add_qkv_bias)
+        ),
         "delay_wgrad_compute: found with CUDA graphs of attention that has biases; add --disable-bias-linear",
         since="0.17.0",
     ),

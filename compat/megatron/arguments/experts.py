@@ -6,7 +6,18 @@ from typing import Any
 
 from bridge.checks import above, equals, excludes, needs, on
 from compat.megatron.arguments.batch import SPLIT_PATHS
-from compat.megatron.arguments.steps import Change, Namespace, Step, absent, check, computed, derive, inherit, under, when
+from compat.megatron.arguments.steps import (
+    Change,
+    Namespace,
+    Step,
+    absent,
+    check,
+    computed,
+    derive,
+    inherit,
+    under,
+    when,
+)
 
 EXPERTS = "validate_args: experts"
 FORMATS = "validate_args: checkpoint formats"
@@ -26,6 +37,13 @@ def _unwrap(*names: str) -> Change:
                 setattr(a, name, value[0])
 
     return change
+
+
+def _several_sources(a: Namespace) -> bool:
+    """Whether more than one source of data is given; the paths of the splits are one together."""
+    by_split = [getattr(a, name) for name in SPLIT_PATHS]
+    given = [source for source in (a.mock_data, a.data_path, any(by_split)) if source]
+    return len(given) > 1
 
 
 _fim = under(FIM, on("fim_data"), "0.16.0")
@@ -102,7 +120,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         DATA,
-        lambda a: sum((bool(a.mock_data), bool(a.data_path), any(getattr(a, name) for name in SPLIT_PATHS))) > 1,
+        _several_sources,
         "data_path: found more than one source of data; keep one of mock_data, data_path, and the paths for each split"
         " (train_data_path, ...)",
     ),

@@ -105,7 +105,9 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     check(
         "_validate_pattern",
-        lambda a: any("*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a))),
+        lambda a: any(
+            "*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a))
+        ),
         "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
         since="0.18.0",
     ),
@@ -119,7 +121,9 @@ HYBRID_STEPS: tuple[Step, ...] = (
     # (--use-checkpoint-args).
     derive(
         HYBRID,
-        computed("num_layers", lambda a: len(_main(a).replace(STAGE, "")), given("hybrid_layer_pattern")),
+        computed(
+            "num_layers", lambda a: len(_main(a).replace(STAGE, "")), given("hybrid_layer_pattern")
+        ),
         since="0.17.0",
     ),
     _beside("decoder_first_pipeline_num_layers", piped=True),
@@ -147,7 +151,11 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     derive(
         HYBRID,
-        computed("mtp_num_layers", lambda a: len(_predictions(a)), lambda a: a.hybrid_layer_pattern and any(_predictions(a))),
+        computed(
+            "mtp_num_layers",
+            lambda a: len(_predictions(a)),
+            lambda a: a.hybrid_layer_pattern and any(_predictions(a)),
+        ),
         since="0.17.0",
     ),
     check(

@@ -179,7 +179,8 @@ NARROW_STEPS: tuple[Step, ...] = (
     check(
         NARROW,
         lambda a: (
-            a.fp8_param_gather and not (a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp)
+            a.fp8_param_gather
+            and not (a.use_distributed_optimizer or a.use_torch_fsdp2 or a.use_megatron_fsdp)
         ),
         "fp8_param_gather: found without a sharded optimizer; expected use_distributed_optimizer or FSDP; add"
         " --use-distributed-optimizer",

@@ -57,7 +57,9 @@ def least(a: Namespace) -> int:
 _encoder = computed(
     "encoder_tensor_model_parallel_size",
     lambda a: a.tensor_model_parallel_size,
-    lambda a: a.encoder_pipeline_model_parallel_size > 0 and a.encoder_tensor_model_parallel_size == 0,
+    lambda a: (
+        a.encoder_pipeline_model_parallel_size > 0 and a.encoder_tensor_model_parallel_size == 0
+    ),
 )
 
 

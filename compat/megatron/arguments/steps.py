@@ -171,7 +171,9 @@ def assign(**fixed: Any) -> Change:
     return lambda values: values.__dict__.update(fixed)
 
 
-def computed(name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None) -> Change:
+def computed(
+    name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None
+) -> Change:
     """A change that sets `name` to `value` of the other values; only if `condition` holds."""
 
     def change(values: Namespace) -> None:

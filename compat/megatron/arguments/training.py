@@ -118,7 +118,10 @@ PRECISION_STEPS: tuple[Step, ...] = (
         GRAPHS,
         # The block scope of 0.18 is the full_iteration_inference of 0.17.
         lambda a: (
-            (_local_scope(a, "full_iteration_inference") or named(a.inference_cuda_graph_scope) == "block")
+            (
+                _local_scope(a, "full_iteration_inference")
+                or named(a.inference_cuda_graph_scope) == "block"
+            )
             and a.fp8 is not None
             and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
         ),
@@ -343,7 +346,9 @@ TRAINING_STEPS: tuple[Step, ...] = (
     *(
         derive(
             "validate_args: weight decay",
-            computed(end, lambda a: a.weight_decay, lambda a: a.weight_decay_incr_style == "constant"),
+            computed(
+                end, lambda a: a.weight_decay, lambda a: a.weight_decay_incr_style == "constant"
+            ),
         )
         for end in ("start_weight_decay", "end_weight_decay")
     ),

@@ -154,7 +154,12 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     positive("num_moe_experts", EXPERTS),
     # Before 0.13, a model without experts gets their width too.
-    derive(EXPERTS, fallback("moe_ffn_hidden_size", lambda c: c.ffn_hidden_size), since="0.10.0", until="0.13.0"),
+    derive(
+        EXPERTS,
+        fallback("moe_ffn_hidden_size", lambda c: c.ffn_hidden_size),
+        since="0.10.0",
+        until="0.13.0",
+    ),
     derive(
         EXPERTS,
         computed(
@@ -316,7 +321,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         DISPATCH,
         fallback(
             "moe_flex_dispatcher_num_sms",
-            lambda c: c.moe_hybridep_num_sms if c.moe_deepep_num_sms is None else c.moe_deepep_num_sms,
+            lambda c: (
+                c.moe_hybridep_num_sms if c.moe_deepep_num_sms is None else c.moe_deepep_num_sms
+            ),
         ),
         since="0.19.0",
     ),

@@ -50,7 +50,9 @@ TRANSFORMER_FEEDS = (
     Feed("fp4_param", argument("fp4_param_gather"), since="0.17.1"),
     Feed(
         "activation_func",
-        lambda a: next((name for switch, name in ACTIVATIONS.items() if getattr(a, switch)), "gelu"),
+        lambda a: next(
+            (name for switch, name in ACTIVATIONS.items() if getattr(a, switch)), "gelu"
+        ),
     ),
     Feed("gated_linear_unit", lambda a: bool(a.swiglu or (a.quick_geglu and not a.squared_relu))),
     Feed("bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion),
@@ -59,7 +61,11 @@ TRANSFORMER_FEEDS = (
     # list.
     Feed(
         "cp_comm_type",
-        lambda a: a.cp_comm_type[0] if isinstance(a.cp_comm_type, list) and len(a.cp_comm_type) == 1 else a.cp_comm_type,
+        lambda a: (
+            a.cp_comm_type[0]
+            if isinstance(a.cp_comm_type, list) and len(a.cp_comm_type) == 1
+            else a.cp_comm_type
+        ),
         since="0.10.0",
     ),
     Feed(
@@ -70,7 +76,9 @@ TRANSFORMER_FEEDS = (
     # D in a hybrid pattern is a layer of sparse attention.
     Feed(
         "experimental_attention_variant",
-        lambda a: "dsa" if "D" in (a.hybrid_layer_pattern or "") else a.experimental_attention_variant,
+        lambda a: (
+            "dsa" if "D" in (a.hybrid_layer_pattern or "") else a.experimental_attention_variant
+        ),
         since="0.18.0",
     ),
 )

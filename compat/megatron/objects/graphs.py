@@ -170,7 +170,10 @@ GRAPH_STEPS: tuple[Step, ...] = (
     _layered(
         lambda c: (
             not _dense(c)
-            and (c.moe_layer_freq == 1 or (isinstance(c.moe_layer_freq, list) and 0 not in c.moe_layer_freq))
+            and (
+                c.moe_layer_freq == 1
+                or (isinstance(c.moe_layer_freq, list) and 0 not in c.moe_layer_freq)
+            )
             and "mlp" in _modules(c)
         ),
         "cuda_graph_scope: found mlp in a model without dense layers; drop it (since 0.18 the setting is cuda_graph_modules)",
@@ -241,7 +244,12 @@ GRAPH_STEPS: tuple[Step, ...] = (
         # the experts.
         lambda c: (
             c.cuda_graph_impl == "local"
-            and not (c.offload_modules and PARTIAL.issuperset(c.offload_modules) and _modules(c) and "moe" not in _modules(c))
+            and not (
+                c.offload_modules
+                and PARTIAL.issuperset(c.offload_modules)
+                and _modules(c)
+                and "moe" not in _modules(c)
+            )
         ),
         "fine_grained_activation_offloading: found offload_modules {offload_modules} with local CUDA graphs"
         " of {cuda_graph_modules}; offload only expert_fc1, moe_act or fused_group_mlp, and capture single modules without moe",

@@ -15,7 +15,8 @@ DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
 
 def _accounts(c: Namespace) -> int:
     """The number of layers that embedding and loss count as: 0, 1 or 2."""
-    return int(bool(c.account_for_embedding_in_pipeline_split)) + int(bool(c.account_for_loss_in_pipeline_split))
+    ends = (c.account_for_embedding_in_pipeline_split, c.account_for_loss_in_pipeline_split)
+    return len([end for end in ends if end])
 
 
 def _uneven(c: Namespace) -> bool:
@@ -94,6 +95,10 @@ def _counted(c: Namespace) -> bool:
     return bool(_accounts(c) and c.num_layers is not None and not (others and RELEASES.since(c.release, "0.13.0")))
 
 
+def _counted_per_rank(c: Namespace) -> int:
+    return int((c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size)
+
+
 def _counted_indivisible(c: Namespace) -> bool:
     return _counted(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
 
@@ -129,7 +134,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: (
             f"pipeline_model_parallel_layout: {problem}"
-            for problem in (_unfit(_parts(c), c) if c.pipeline_model_parallel_layout is not None else ())
+            for problem in (
+                _unfit(_parts(c), c) if c.pipeline_model_parallel_layout is not None else ()
+            )
         ),
         since="0.13.0",
     ),
@@ -225,7 +232,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         lambda c: (
             _counted(c)
             and c.virtual_pipeline_model_parallel_size
-            and (c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size % c.virtual_pipeline_model_parallel_size != 0
+            and _counted_per_rank(c) % c.virtual_pipeline_model_parallel_size != 0
         ),
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected the layers"
         " of a rank to divide by virtual_pipeline_model_parallel_size"

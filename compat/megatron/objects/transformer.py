@@ -67,7 +67,10 @@ def _missing(name: str) -> Step:
     """A check that the size `name` is set."""
     # gdn2 may be the G of a hybrid pattern, and then it needs no frequency.
     return _delta(
-        lambda c: getattr(c, name) is None and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2"),
+        lambda c: (
+            getattr(c, name) is None
+            and (name, c.experimental_attention_variant) != (LINEAR[0], "gdn2")
+        ),
         f"{name}: missing; experimental_attention_variant gated_delta_net needs it",
     )
 
@@ -101,7 +104,10 @@ SIZE_STEPS: tuple[Step, ...] = (
     # Stages send the residual stream, so messages have its format.
     derive(
         CLASS,
-        when(lambda c: c.fp32_residual_connection and c.pipeline_dtype is not None, pipeline_dtype="torch.float32"),
+        when(
+            lambda c: c.fp32_residual_connection and c.pipeline_dtype is not None,
+            pipeline_dtype="torch.float32",
+        ),
         since="0.17.0",
     ),
     excludes("fp16", "bf16", CLASS),
@@ -122,7 +128,9 @@ SIZE_STEPS: tuple[Step, ...] = (
         fallback("kv_channels", lambda c: c.hidden_size // max(c.num_attention_heads, 1)),
         needs=("hidden_size", "num_attention_heads"),
     ),
-    derive(CLASS, inherit("num_query_groups", "num_attention_heads"), needs=("num_attention_heads",)),
+    derive(
+        CLASS, inherit("num_query_groups", "num_attention_heads"), needs=("num_attention_heads",)
+    ),
     # Since 0.16, several tensor ranks may share a query group, so a divisor of the ranks is allowed
     # too.
     multiple_of("num_query_groups", "tensor_model_parallel_size", CLASS, until="0.16.0"),
@@ -742,7 +750,9 @@ LAST_STEPS: tuple[Step, ...] = (
             and c.context_parallel_size > 1
             and any(
                 str(kind).replace("_", "").lower() != "allgather"
-                for kind in (c.cp_comm_type if isinstance(c.cp_comm_type, list) else [c.cp_comm_type])
+                for kind in (
+                    c.cp_comm_type if isinstance(c.cp_comm_type, list) else [c.cp_comm_type]
+                )
             )
         ),
         "cp_comm_type: found {cp_comm_type} with experimental_attention_variant dsa; expected allgather",

@@ -104,7 +104,11 @@ def spans(option: str) -> tuple[tuple[str, str], ...]:
 
 def _rows(file: str, version: str) -> Iterator[dict[str, Any]]:
     RELEASES.place(version)  # raises for a release that is not known
-    return (row for row in _table(file) if RELEASES.within(version, row.get("since", ""), row.get("until", "")))
+    return (
+        row
+        for row in _table(file)
+        if RELEASES.within(version, row.get("since", ""), row.get("until", ""))
+    )
 
 
 def _flag(row: Mapping[str, Any]) -> Flag:

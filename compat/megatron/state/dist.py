@@ -320,7 +320,9 @@ class Layout:
         steps = {held.step for held in self.hub.trained.values() if held.moments}
         if len(steps) > 1:
             said = f"found moments of several steps ({shown(sorted(map(str, steps)))})"
-            raise SourceError(f"megatron: {said}; Megatron has one step for all; keep the source's format")
+            raise SourceError(
+                f"megatron: {said}; Megatron has one step for all; keep the source's format"
+            )
         step = next(iter(steps), None)
         if self.level:
             inner: dict[str, Any] = {"param_groups": run.rows_of(self.hub, step)}
@@ -350,7 +352,9 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
             key, sizes, offsets = _place(name, hub, layers, numbered)
             value = source
             if sizes:  # one more dimension of size 1 for each stacked one
-                value = Joined((Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype)
+                value = Joined(
+                    (Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype
+                )
             top = f"optimizer.state.{kind}." if kind else ""
             yield dcp.Saved(f"{top}{key}", value, (*sizes, *source.shape), (*offsets, *(0 for _ in source.shape)))
         yield from _extra(name, hub, layers, numbered)
@@ -380,9 +384,19 @@ def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple
     top, layer, rest = match[1], int(match[2]), match[3]
     # Megatron saves norms of its own layers under the names of Transformer Engine's. A layer of
     # Transformer Engine with experts has its second norm apart, and that under its own name.
-    local = any("local_experts." in other or other.endswith(".input_layernorm.weight") for other in hub.parameters)
+    local = any(
+        "local_experts." in other or other.endswith(".input_layernorm.weight")
+        for other in hub.parameters
+    )
     if local and not numbered:
-        rest = next((fused + rest.removeprefix(norm) for norm, fused in FUSED.items() if rest.startswith(norm)), rest)
+        rest = next(
+            (
+                fused + rest.removeprefix(norm)
+                for norm, fused in FUSED.items()
+                if rest.startswith(norm)
+            ),
+            rest,
+        )
     # A layer is a slice of a stacked tensor, or has its number in the name.
     sizes, offsets = ((), ()) if numbered else ((layers,), (layer,))
     key = f"{top}{layer}." if numbered else top
@@ -398,7 +412,12 @@ def _experts(hub: Hub, layer: int) -> int:
     for name in hub.parameters:
         match = OWN.fullmatch(name)
         # Each expert has one second matrix.
-        if match and int(match[2]) == layer and OF_EXPERT.fullmatch(match[3]) and "linear_fc2" in match[3]:
+        if (
+            match
+            and int(match[2]) == layer
+            and OF_EXPERT.fullmatch(match[3])
+            and "linear_fc2" in match[3]
+        ):
             count += 1
     return count
 

@@ -148,7 +148,9 @@ def _in_place(
                     " other's names; rename them"
                 )
         if isinstance(own, int) and isinstance(before, int) and own <= before:
-            raise SourceError(f"{path}: rank {own} wrote it; expected a rank above {before}; name each file after its own rank")
+            raise SourceError(
+                f"{path}: rank {own} wrote it; expected a rank above {before}; name each file after its own rank"
+            )
         other = seen.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
             raise SourceError(f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file")

@@ -141,7 +141,8 @@ def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | N
         args.get("loss_scale_window"),
         args.get("min_loss_scale"),
         args.get("hysteresis"),
-        max(left - 1, 0),  # Megatron lowers the scale when its count reaches 0, so one less is tolerated
+        # Megatron lowers the scale when its count reaches 0, so one less is tolerated.
+        max(left - 1, 0),
         good + 1,  # makes up for that one step
     )
 
