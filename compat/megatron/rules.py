@@ -144,11 +144,11 @@ ZERO = convert(
     lambda values, context: {"zero.stage": zero_stage(values)},
     lambda values, context: _write_zero(values, context),
     effect=Effect.COST,
-    sees=("optimizer.name", *TORCH_NEEDS),
+    sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a kernel or checkpoint format inside Megatron that its sharding may require",
-    lossy="Megatron shards gradients and weights only with its own FSDP: since 0.12, without fp16 since 0.13, and without"
-    " pipeline parallelism since 0.14; under sgd its own sharding does not run",
+    lossy="Megatron shards gradients and weights only with its own FSDP: since 0.12, since 0.13 in fp16 only on one"
+    " data-parallel rank, and since 0.14 without pipeline parallelism; under sgd its own sharding does not run",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
@@ -172,19 +172,30 @@ def _torch_only(values: Group, context: Context) -> bool:
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
     sgd = values.get("optimizer.name") == "sgd"
     fits = whole and values.get("model.tied") is False and values.get("precision.compute") != "fp16"
-    return fits and values.get("zero.stage") == 3 and context.since("0.10.0") and (sgd or not context.since("0.12.0"))
+    # It shards weights too. With a flag of 0.13, gathered weights stay until backward, as in stage 2.
+    stage = values.get("zero.stage")
+    able = stage == 3 or (stage == 2 and context.since("0.13.0"))
+    return fits and able and context.since("0.10.0") and (sgd or not context.since("0.12.0"))
 
 
 def _write_zero(values: Group, context: Context) -> Group:
     stage = values.get("zero.stage") or 0
     if _torch_only(values, context):
-        return {"use_torch_fsdp2": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
+        kept = {"torch_fsdp2_reshard_after_forward": False} if stage == 2 else {}
+        return {
+            "use_torch_fsdp2": True,
+            "ckpt_format": "torch_dist",
+            "gradient_accumulation_fusion": False,
+            **kept,
+        }
     if stage == 0 or not _shardable(values, context):
         return {}
     # The mesh of Megatron-FSDP has no pipeline ranks. In fp16, the loss scaler looks for gradients
-    # of parameters of which a rank holds no part. Either stops the run (traps.py).
+    # of parameters of which a rank holds no part; a single data-parallel rank holds them all.
+    # Either stops the run (traps.py).
     piped = context.since("0.14.0") and (values.get("parallel.pipeline") or 1) > 1
-    scaled = context.since("0.13.0") and values.get("precision.compute") == "fp16"
+    fp16 = context.since("0.13.0") and values.get("precision.compute") == "fp16"
+    scaled = fp16 and values.get("parallel.data") != 1
     if stage == 1 or not context.since("0.12.0") or piped or scaled:
         return {"use_distributed_optimizer": True}
     sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
