@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 
 if sys.argv[:1] == ["-m"] and "bridge.cli" in sys.orig_argv and not sys.flags.safe_path:
-    # said before anything is imported that a file of the current directory could stand for
+    # Before the first import: under plain `-m` the current directory is first in the path, so a
+    # json.py that lies there would be imported instead of the standard library's and run with the
+    # user's rights.
     sys.exit("error: python -m bridge.cli imports files of the current directory; run python -P -m stagebridge instead")
 
 from bridge.errors import BridgeError, ConfigError, SourceError, TranslationError, VersionError
 
+# Type checkers take this name for true; `typing` itself is too slow to import for a command that
+# only prints its version.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -26,23 +26,33 @@ if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
     Batch = tuple[Tensor, Tensor]
-    """Tokens and targets of a microbatch, each (sequences, tokens), int64; targets of -100 do not count."""
+    """Tokens and targets of a microbatch, each (sequences, tokens), int64; the loss leaves out
+    targets of -100.
+    """
 
 MICRO = 4
-"""Sequences in a microbatch where nothing says."""
+"""Sequences in a microbatch if neither the config nor the caller sets their number."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, the same on every backend: a native GPT of that shape with the first weights that `seed` draws
-    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that computes the same. With a `model` it
-    is the one that a plan describes so (`bridge.engine.models.dense.Dense`), of that same shape.
+    """The model and data of a run, the same on every backend.
 
-    `micro` counts where the config leaves the microbatch open. With a `folder` it is the model of Hugging Face that the
-    config.json there describes, and `architecture` says no more than the words and tokens of its samples; `model` is then what a
-    plan says of it, for stacks that bring a model of their own, and `first` its weights under the native names. With `rows` these
-    are the samples, and nothing is dropped at random. `groups` are those of the script's optimizer, as in the file that `move`
-    writes (`bridge.state.groups`), where the config does not say them; a stack whose groups are its own passes them by.
+    By default the model is the native GPT of that shape, with the first weights that `seed` draws
+    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that
+    computes the same. With a `model` it is the model that a plan describes
+    (`bridge.engine.models.dense.Dense`), of that same shape.
+
+    With a `folder` it is the Hugging Face model that the config.json there describes.
+    `architecture` then only gives the size of the vocabulary and the length of the samples. `model`
+    is what a plan says of that model, for stacks that bring one of their own, and `first` holds its
+    weights under the native names.
+
+    `micro` is used if the config leaves the microbatch open. `rows` are the samples if they are
+    given; dropout is then off.
+    `groups` are those of the script's optimizer, in the form of the file that `move` writes
+    (`bridge.state.groups`), if the config does not have them; stacks that make their own groups
+    ignore them.
     """
 
     architecture: Architecture
@@ -57,8 +67,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave: the mean loss over all ranks, the global gradient norm before clipping and the learning rate (None
-    where the stack does not tell), whether weights changed, and the loss scale that it ran with (None: none, or not told).
+    """What one step gave: the mean loss over all ranks, the global gradient norm before clipping,
+    the learning rate, whether weights changed, and the loss scale of the step. None stands for a
+    value that the stack does not tell.
     """
 
     loss: float
@@ -73,7 +84,9 @@ class Trainer(Protocol):
 
     @property
     def data(self) -> tuple[int, int]:
-        """This rank's place among the data ranks, and their number; ranks of one model share a place."""
+        """This rank's place among the data ranks, and their number; the ranks that hold one copy of
+        the model share a place.
+        """
         ...
 
     @property
@@ -91,12 +104,18 @@ class Trainer(Protocol):
         ...
 
     def resume(self, place: Path) -> int:
-        """Go on from the checkpoint `place`, of the stack's own; the steps behind it, skipped ones too. Raises `BridgeError`."""
+        """Go on from `place`, a checkpoint of the stack's own. Returns the steps done before it,
+        skipped ones too.
+
+        Raises `BridgeError` if it cannot be read.
+        """
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every parameter of the native GPT by its global name, whole, on the CPU in fp32: the values that the optimizer keeps
-        (masters, where there are any). Rank 0 gets all; others may get less.
+        """Every parameter of the native GPT by its global name, whole, on the CPU in fp32.
+
+        They are the values that the optimizer keeps: the masters, if there are any. Rank 0 gets all
+        of them; other ranks may get fewer.
         """
         ...
 
@@ -107,26 +126,31 @@ class Trainer(Protocol):
         ...
 
     def close(self) -> None:
-        """End the run and what it set up for the whole process, such as groups; the default process group stays."""
+        """End the run, with everything that it set up in this process, such as groups; the default
+        process group stays.
+        """
         ...
 
 
 class Backend(ABC):
-    """One engine. A stack has one if its folder has a module `runtime.backend` with a `BACKEND`; see `bridge.stacks.backends`.
+    """One engine. `bridge.stacks.backends` finds those of stacks: each is the `BACKEND` of a module
+    `runtime.backend`.
 
-    Loading it must be light: neither torch nor the stack before `open`.
+    Loading it must be light: it imports neither torch nor the stack before `open`.
     """
 
     name: ClassVar[str]
     """The dialect's name, or "native"."""
     title: ClassVar[str]
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ()
-    """Settings that do without something of the training script (None: unset), which `verify` tries when numbers differ."""
+    """Settings that switch off a part of the training script (None: unset). `verify` tries them
+    when numbers differ.
+    """
 
     modules: ClassVar[tuple[str, ...]] = ()
-    """What `open` imports."""
+    """Modules that `open` imports."""
     least: ClassVar[int] = 1
-    """Ranks that it needs."""
+    """Ranks that it needs at least."""
     inside: Backend | None = None
     """The native engine behind the stack's own interface, for the scripts of its users."""
 
@@ -136,43 +160,57 @@ class Backend(ABC):
         """The release that would run; None if it is not installed."""
 
     def load(self) -> None:
-        """Import what `open` needs, so that processes which are forked from this one have it."""
+        """Import what `open` needs, so that processes forked from this one need not."""
         for module in self.modules:
             import_module(module)
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """Why this engine cannot run `plan` on `world` ranks with the numbers that it means: `path: found VALUE; REASON` for each
-        field in the way; empty if it can. Not being installed is no such reason.
+        """Why this engine cannot run `plan` on `world` ranks with the numbers that it means.
+
+        Returns `path: found VALUE; REASON` for each field in the way; empty if it can. A stack that
+        is not installed is no such reason.
         """
 
     @abstractmethod
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """Set up a run on the ranks of this process group (joined, or as the launcher's environment says).
+        """Set up a run on the ranks of this process group: the one that was joined, or the one of
+        the launcher's environment.
 
-        A config of the stack's own runs as it is written, its traps included, with a training script as its users write it. A
-        plan runs as it is meant, by the config that the dialect writes for it; the native engine lifts configs of any stack.
-        Raises `BridgeError` if that cannot be run.
+        A config of the stack's own runs as it is written, its traps included, with a training
+        script as its users write it. A plan runs as it is meant, by the config that the dialect
+        writes for it. The native engine lifts configs of any stack. Raises `BridgeError` if it
+        cannot run them.
         """
 
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
-        """Set up the run of a whole script, which `Dialect.program` wrote for `config`, as `open` sets up that of a config."""
+        """Set up the run of the script `written`, which `Dialect.program` made for `config`, as
+        `open` does for a config.
+        """
         raise BridgeError(f"{self.name}: runs no script of its own")
 
     def taken(self, hub: Hub) -> Hub:
-        """A checkpoint as a run of this engine on this machine keeps it, where that is otherwise; else `hub` itself."""
+        """`hub` with the values that this engine keeps of it on this machine; `hub` itself if it
+        keeps all of them.
+        """
         return hub
 
     def following(self, config: Config) -> Backend:
-        """This engine for runs that go on from checkpoints of `config`, which may be made small before it is opened."""
+        """The engine for runs that go on from checkpoints of `config`; the config of such a run may
+        be a smaller one.
+        """
         return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """A config of the stack's own with those plan fields changed, all else as it was written; see `bridge.edits`."""
+        """A config of the stack's own with those plan fields changed and all else as it was
+        written.
+        """
         return edited(config, changes, world)
 
     def meaning(self, config: Config) -> Plan:
-        """What a config of the stack's own means, together with what the training script does in `open`."""
+        """The meaning of a config of the stack's own, together with that of the training script in
+        `open`.
+        """
         return lift(config)
 
 
@@ -180,12 +218,15 @@ LAYOUT = (
     *(f"parallel.{axis}" for axis in ("data", "tensor", "pipeline", "context", "expert", "sequence")),
     *("zero.stage", "schedule.name", "schedule.virtual"),
 )
-"""Fields that place a model on ranks: who asks for them means them, though they change no numbers."""
+"""Fields that place a model on ranks. They change no numbers, but whoever sets one asks for that
+placement.
+"""
 
 
 def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Iterator[str]:
-    """The fields of `plan` that numbers or places depend on and that a config of `dialect` does not keep, each with why; what the
-    stack refuses to read counts too.
+    """A line with the reason for each field of `plan` that a config of `dialect` does not keep, if
+    numbers or the placement depend on it. A plan that the stack refuses gives the lines of that
+    refusal.
     """
     try:
         target = lower(plan, dialect, version, world)
@@ -202,9 +243,16 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
 
 
 def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
-    """Whether what is kept means the same: what is off may stay unsaid, and a higher ZeRO level shards more."""
+    """Whether `kept` runs as `value` would: it is the same, shards more, or is unset for a value
+    that asks for nothing.
+    """
     if path == "zero.stage" and kept is not None:
+        # A higher level shards more of the state and computes the same numbers.
         return bool(kept >= (value or 0))
-    if value is None or kept == value or (path == "parallel.sequence" and (plan.parallel.tensor or 1) == 1):
+    if value is None or kept == value:
         return True
-    return kept is None and value in (False, 0, 1, "none", "1f1b") and value is not True
+    if path == "parallel.sequence" and (plan.parallel.tensor or 1) == 1:
+        return True
+    # True equals 1 in Python, so a switch that is on would pass for a size of one.
+    asks_for_nothing = value in (False, 0, 1, "none", "1f1b") and value is not True
+    return kept is None and asks_for_nothing

@@ -9,7 +9,9 @@ from bridge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Triangle:
-    """Sequences per microbatch, microbatches per step, sequences per step, and data ranks; None is open."""
+    """Sequences per microbatch, microbatches per step, sequences per step, and data ranks; None:
+    not known.
+    """
 
     micro: int | None
     accumulation: int | None
@@ -29,21 +31,17 @@ class Triangle:
 def solve(micro: int | None, accumulation: int | None, global_: int | None, data: int | None) -> Triangle:
     """Fill in the one side that the others determine; raise `ConfigError` if they contradict each other or do not divide.
 
-    With fewer than three of the four sides known the rest stays open.
+    With fewer than three of the four sides known, the rest stays None.
     """
     sides = Triangle(micro, accumulation, global_, data)
     if global_ is None:
-        return _product(sides)
+        if micro is None or accumulation is None or data is None:
+            return sides
+        return Triangle(micro, accumulation, micro * accumulation * data, data)
     known = [side for side in (micro, accumulation, data) if side is not None]
     if len(known) < 2:
         return sides
     return _quotient(sides, known)
-
-
-def _product(sides: Triangle) -> Triangle:
-    if sides.micro is None or sides.accumulation is None or sides.data is None:
-        return sides
-    return Triangle(sides.micro, sides.accumulation, sides.micro * sides.accumulation * sides.data, sides.data)
 
 
 def _quotient(sides: Triangle, known: list[int]) -> Triangle:
@@ -51,6 +49,8 @@ def _quotient(sides: Triangle, known: list[int]) -> Triangle:
     product = 1
     for side in known:
         product *= side
+    # The known factors must divide the global batch. The quotient is the missing factor; it is 1 if
+    # none is missing.
     rest, remainder = divmod(sides.global_, product)
     if remainder or rest == 0 or (len(known) == 3 and rest != 1):
         raise ConfigError(f"batch: {sides} does not hold; make the global batch a multiple of {product}")

@@ -24,13 +24,15 @@ AGAIN = "delete it, or convert again"
 
 @dataclass(frozen=True)
 class Carry:
-    """The source as its user wrote it, and what the target meant when it was written.
+    """The source as its user wrote it, and the meaning of the target when it was written.
 
-    `original` is the text that the source was read from, where its dialect can write into it. On the way back a group of
-    fields is restored as it was if the target still means the same by it; what was edited in the target since then wins.
+    `original` is the text that the source was read from, if its dialect can write into it. On the
+    way back a group of fields is restored as it was if the target still means the same by it. An
+    edit of the target since then wins.
 
-    `secrets` never get into a sidecar: marks stand there for them, and `source` is the file that has them. None: there is no such
-    file, and the sidecar is the only place that holds what was given. `files` are the digests of what else was written, by name.
+    `secrets` never get into a sidecar: it holds marks in their place, and `source` names the file
+    that has them. Without a file (None) the sidecar is the only place that holds what was given.
+    `files` are the digests of the other files that were written, by name.
     """
 
     dialect: str
@@ -47,11 +49,13 @@ class Carry:
 
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
-        """What `target` cannot say about `source`."""
+        """The carry-over of `source` for `target`, which means `meant`."""
         return cls(source.dialect.name, source.version, source.world_size, source.entry, dict(source.given), dict(meant))
 
     def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
-        """The sidecar of a file with content `written`; `files` are the texts of what else is written with it, by name."""
+        """The text of the sidecar of a file with content `written`; `files` are the other texts
+        written with it, by name.
+        """
         record = {
             "stagebridge": FORMAT,
             "digest": digest_of(written),
@@ -65,6 +69,8 @@ class Carry:
         if self.original is not None:
             text = self.original.text if self.secrets is None else self.secrets.hide(self.original.text)
             record["original"] = asdict(replace(self.original, text=text, outside=self._without(dict(self.original.outside))))
+        # The file with the secrets is named only if a mark was left for one: other sidecars stay
+        # free of paths.
         if left(record):
             record["source"] = self.source
         if files:
@@ -79,7 +85,9 @@ TUPLE = "tuple"
 
 
 def _encoded(value: Any) -> Any:
-    """JSON has no tuples, and a value must come back as it was."""
+    """`value` with each tuple as {"tuple": [...]}: JSON has none, and a value must come back as it
+    was.
+    """
     if isinstance(value, Mapping):
         return {key: _encoded(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -101,7 +109,7 @@ def digest_of(text: str) -> str:
 
 
 def beside(path: Path) -> Path:
-    """Where the carry-over of the file at `path` lies."""
+    """The place of the carry-over of the file at `path`."""
     return path.with_name(path.name + ".carry.json")
 
 
@@ -123,7 +131,7 @@ class _Text(Section):
 
 
 class _Record(Section):
-    """What a sidecar holds."""
+    """The content of a sidecar."""
 
     stagebridge: Literal[1]
     digest: str
@@ -139,10 +147,13 @@ class _Record(Section):
 
 
 def parse(text: str, where: str) -> Carry:
-    """A carry-over from the text of a sidecar; `SourceError` if it is none."""
+    """A carry-over from the text of a sidecar; `SourceError` if the text is not one."""
     try:
         record = validate(_Record, _mapping(text, where))
-        given, meant = (_settings(part, values) for part, values in (("given", record.given), ("meant", record.meant)))
+        given, meant = _settings("given", record.given), _settings("meant", record.meant)
+    # Sidecars are files that anybody may have edited. JSON of deep lists ends in RecursionError,
+    # numbers of thousands of digits in ValueError: both are damage to the file and not mistakes of
+    # this program.
     except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(f"{where}: not a carry-over file ({error}); {AGAIN}") from None
     except ConfigError as error:
@@ -163,7 +174,9 @@ def parse(text: str, where: str) -> Carry:
 
 
 def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a sidecar; what is written for a tuple or the like stands for no settings."""
+    """The decoded settings in a part of a sidecar; `ValueError` if they decode to a tuple instead
+    of a mapping.
+    """
     found = _decoded(values)
     if not isinstance(found, dict):
         raise ValueError(f"{part}: found {shown(found)}, expected a mapping of settings")
@@ -174,6 +187,8 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
     if len(text) > limits.SIDECAR:
         raise SourceError(f"{where}: found more than {limits.SIDECAR >> 20} MiB, expected a carry-over file; {AGAIN}")
     data = json.loads(text)
+    # Four times the limit of one config: a sidecar holds given and meant values, and each tuple
+    # adds a mapping around its list.
     check_nested(data, where, 4 * limits.VALUES)
     if not isinstance(data, dict):
         raise ValueError(f"found {shown(data)}, expected a mapping")
@@ -181,7 +196,9 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
 
 
 def revealed(carry: Carry, secrets: Secrets) -> Carry:
-    """`carry` with those of `secrets` that it has marks for; a setting whose secret is not known stays away."""
+    """`carry` with `secrets` in place of their marks; a setting whose secret is not known is left
+    out.
+    """
     original = carry.original
     if original is not None:
         outside = {name: secrets.shown(value) for name, value in original.outside.items()}
@@ -197,12 +214,14 @@ def marks(carry: Carry) -> tuple[str, ...]:
 
 
 def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
-    """Plan paths that mean something else than when the sidecar was written."""
+    """Plan paths whose values differ from those at the time when the sidecar was written."""
     return {path for path in {*carry.meant, *meant} if carry.meant.get(path) != meant.get(path)}
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Paths that may overrule an edit if they come back: seen by an edited group as saying what it says."""
+    """Source paths that could overrule an edit if they were restored: an edited group sees them and
+    they carry its fields.
+    """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
     return {path for rule in rules for path in rule.sees if path in rule.carries and not changed.isdisjoint(rule.carried(path))}

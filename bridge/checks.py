@@ -14,12 +14,14 @@ from bridge.rules import Context, Effect
 
 Condition = Callable[[Any], object]
 WORDS = 5
-"""Words of a message that its rule is named by."""
+"""Words of a message that make the name of its rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a check looks at: effective values by path, what was given, the release and the world size in ranks."""
+    """What a check looks at: effective values by path, values that were given, the release and the
+    world size in ranks.
+    """
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
@@ -37,9 +39,11 @@ class Seen:
 class Check:
     """One statement of a stack, in the releases [since, until).
 
-    `path` is the setting that it is about, `when` tells from what it sees whether it holds, `message`, a format string over
-    the values, what is wrong and what to do, `effect` what that does to the run, and `place` where the stack's source says so.
-    It says nothing without the values that it `needs`. Behind one that is `last` nothing can be told any more.
+    `path` is the setting that it is about, and `when` decides whether it holds for the values.
+    `message`, a format string over the values, tells what is wrong and what to do; `effect` is what
+    happens to the run. `place` is the function of the stack's source that the check stands for. A
+    check is skipped if a value that it `needs` is None. If one that is `last` holds, the checks
+    after it are not made, as the stack would not get that far.
     """
 
     path: str
@@ -55,18 +59,22 @@ class Check:
 
     @property
     def rule(self) -> str:
-        """The id of the rule, which never changes: a row whose words change keeps its `name`."""
+        """The id of the rule, which never changes: a row whose words change gets a `name` that
+        keeps the id.
+        """
+        # Values in braces are no part of the id: they are names of fields, and releases rename
+        # those.
         words = re.findall(r"[a-z0-9_]+", re.sub(r"\{.*?\}", "", self.message).lower())
         return f"{self.path}/{self.name or '-'.join(words[:WORDS])}"
 
     @property
     def window(self) -> str:
-        """The releases that it holds for, in words; empty: all."""
+        """The releases that it holds for, in words; empty for all releases."""
         ends = (("since", self.since), ("before", self.until))
         return ", ".join(f"{word} {end}" for word, end in ends if end)
 
     def says(self, values: Mapping[str, Any]) -> str:
-        """The message over the values; what is not there shows as None."""
+        """The message with its values; one that is not there is shown as None."""
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
 
 
@@ -83,22 +91,22 @@ class Term:
 
 
 def on(path: str) -> Term:
-    """It is true, or has any value that counts for true."""
+    """The setting is on: its value is true for Python."""
     return Term(path, bool, path)
 
 
 def set_(path: str) -> Term:
-    """It has a value."""
+    """The setting is not None."""
     return Term(path, lambda value: value is not None, f"{path} {{{path}}}")
 
 
 def equals(path: str, wanted: Any) -> Term:
-    """It has that value."""
+    """The setting has the value `wanted`."""
     return Term(path, lambda value: value == wanted, f"{path} {wanted}")
 
 
 def above(path: str, bound: float) -> Term:
-    """It is above a number."""
+    """The setting is above a number."""
     return Term(path, lambda value: value > bound, f"{path} {{{path}}}")
 
 
@@ -107,7 +115,7 @@ def _term(term: Term | str) -> Term:
 
 
 def excludes(first: Term | str, other: Term | str, place: str, advice: str = "keep one of them", **window: Any) -> Check:
-    """`first` does not go with `other`."""
+    """A check that holds if both `first` and `other` do."""
     one, beside = _term(first), _term(other)
     found = one.words.removeprefix(one.path)
     message = f"found{found} with {beside.words}; {advice}"
@@ -115,16 +123,18 @@ def excludes(first: Term | str, other: Term | str, place: str, advice: str = "ke
 
 
 def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
-    """`first` does not go without `other`."""
+    """A check that holds if `first` does and `other` does not."""
     one, beside = _term(first), _term(other)
     found = one.words.removeprefix(one.path)
+    # A value of the missing setting says nothing here: either it has none, or the reader only needs
+    # the name of the switch.
     without = beside.path if beside.holds is bool or "{" in beside.words else beside.words
     message = f"found{found} without {without}; {advice}"
     return Check(one.path, lambda seen: one(seen) and not beside(seen), message, Effect.STOPS, place, **window)
 
 
 def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
-    """`path` is a multiple of `divisor`, where both are known."""
+    """A check that holds if `path` is no multiple of `divisor`; skipped if one of them is None."""
     message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
     return Check(
         path, lambda seen: seen[path] % seen[divisor] != 0, message, Effect.STOPS, place, needs=(path, divisor), **window
@@ -132,13 +142,13 @@ def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
 
 
 def positive(path: str, place: str, **window: Any) -> Check:
-    """`path` is above 0, where it is known."""
+    """A check that holds if `path` is 0 or less; skipped if it is None."""
     message = f"found {{{path}}}; expected a positive number"
     return Check(path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window)
 
 
 def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
-    """`path` has one of the values that are allowed."""
+    """A check that holds if `path` has none of the allowed values."""
     words = [str(value) for value in allowed if value is not None]
     listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
     return Check(
@@ -152,7 +162,7 @@ class _Shown(dict[str, Any]):
 
 
 class Checks:
-    """The checks of one stack that are made at one time, in the order of its source."""
+    """The checks that one stack makes at one point of its start, in the order of its source."""
 
     def __init__(self, releases: Releases, *rows: Check) -> None:
         self.releases, self.rows = releases, rows
@@ -162,30 +172,35 @@ class Checks:
 
     @cache  # noqa: B019 - tables live as long as the program
     def at(self, version: str) -> tuple[Check, ...]:
-        """Those that a release makes."""
+        """The checks that a release makes."""
         return tuple(row for row in self.rows if self.releases.within(version, row.since, row.until))
 
     def holding(self, seen: Seen) -> Iterator[Check]:
-        """Those that hold for what is seen."""
-        rows = (row for row in self.at(seen.context.version) if not row.needs or None not in map(seen.__getitem__, row.needs))
-        return (row for row in rows if row.when(seen))
+        """The checks that hold for these values."""
+        for row in self.at(seen.context.version):
+            if any(seen[path] is None for path in row.needs):
+                continue
+            if row.when(seen):
+                yield row
 
     def refused(self, seen: Seen) -> Iterator[str]:
-        """What is refused, a line for each row that holds."""
+        """A line for each check that holds: the path and the message."""
         return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
 
     def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-        """A finding for each row that holds."""
+        """A finding for each check that holds."""
         for row in self.holding(seen):
             yield remark(row.path, row.says(seen.values), row.effect, seen, origins, row.rule)
 
 
 Remark = tuple[str, str, Effect]
-"""A path, what to say of it, and its effect."""
+"""A path, the message about it, and its effect."""
 
 
 def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """A finding for each remark that no row stands for, because it is about any number of settings."""
+    """A finding for each remark. A remark is about any number of settings, so that no row of a
+    table can stand for it.
+    """
     for path, message, effect in found:
         yield remark(path, message, effect, seen, origins)
 

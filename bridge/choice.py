@@ -15,33 +15,35 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that was picked, and by name why each of the others cannot run the plan (nothing: it could as well)."""
+    """The engine that was picked, and for each other engine the reasons why it cannot run the plan
+    (none: it could).
+    """
 
     backend: Backend
     refusals: Mapping[str, tuple[str, ...]]
 
     def __str__(self) -> str:
-        return "\n".join((f"{self.backend.name}: runs every field of this plan", *self._others()))
-
-    def _others(self) -> list[str]:
-        found = self.refusals.items()
-        return [f"{name}: {problem}" for name, problems in found for problem in problems or ("could run it as well",)]
+        lines = [f"{self.backend.name}: runs every field of this plan"]
+        for name, problems in self.refusals.items():
+            lines += [f"{name}: {problem}" for problem in problems or ("could run it as well",)]
+        return "\n".join(lines)
 
 
 def choose(plan: Plan, backends: Mapping[str, Backend], world: int | None = None, wanted: str | None = None) -> Choice:
-    """The engine that runs `plan` on `world` ranks (default: as many as its sizes need): the native one where it can, else the
-    first of `backends` (`compat.backends()`) that can. `wanted` names one, which then has to.
+    """The engine that runs `plan` on `world` ranks (default: as many as its sizes need).
 
-    Raises `BridgeError` with every reason if none can, or the one that is wanted cannot.
+    It is the native engine if that can run the plan, else the first of `backends`
+    (`compat.backends()`) that can. `wanted` names the only engine that is tried. Raises
+    `BridgeError` with every reason if none can run it.
     """
     world = world or prod(getattr(plan.parallel, axis) or 1 for axis in ("data", "tensor", "pipeline", "context"))
     engines = {NATIVE.name: NATIVE, **backends}
     if wanted is not None and wanted not in engines:
         raise BridgeError(f"engine: found {wanted}, expected {' or '.join(engines)}")
     refusals = {name: _refusals(engine, plan, world) for name, engine in engines.items()}
-    able = [name for name in ([wanted] if wanted else engines) if not refusals[name]]
+    names = [wanted] if wanted else list(engines)
+    able = [name for name in names if not refusals[name]]
     if not able:
-        names = [wanted] if wanted else list(engines)
         raise BridgeError(*(f"{name}: {problem}" for name in names for problem in refusals[name]))
     return Choice(engines[able[0]], {name: problems for name, problems in refusals.items() if name != able[0]})
 

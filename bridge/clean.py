@@ -1,14 +1,20 @@
-"""Text for a terminal: what an input put into it is seen, and does nothing there."""
+"""Text for a terminal: control characters of an input are shown as escapes, so that they do nothing
+there.
+"""
 
 from __future__ import annotations
 
 import re
 
 KEPT = {"line": " ", "block": " \n\t"}
-"""What stands as it is beside printable characters: in one line, and in a text of several lines."""
+"""Characters that stay as they are beside printable ones: in one line, and in a text of several
+lines.
+"""
 
 OVERLONG = re.compile(r"(\S{60})\S{340,}?([:;,.)]?)(?!\S)")
-"""A word that no name, path or number is as long as."""
+"""A word longer than any name, path or number: 60 characters that are shown, and at
+least 340 more.
+"""
 
 
 def clean(text: str, kept: str = KEPT["line"]) -> str:
@@ -19,15 +25,19 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
 
 
 def clean_block(text: str) -> str:
-    """The same for a text of our own with several lines."""
+    """`text` cleaned like that, with its line breaks and tabs left: for texts of our own with
+    several lines.
+    """
     return clean(text, KEPT["block"])
 
 
 def escaped(letter: str) -> str:
-    """A character as Python escapes it; what is ASCII-clean already stands for itself."""
+    """A character as Python escapes it; a printable ASCII character is returned as it is."""
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def brief(text: str) -> str:
-    """`text`, secrets hidden before, with words of more than 400 characters in part."""
+    """`text` with words of more than 400 characters cut; secrets must be hidden before, or a cut
+    one would not be found.
+    """
     return OVERLONG.sub(r"\1…\2", text)

@@ -18,8 +18,12 @@ from bridge.secrets import hide
 
 
 def _whole(value: Any) -> Any:
-    """Accept `5e8` for a count, as JSON and YAML writers produce it; never a fraction and never a boolean."""
+    """`value` as an integer if it is a float like `5e8`, as JSON and YAML writers produce it; else
+    `value` as it is.
+    """
     if isinstance(value, bool):
+        # pydantic's strict mode refuses a bool too, but with words that do not say what was
+        # expected.
         raise ValueError("expected a whole number, not true or false")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -33,13 +37,13 @@ Count = Annotated[int, BeforeValidator(_whole), Gt(0)]
 Size = Annotated[int, BeforeValidator(_whole), Ge(0)]
 """A non-negative integer."""
 Real = float
-"""A finite real number; a strict schema refuses booleans."""
+"""A finite real number; strict schemas refuse booleans for it."""
 UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
-"""One of the levels 0 to 3, as ZeRO counts them; `True` equals 1 and is refused all the same."""
+"""One of the levels 0 to 3 of ZeRO. `True` is refused, though it equals 1 in Python."""
 
 
 class Section(BaseModel):
-    """A frozen section of a config: unknown keys are refused and types are not coerced."""
+    """A frozen section of a config that refuses unknown keys and does not coerce types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -82,7 +86,9 @@ def _leaves(schema: type[Section], prefix: str) -> Iterator[Field]:
 
 
 class Values(Mapping[str, Any]):
-    """Immutable values by dotted path; what is not there was not set. Attributes and prefixes work too: `values.zero.stage`."""
+    """Immutable values by dotted path; a path that is missing was not set. Attributes work too:
+    `values.zero.stage`.
+    """
 
     __slots__ = ("_flat",)
 
@@ -121,6 +127,7 @@ class Values(Mapping[str, Any]):
         return dict(self._flat) == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
+        # Of the paths alone: values may be lists, which have no hash.
         return hash(tuple(self._flat))
 
     def __repr__(self) -> str:
@@ -145,7 +152,9 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in flat.items():
         *parents, leaf = path.split(".")
         if len(parents) > limits.DEPTH:
-            raise ConfigError(f"{shown(path)}: found a name of more than {limits.DEPTH} parts; a config is flatter")
+            raise ConfigError(
+                f"{shown(path)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
+            )
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
@@ -156,7 +165,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(section: Section, *, only_set: bool = True) -> dict[str, Any]:
-    """Leaves of `section` by dotted path; with `only_set`, those that were given."""
+    """Leaves of `section` by dotted path; with `only_set`, only those that were given."""
     return dict(_flat_leaves(section, "", only_set))
 
 
@@ -172,7 +181,9 @@ def _flat_leaves(section: Section, prefix: str, only_set: bool) -> Iterator[tupl
 
 
 def problems_of(error: ValidationError, schema: type[Section]) -> tuple[str, ...]:
-    """One line for each problem in a pydantic error: path, what was found, what was expected, the nearest known name."""
+    """One line for each problem in a pydantic error: the path, the value found, the value expected,
+    the nearest known name.
+    """
     return tuple(_problem(detail, schema) for detail in error.errors(include_url=False))
 
 
@@ -193,7 +204,7 @@ def unknown_key(path: str, schema: type[Section]) -> str:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """`value` as a person would write it, cut to `limit` characters."""
+    """`value` as Python writes it, secrets hidden, cut to `limit` characters."""
     try:
         text = hide(repr(value))
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 class Reading:
     """What a reader found in a source, before its meaning is worked out.
 
-    `given` holds typed values by schema path, exactly those that the user wrote; `entry` names the entry point that such a
-    source goes through (it decides which defaults and derivations apply). `world_size` is there where the source says it.
-    `gaps` are what the source leaves open and may settle what else is missing.
+    `given` holds typed values by schema path, exactly those that the user wrote. `entry` names the
+    entry point of the stack that takes such a source; it decides which defaults and derivations
+    apply. `world_size` is None if the source does not set it. `gaps` are sentences about what the
+    source leaves open; an error adds them, as an open value may be the cause of another problem.
     """
 
     given: Values
@@ -51,10 +52,12 @@ class Reading:
     gaps: tuple[str, ...] = ()
 
     def unless(self, problems: Iterable[str], words: tuple[str, ...] = ()) -> Reading:
-        """The reading itself; where there are `problems`, one error with all of them that holds what could be read."""
+        """This reading if there are no `problems`; else raise one error with all of them."""
         try:
             ConfigError.raise_if(problems)
         except ConfigError as error:
+            # The checks of the stack go on with this part, so that one error has their problems
+            # too.
             error.part, error.words = self, words
             raise
         return self
@@ -62,11 +65,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Written:
-    """A config in its stack's own form: the text of the file, and what the stack keeps outside of it.
+    """A config in its stack's own form: the text of the file, and what the stack keeps outside it.
 
-    `code` is what belongs into the training script, as data, and `snippet` the same as Python; `environment` holds the
-    variables that the run needs, `launch` the command. `file` is what the last three call the file; where it holds
-    `arguments`, these stand behind the command. `beside` are further texts by the suffix of their files.
+    `code` is the part that belongs into the training script, as data; `snippet` is the same as
+    Python. `environment` holds the variables that the run needs, and `launch` the command. `file`
+    is the name of the file in snippet, environment and command. If `arguments` is true, the file
+    holds arguments, which follow the command. `beside` are further texts by the suffix of their
+    files.
     """
 
     dialect: str
@@ -82,11 +87,11 @@ class Written:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command with all that it is given; nothing where no command starts the file as it is."""
+        """The command with its arguments; empty if no command can start the file as it is."""
         return fed(self.launch, self.file, self.text) if self.arguments else self.launch
 
     def named(self, name: str) -> Written:
-        """The same for a file of that name."""
+        """The same config, with snippet and command for a file of that name."""
         launch = tuple(name if word == self.file else word for word in self.launch)
         snippet = self.snippet.replace(json.dumps(self.file), json.dumps(name)) if self.file else self.snippet
         return replace(self, launch=launch, snippet=snippet, file=name)
@@ -94,11 +99,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Saves:
-    """How a run of a config keeps its checkpoints: their format, and where it has them, level of sharding, data ranks and the
-    number format of its weights; whether its schedule counts samples. `schedule` is the state of a scheduler that the run's
-    script makes as a plan means it, `instead` what the config has to say otherwise (None: nothing), and `findings` what
-    that does; `client` is what its own script would have saved beside, where the checkpoint has none, and `config` what it has
-    as its config.
+    """How a run of a config keeps its checkpoints.
+
+    `format` is theirs; `level` of sharding, data `ranks` and `dtype` of the weights are None if the
+    format has no such thing. `samples` is true if the schedule counts samples instead of steps.
+    `schedule` is the state of the scheduler that the run's script makes from a plan. `instead` are
+    settings that the config needs for it (None: unset), and `findings` their effects. `client` is
+    the state that the run's own script would have saved, used if the checkpoint has none, and
+    `config` the config that this script would have saved.
     """
 
     format: str
@@ -115,7 +123,9 @@ class Saves:
 
 @dataclass(frozen=True)
 class Program:
-    """A config with the whole script that starts it beside it, and what only the user can add."""
+    """A config together with the script that starts it, and findings for what only the user can
+    add.
+    """
 
     written: Written
     lacking: tuple[Finding, ...] = ()
@@ -123,7 +133,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Config:
-    """A config of one stack: `given` as the user wrote it, `effective` as the stack would see it; never both in one place."""
+    """A config of one stack. `given` holds the values that the user wrote, `effective` those that
+    the stack would run with; the two are never mixed.
+    """
 
     dialect: Dialect
     given: Values
@@ -141,20 +153,26 @@ class Config:
 
     @cached_property
     def effective(self) -> Values:
-        """What the stack would leave of `given`: computed, never stored, never written. Raises `BridgeError` if it refuses."""
+        """All values that the stack would run with: those given, defaults, and derived ones.
+
+        They are computed and never written to a file. Raises `BridgeError` if the stack refuses.
+        """
         return self.dialect.effective(self)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What the stack accepts and then ignores or gets wrong, and what was odd about the source."""
+        """Remarks of the reader, then settings that the stack accepts and ignores or gets wrong,
+        then missing ones that stop the run.
+        """
         stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
         return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
-        """What its stack cannot start without and it does not say.
+        """A finding for each setting that the stack needs to start and the config lacks.
 
-        For a part of a launch, where that stands elsewhere, none of it stops the run, and `findings` leave it out.
+        If the config is only a part of a launch, other parts may set them. Then none of these
+        findings stops the run, and `findings` leave them out.
         """
         return tuple(self.dialect.missing(self))
 
@@ -164,11 +182,13 @@ class Config:
         return self.dialect.typed(self.given)
 
     def text(self, format: str | None = None) -> str:
-        """The config as text in one of the dialect's formats."""
+        """The text of the config in one of the dialect's formats."""
         return self.dialect.render(self, format).text
 
     def to_object(self) -> Any:
-        """The stack's own config object, of the installed release; `VersionError` if that is another one."""
+        """The config object of the installed stack; `VersionError` if another release
+        is installed.
+        """
         return self.dialect.to_object(self)
 
 
@@ -179,33 +199,51 @@ class Dialect(ABC):
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     rewrites: ClassVar[tuple[str, ...]] = ()
-    """Formats whose text is kept, comments and all, where a config comes back into it."""
+    """Formats in which a config can be written back into its old text, so that comments stay."""
     model: ClassVar[bool] = True
-    """Whether its config defines the model; else the training script brings it, and loses nothing that a config says of it."""
+    """Whether its config defines the model. If not, the training script does, and model fields are
+    not lost on the way to such a config.
+    """
     coded: ClassVar[bool] = False
-    """Whether a part of what its configs mean stands in the training script, and is kept beside a file."""
+    """Whether a part of a config belongs into the training script and is kept in a file
+    beside it.
+    """
     about: ClassVar[str] = ""
-    """The one section of a plan that its config is about; it leaves the others to whoever uses it. Empty: all of them."""
+    """The one section of a plan that its config is about; empty for all of them."""
     config_type: ClassVar[type[Config]] = Config
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Formats of checkpoints that its engine goes on from, each with the settings that this takes."""
+    """Checkpoint formats that its engine can resume from, each with the settings needed
+    for that.
+    """
     native_parameters: ClassVar[str | None] = None
-    """Names that they have where the native engine trains the model that its config describes."""
+    """Name of the parameter naming if the native engine trains the model that its
+    config describes.
+    """
     scheduled: ClassVar[tuple[str, ...]] = ()
-    """Settings of an optimizer that its scheduler sets in each step by the config, whatever a checkpoint has."""
+    """Optimizer settings that its scheduler sets in each step from the config, so that those in a
+    checkpoint have no effect.
+    """
     grouping: ClassVar[bool] = False
-    """Whether a script of its users builds the optimizer's groups, any groups of parameters; else the stack makes its own."""
+    """Whether scripts of its users build the optimizer's groups themselves, of any parameters; else
+    the stack makes its own.
+    """
     scoped: ClassVar[bool] = True
-    """Whether its optimizer, where it goes on from a checkpoint, spares what the config takes out of weight decay."""
+    """Whether its optimizer still spares the parameters that the config takes out of weight decay
+    when it resumes from a checkpoint.
+    """
     spared: ClassVar[tuple[str, ...]] = ()
-    """Words of `--code` that say of a script what no file does: biases and norms are in a group without weight decay."""
+    """Words of `--code` for a fact of the script that no file has: biases and norms are in a group
+    without weight decay.
+    """
     by_place: ClassVar[bool] = False
-    """Whether its own checkpoints find parameters by their place in the optimizer's groups, of which another stack has others."""
+    """Whether its checkpoints find parameters by their place in the optimizer's groups. Groups of
+    another stack are other ones, so such a checkpoint fits no other engine.
+    """
 
     @property
     @abstractmethod
     def schema(self) -> type[Section]:
-        """The pydantic schema of what can be given."""
+        """The pydantic schema of all settings that can be given."""
 
     @property
     @abstractmethod
@@ -219,7 +257,7 @@ class Dialect(ABC):
 
     @property
     def newest(self) -> str:
-        """The release that is taken where none is named: the newest that is out."""
+        """The release that is used if none is named: the newest that is out."""
         return Releases(self.name, self.versions).newest
 
     @abstractmethod
@@ -228,127 +266,156 @@ class Dialect(ABC):
 
     @abstractmethod
     def effective(self, config: Config) -> Values:
-        """What the stack's own entry point would leave of `config.given`; raises `BridgeError` with every reason to refuse."""
+        """All values after the stack's own entry point has taken `config.given`.
+
+        Raises `BridgeError` with every reason for which the stack refuses it.
+        """
 
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The config as a file of its stack, and what belongs beside the file."""
+        """The text of the config as a file of its stack, and the parts that belong
+        beside the file.
+        """
 
     def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
-        """`written`, whose file has a name, with the script that starts it; `model` is its model's own config, if it is known."""
-        raise BridgeError(f"--script: no script is written for {self.title}; drop it, and start what the report names")
+        """`written`, whose file has a name, with the script that starts it.
+
+        `model` is the config of the model itself, or None if it is not known.
+        """
+        raise BridgeError(
+            f"--script: no script is written for {self.title}; drop it, and use the launch command of the report"
+        )
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Fields of the plan's model that the script of `program` holds, where the model's own config has no key for them."""
+        """Fields of the plan's model that are written into the script of `program`, because the
+        model's own config has no key for them.
+        """
         return frozenset()
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """How a run of `config` keeps its checkpoints, where one is to be made of `hub`. Raises `BridgeError` if none can."""
+        """How a run of `config` keeps a checkpoint made of `hub`; `BridgeError` if none can be
+        made.
+        """
         raise BridgeError(f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`")
 
     def parameters(self, config: Config) -> str | None:
-        """The names that parameters have in a run of `config`; None: those of the model that its script brings."""
+        """The parameter naming of a run of `config`; None: that of the model in its script."""
         return None
 
     def grouped(self, file: str) -> Mapping[str, Any]:
-        """Settings by which a config says that its script builds the optimizer's groups from `file`."""
+        """Settings that tell the config's script to build the optimizer's groups from `file`."""
         return {}
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """`written` with the words by which its run goes on from the checkpoint in `folder`, with the groups of a file."""
+        """`written` with the settings that make its run resume from the checkpoint in `folder`, with
+        the optimizer's groups of the file `groups`.
+        """
         return written
 
     def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
-        """`written` as the native engine runs it on so many ranks, from the checkpoint in `folder`, with the groups of a file and
-        the model of a folder (or "file": the one that the config states).
+        """`written` with the command that makes the native engine run it on `world` ranks, from the
+        checkpoint in `folder`, with the optimizer's groups of the file `groups`, and the model of the
+        folder `model` (or "file": the one that the config states).
         """
         told = [word for option, name in (("--model", model), ("--groups", groups)) if name for word in (option, name)]
+        # The environment keeps Python from importing files of the current directory.
         launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told)
         return replace(written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"})
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """What releases came to say in other words, oldest first."""
+        """Settings that releases renamed or replaced, oldest first."""
         return ()
 
     def recognises(self, data: Any) -> int:
-        """How sure the dialect is that parsed `data` (mapping or list) is its own: 0 no, then rising."""
+        """How sure the dialect is that parsed `data` (mapping or list) is its own; 0: it is not."""
         return 0
 
     def mistaken(self, data: Any) -> str:
-        """What parsed `data` is where people take it for a config of the stack, and what to name instead; else empty."""
+        """If parsed `data` is often mistaken for a config of the stack: a sentence on what it is
+        and which file to name instead. Else empty.
+        """
         return ""
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether a source of kind `entry` can tell that release to set `path` to `value`."""
+        """Whether a source for the entry point `entry` can set `path` to `value` in
+        that release.
+        """
         return True
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Every path that a release has, with what it takes where nothing is given; None: open, or worked out."""
+        """The default of every path that a release has; None: it has none, or derives the value."""
         known = fields(self.schema).items()
         return {path: leaf.default for path, leaf in known if self.knows(path, leaf.default, version, self.default_entry)}
 
     def accepts(self, path: str) -> str:
-        """What the field at `path` may be, in words."""
+        """The values that the field at `path` accepts, in words."""
         return kind(fields(self.schema)[path].annotation)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """How sources spell the field at `path`, where that is not its path."""
+        """Spellings of the field at `path` in sources, if they differ from its path."""
         return ()
 
     def section(self, path: str) -> str:
-        """The heading that the field at `path` stands under in a list of all fields."""
+        """The heading of the field at `path` in a list of all fields."""
         return path.rpartition(".")[0] or "top level"
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """Where the stack's documentation and its code disagree."""
+        """Places at which the stack's documentation and its code disagree."""
         return ()
 
     @property
     def checks(self) -> Iterable[Check]:
-        """What the stack refuses, ignores or gets wrong, in the order of its source, all releases together."""
+        """Checks for all that the stack refuses, ignores or gets wrong, in the order of its source,
+        of all releases together.
+        """
         return ()
 
     @property
     def checkpoints(self) -> tuple[Format, ...]:
-        """The formats that the stack writes checkpoints in."""
+        """The checkpoint formats that the stack writes."""
         return ()
 
     @property
     def namings(self) -> tuple[Naming, ...]:
-        """How the stack names the parameters of models."""
+        """The ways in which the stack names the parameters of models."""
         return ()
 
     def editor_schema(self) -> dict[str, Any]:
-        """What a file of the stack may be, as JSON Schema, for editors and other programs."""
+        """The JSON Schema of a file of the stack, for editors and other programs."""
         return self.schema.model_json_schema()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What the stack accepts and then ignores or gets wrong."""
+        """A finding for each setting of `config` that the stack accepts and then ignores or gets
+        wrong.
+        """
         return ()
 
     def beyond(self, config: Config) -> Iterable[Finding]:
-        """Given numbers that no run can mean."""
+        """A finding for each given number that no run can use."""
         from bridge.bounds import beyond
 
-        package = f"{type(self).__module__}.releases"
-        return beyond(config.given, package, config.origins) if type(self).__module__.startswith("compat.") else ()
+        # Only our own folders bring a table of bounds. A module of elsewhere is not searched for
+        # one.
+        if not type(self).__module__.startswith("compat."):
+            return ()
+        return beyond(config.given, f"{type(self).__module__}.releases", config.origins)
 
     def missing(self, config: Config) -> Iterable[Finding]:
-        """What the stack cannot start without and `config` lacks."""
+        """A finding for each setting that the stack needs to start and `config` lacks."""
         return ()
 
     def whole(self, config: Config) -> bool:
-        """Whether `config` is meant as all that the stack is started with, rather than as a part of it."""
+        """Whether `config` holds everything that the stack is started with, and not only a part."""
         return False
 
     def names_run(self, config: Config) -> bool:
-        """Whether it names the model and the data that it trains, so that `stacks.opener` has what runs it."""
+        """Whether `config` names its model and its data, so that `stacks.opener` can run it."""
         return False
 
     def to_object(self, config: Config) -> Any:
-        """The stack's own config object; dialects without one say so."""
+        """The stack's own config object; `VersionError` if the stack has none."""
         raise VersionError(f"{self.name}: has no config object; write it as {' or '.join(self.formats)}")
 
     def typed(self, given: Values) -> Section:
@@ -363,34 +430,51 @@ class Dialect(ABC):
         return version
 
     def nearest(self, version: str) -> tuple[str, Finding]:
-        """The known release that stands for an unknown `version`, and that it does; `VersionError` if that is no version."""
+        """The known release that is used for an unknown `version`, and a finding that says so.
+
+        Raises `VersionError` if `version` is not a version.
+        """
         near = Releases(self.name, self.versions).near(version)
-        message = f"{self.title} {version} is not known; taken as {near}, so that what changed between them is not seen"
+        message = (
+            f"{self.title} {version} is not known; it is read as {near},"
+            " and changes between the two are not noticed"
+        )
         return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
     def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
-        """Read a source of this stack and check it as that release would; raises `BridgeError` with every problem."""
+        """Read a source of this stack and check it as that release would.
+
+        Raises `BridgeError` with every problem.
+        """
         release = self.release(version)
         return self.settled(lambda: self.parse(source, release, lenient), release, world_size)
 
     def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
-        """The config of what `parse` reads, checked. One `ConfigError` has the problems of reading and of checking together."""
+        """The checked config of what `parse` reads.
+
+        Raises one `ConfigError` with the problems of reading and those of checking together.
+        """
         reading = None
         try:
             reading = parse()
             return self._checked(reading, version, world_size)
         except ConfigError as error:
-            if (part := reading or error.part) is None:
+            # Reading failed with nothing to check, or with a part; or reading went well and
+            # checking failed.
+            part = reading or error.part
+            if part is None:
                 raise
             raise self._refusal(error, part, version, world_size) from None
 
     def _checked(self, reading: Reading, version: str, world_size: int | None) -> Config:
         config = self.build(reading, version, world_size)
-        _ = config.effective
+        _ = (
+            config.effective
+        )  # a lazy property: the stack's refusals are raised here and not at the first use
         return config
 
     def _refusal(self, first: ConfigError, part: Reading, version: str, world_size: int | None) -> ConfigError:
-        """`first` with what is wrong beside it in the `part` that could be read."""
+        """`first` together with the other problems in the `part` that could be read."""
 
         def judge(given: Values, world: int | None) -> None:
             self._checked(replace(part, given=given, world_size=world), version, world)
@@ -401,7 +485,10 @@ class Dialect(ABC):
         return error
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
-        """A config from a reading, without checking it; no number in it is beyond 64 bits, infinite, or none."""
+        """A config from a reading, without the checks of the stack.
+
+        Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
+        """
         ConfigError.raise_if(f"{path}: {flaw}" for path, value in reading.given.items() for flaw in _out_of_range(value))
         world_size = world_size or reading.world_size
         return self.config_type(
@@ -409,20 +496,26 @@ class Dialect(ABC):
         )
 
     def write(self, config: Config, path: str | Path | None = None, format: str | None = None) -> Written:
-        """Render `config`, and write it to `path` if there is one; the suffix picks the format. All files or none."""
+        """Render `config`, and write it to `path` if one is given; the suffix picks the format.
+
+        Either all files are written or none.
+        """
         from bridge.files import write_all
 
         written = self.render(config, format or self.format_of(path))
         if path is not None:
             written = written.named(Path(path).name)
             texts = self.files(written, Path(path))
+            # The user named `path` and may overwrite it; files beside it were not named, so they
+            # must be ours.
             write_all(texts, texts.keys() - {Path(path)})
         return written
 
     def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
-        """`config` written into the text that one of release `was` was read from, what stays the same untouched.
+        """`config` written into the text `original`, which was read for release `was`; lines that
+        need no change stay as they are.
 
-        None where `path` wants another format, or the dialect writes this one anew.
+        None if `path` wants another format, or if the dialect writes this format anew.
         """
         format = self.format_of(path)
         if format is None or format not in self.rewrites or original.document.format != format:
@@ -430,11 +523,16 @@ class Dialect(ABC):
         return replace(self.render(config), text=self.reworded(config, original, was), format=format)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """The text of `original`, read for release `was`, changed so that it says `config`; only for formats in `rewrites`."""
+        """The text of `original`, read for release `was`, changed so that it means `config`.
+
+        It is called for formats in `rewrites` only.
+        """
         raise TranslationError(f"{self.name}: writes every file anew")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
-        """Everything that belongs on disk for `path`: the config, and beside it what the stack keeps in code."""
+        """The texts of all files for `path`: the config, and beside it the part for the training
+        script.
+        """
         written = written.named(path.name)
         texts = {path: written.text}
         if written.code:
@@ -452,10 +550,8 @@ class Dialect(ABC):
         self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
     ) -> Config:
         """A config from values by schema path, checked as `read` checks."""
-        release = self.release(version)
-        config = self.build(Reading(Values(given), entry or self.default_entry), release, world_size)
-        _ = config.effective
-        return config
+        reading = Reading(Values(given), entry or self.default_entry)
+        return self._checked(reading, self.release(version), world_size)
 
     default_entry: ClassVar[str] = "file"
 
@@ -475,17 +571,17 @@ def _out_of_range(value: Any) -> Iterator[str]:
 class PackagedDialect(Dialect):
     """A dialect in a package of its own, whose parts are imported when they are needed.
 
-    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the known ones as `KNOWN`. A
-    `suffixes` entry says which format a file of that suffix has.
+    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the
+    known releases as `KNOWN`. `suffixes` gives the format of a file by its suffix.
     """
 
     suffixes: ClassVar[Mapping[str, str]] = {}
     alike: ClassVar[tuple[str, ...]] = ()
-    """Formats of which the usual one is a part."""
+    """Formats that contain the usual one, so that its text is also theirs."""
 
     @cached_property
     def schema(self) -> type[Section]:
-        """What can be given in any release, typed."""
+        """All settings that can be given in any release, typed."""
         found: type[Section] = self._part("schema").SCHEMA
         return found
 
@@ -497,50 +593,52 @@ class PackagedDialect(Dialect):
 
     @cached_property
     def versions(self) -> tuple[str, ...]:
-        """Releases covered, oldest first."""
+        """Known releases, oldest first."""
         known: tuple[str, ...] = self._part("releases").KNOWN
         return known
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """What its module `releases` has as `moves()`."""
+        """`moves()` of its module `releases`, if there is such a function."""
         found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
         return found
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """What its module `documentation` has as `DISAGREEMENTS`."""
+        """`DISAGREEMENTS` of its module `documentation`, if there is one."""
         rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
         return rows
 
     @property
     def checks(self) -> Iterable[Check]:
-        """What its modules `refusals` and `traps` have as rows."""
+        """The rows `REFUSALS` of its module `refusals` and `TRAPS` of its module `traps`."""
         return (*self._has("refusals", "REFUSALS", ()), *self._has("traps", "TRAPS", ()))
 
     @property
     def checkpoints(self) -> tuple[Format, ...]:
-        """What its module `state` has as `FORMATS`."""
+        """`FORMATS` of its module `state`, if there is one."""
         found: tuple[Format, ...] = self._has("state", "FORMATS", ())
         return found
 
     @property
     def namings(self) -> tuple[Naming, ...]:
-        """What its module `state` has as `NAMINGS`."""
+        """`NAMINGS` of its module `state`, if there is one."""
         found: tuple[Naming, ...] = self._has("state", "NAMINGS", ())
         return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """What `inspect` of its module `traps` finds in `config`."""
+        """The findings of `inspect` of its module `traps` for `config`."""
         found: Iterable[Finding] = self._part("traps").inspect(config)
         return tuple(found)
 
     def format_of(self, path: str | Path | None) -> str | None:
-        """The format that the suffix of `path` stands for, as `suffixes` says."""
+        """The format that `suffixes` has for the suffix of `path`; None if there is no entry or no
+        path.
+        """
         return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
 
     def chosen(self, format: str | None) -> str:
-        """`format`, or the usual one; `VersionError` for one that is not written."""
+        """`format`, or the usual one for None; `VersionError` if the dialect does not write it."""
         if format not in (None, *self.formats, *self.alike):
             raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
         return format or self.formats[0]
@@ -549,19 +647,25 @@ class PackagedDialect(Dialect):
         return import_module(f"{type(self).__module__}.{name}")
 
     def _has(self, part: str, name: str, default: Any) -> Any:
-        """A name of one of its modules, where it has that module and the module has it."""
+        """The value `name` of its module `part`, or `default` if there is no such
+        module or name.
+        """
+        # `find_spec` tells a module that is missing from one whose own import fails: that error
+        # must be seen.
         package = type(self).__module__
         return getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:
-    """A problem that begins with the name of a setting, with the line on which that was given."""
+    """`problem`, with the line in front on which the setting at its beginning was
+    given, if known.
+    """
     origin = origins.get(problem.partition(":")[0])
     return f"line {origin.line}: {problem}" if origin and origin.line else problem
 
 
 def code_beside(path: Path) -> Path:
-    """Where the code part of the config at `path` lies."""
+    """The file with the code part of the config at `path`."""
     return path.with_suffix(".code.json")
 
 

@@ -1,4 +1,6 @@
-"""What two configs, of one stack or of two, mean otherwise: each difference with its effect on the run."""
+"""Differences in the meaning of two configs, of one stack or of two, each with its effect on the
+run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.config import shown
-from bridge.dialect import Config, Dialect
+from bridge.dialect import Config
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.rules import Effect, How
@@ -16,13 +18,14 @@ from bridge.translation import unheld
 RULE = "difference"
 """Beginning of the id of every difference; the field follows."""
 SCRIPTED = ("model.", "run.")
-"""What a stack without a model in its config leaves to the training script."""
+"""Beginnings of fields that are set by the training script if a stack's config has no model."""
 LONG = 40
+"""Characters of a value that a difference shows."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two configs with what they mean, and the fields of a plan in which they differ."""
+    """Two configs with their meanings, and the plan fields in which these differ."""
 
     one: Config
     other: Config
@@ -32,15 +35,16 @@ class Pair:
 
     @classmethod
     def of(cls, one: Config, other: Config) -> Pair:
-        """Two configs; raises `BridgeError` if the stack of one refuses it."""
+        """The pair of two configs; raises `BridgeError` if a stack refuses its config."""
         meant, kept = meaning_of(one), meaning_of(other)
         return cls(one, other, meant, kept, frozenset(unlike(meant, kept)))
 
 
 def compare(one: Config, other: Config) -> tuple[Finding, ...]:
-    """Every difference from `one` to `other`: `before` and `after` are their values, lines those of `other`.
+    """A finding for each difference from `one` to `other`. `before` is the value of `one`, `after`
+    that of `other`, and the line is that of `other`.
 
-    Raises `BridgeError`.
+    Raises `BridgeError` if a stack refuses its config.
     """
     pair = Pair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
@@ -48,7 +52,7 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
-    """Ranks that only the two configs themselves know of."""
+    """A finding if the numbers of ranks differ and no plan field tells it."""
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
         message = "another number of ranks; the batch of a step is the same"
@@ -56,11 +60,13 @@ def _sized(pair: Pair) -> Iterator[Finding]:
 
 
 def _settings(pair: Pair) -> Iterator[Finding]:
-    """Settings of one stack: what is written first, then what follows from nothing written in either."""
+    """Differences between two configs of one stack, setting by setting."""
     one, other = pair.one, pair.other
     table, before, after = claims(one.dialect), one.effective.flat(), other.effective.flat()
     written = one.given.keys() | other.given.keys()
     changed, told = differing(before, after), set[str]()
+    # Written settings come first: one that nobody wrote differs because of them, and is left out if
+    # they tell the same fields.
     for path in sorted(changed, key=lambda path: (path not in written, path)):
         rule = table.get(path)
         if rule is None:
@@ -69,16 +75,17 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         if path not in written and (not lost or told.issuperset(lost)):
             continue
         told.update(lost)
-        yield _finding(path, _weight(pair, rule.ours, lost, path), _why(rule.ours, lost), before.get(path), after.get(path), pair)
+        same = rule.ours and not lost
+        why = "the same meaning in other words, or without effect in this run" if same else ""
+        effect = _weight(pair, rule.ours, lost, path)
+        yield _finding(path, effect, why, before.get(path), after.get(path), pair)
     yield from _untold(pair, told)
 
 
-def _why(ours: tuple[str, ...], lost: tuple[str, ...]) -> str:
-    return "" if lost or not ours else "the same meaning in other words, or without effect in this run"
-
-
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
-    """What the difference of a setting does to the run: the worse of what losing it does on either side."""
+    """The effect of a different setting on the run: that of losing it, on the side where it is
+    worse.
+    """
     if ours and not lost:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
@@ -98,7 +105,7 @@ def _said(value: Any) -> str:
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
-    """Fields of a plan that differ and that no setting tells."""
+    """A finding for each plan field that differs and that no setting told."""
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
         effects = (rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other))
@@ -110,7 +117,10 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
 
 
 def _apart(pair: Pair) -> Iterator[Finding]:
-    """Fields of a plan, each in the words of both stacks; then what no plan holds of either."""
+    """Differences between configs of two stacks: plan fields in the words of both stacks, then the
+    settings of each that no plan field stands for.
+    """
+    # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
         rows.setdefault((_named(pair.one, ours), _named(pair.other, ours)), []).append(ours)
@@ -126,7 +136,9 @@ def _apart(pair: Pair) -> Iterator[Finding]:
 
 
 def _named(config: Config, ours: str) -> str:
-    """The setting that says a field of a plan, as its stack calls it; the field itself where none does."""
+    """The setting of `config` for a plan field, one that was given if there is one; else the field
+    itself.
+    """
     rule = plan_claims(config.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
     return next((path for path in paths if path in config.given), next(iter(paths), ours))
@@ -143,20 +155,24 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
 
 
 def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
-    """What a difference in a field of a plan does to the run, and why it is one."""
-    sides: tuple[tuple[Config, Mapping[str, Any]], ...] = ((pair.one, pair.meant.plain), (pair.other, pair.kept.plain))
+    """The effect of a difference in a plan field on the run, and the reason for the difference."""
+    sides: tuple[tuple[Config, Mapping[str, Any]], ...] = (
+        (pair.one, pair.meant.plain),
+        (pair.other, pair.kept.plain),
+    )
     for config, values in sides:
-        if values.get(ours) is None and _leaves(config.dialect, ours):
-            return Effect.NONE, f"{config.dialect.title} leaves it to the training script"
-    effects = [rule.effect_of_losing((ours,), config.effective) for config, _ in sides if (rule := _rule(config, ours))]
-    effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
-    why = next((rule.why(ours) for config, values in sides if values.get(ours) is None and (rule := _rule(config, ours))), "")
-    return effect, why
-
-
-def _rule(config: Config, ours: str) -> Any:
-    return plan_claims(config.dialect).get(ours)
-
-
-def _leaves(dialect: Dialect, ours: str) -> bool:
-    return not ours.startswith(dialect.about) or (not dialect.model and ours.startswith(SCRIPTED))
+        dialect = config.dialect
+        elsewhere = not ours.startswith(dialect.about)
+        scripted = not dialect.model and ours.startswith(SCRIPTED)
+        if values.get(ours) is None and (elsewhere or scripted):
+            return Effect.NONE, f"{dialect.title} leaves it to the training script"
+    effects, why = list[Effect](), ""
+    for config, values in sides:
+        rule = plan_claims(config.dialect).get(ours)
+        if rule is None:
+            continue
+        effects.append(rule.effect_of_losing((ours,), config.effective))
+        if values.get(ours) is None:
+            why = why or rule.why(ours)
+    # A field that no table knows may change the numbers: unknown is not harmless.
+    return min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS), why

@@ -1,4 +1,6 @@
-"""Drift: what the same file means in two releases of its own stack, and the file that keeps its meaning."""
+"""Drift: the meaning of one file in two releases of its own stack, and the file that keeps its
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from bridge.translation import claims, lift, plan_claims
 
 
 class Kind(StrEnum):
-    """How a setting differs between two releases."""
+    """The ways in which a setting differs between two releases."""
 
     RENAMED = "renamed"
     GONE = "gone"
@@ -31,7 +33,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: effective values `before` and `after`, whether the file sets the field, and what it does to the run."""
+    """One difference between two releases: the effective values `before` and `after`, whether the
+    file sets the field, and the effect on the run.
+    """
 
     path: str
     kind: Kind
@@ -45,12 +49,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """What one file means in two releases.
+    """The meaning of one file in two releases.
 
-    `after` is the file as the second release reads it, None if that refuses it; `changes` are the differences. `migrated`
-    says for the second release what the file said for the first, `left` is what it cannot say; it is None if the release
-    accepts no part of the file. `new` are settings that only the second release has, `lapsed` those that only the first
-    has, with what each takes where the file says nothing. `remarks` are findings that the second release adds.
+    `after` is the file as the second release reads it, None if that refuses it. `changes` are the
+    differences. `migrated` is a config for the second release that means what the file meant in the
+    first; it is None if the second release accepts no part of the file. `left` are differences that
+    `migrated` cannot undo. `new` are settings that only the second release has, `lapsed` those that
+    only the first has; both hold the values that the release uses, as the file sets none of them.
+    `remarks` are findings that the second release adds.
     """
 
     before: Config
@@ -70,20 +76,40 @@ class Drift:
 
     @cached_property
     def edits(self) -> Mapping[str, tuple[Any, Any]]:
-        """What the migrated file says otherwise: the given value before and after, None where there is none."""
+        """Settings that the migrated file changes, each with the given value before and after
+        (None: not given).
+        """
         old, new = self.before.given, self.migrated.given if self.migrated else self.before.given
         return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
 
 
 def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift:
-    """Compare what `read` makes of one source at two releases; raises `BridgeError` if the first of them refuses it."""
+    """Compare the configs that `read` makes of one source for two releases.
+
+    Raises `BridgeError` if the first release refuses the source.
+    """
     before = read(version)
     after, problems = _attempt(lambda: read(to_version))
     if problems:
-        problems = dict.fromkeys((*problems, *_objections(before, to_version)))
+        # A reader that stops at a name which the release lost says nothing about the values of the
+        # others.
+        given = settable(before.dialect, reworded(before, to_version), to_version, before.entry)
+        _, more = _attempt(
+            lambda: before.dialect.config(given, to_version, before.world_size, before.entry)
+        )
+        problems = dict.fromkeys((*problems, *more))
     seen = after or readable(before, before.given, to_version)
     migrated = migrate(before, to_version) if to_version != version else before
-    changes = [*_renamed(before, to_version), *_refused(before, problems), *(_unlike(before, seen) if seen else ())]
+    changes = [*_renamed(before, to_version)]
+    for problem in problems:
+        change = _change(before, _path_of(problem, before), Kind.REFUSED, problem)
+        changes.append(replace(change, effect=Effect.STOPS))
+    if seen:
+        changes += _unlike(before, seen)
+    known = {(finding.path, finding.message) for finding in before.findings}
+    remarks = (
+        [one for one in after.findings if (one.path, one.message) not in known] if after else []
+    )
     return Drift(
         before,
         to_version,
@@ -91,7 +117,7 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
         tuple(_merged(changes)),
         _alone(seen, before) if seen else {},
         _alone(before, seen) if seen else {},
-        _remarks(before, after) if after else (),
+        tuple(remarks),
         migrated,
         tuple(_left(before, migrated)) if migrated else (),
     )
@@ -104,14 +130,10 @@ def _attempt(read: Callable[[], Config]) -> tuple[Config | None, Iterable[str]]:
         return None, error.problems
 
 
-def _objections(before: Config, version: str) -> Iterable[str]:
-    """What a release has against the settings that it knows, which its reader may not come to say."""
-    given = settable(before.dialect, reworded(before, version), version, before.entry)
-    return _attempt(lambda: before.dialect.config(given, version, before.world_size, before.entry))[1]
-
-
 def _left(before: Config, migrated: Config) -> Iterator[Change]:
-    """What the migrated file does not say; what it says in other words is not among it."""
+    """Changes that the migrated file does not undo; fields that it sets in other words are not
+    among them.
+    """
     renamed = {change.path for change in _renamed(before, migrated.version)}
     aim = Aim(before)
     kept = aim.meant.keys() - aim.strayed(migrated)
@@ -125,7 +147,9 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
 
 
 def _merged(changes: Iterable[Change]) -> Iterator[Change]:
-    """One change for each path, of the first kind found; what the second release says in refusing it is said there."""
+    """One change for each path, of the first kind found, with the words of the refusal if there is
+    one.
+    """
     found: dict[str, Change] = {}
     for change in changes:
         first = found.setdefault(change.path, change)
@@ -157,20 +181,18 @@ def _renamed(before: Config, version: str) -> Iterator[Change]:
         said = move.applied(before.given, forward)
         if path in before.given and path not in said:
             new = {name: said[name] for name in words if name in said}
-            also = f"; {move.note}" if forward and move.note else ""
             spelled = ", ".join(f"{name}={shown(value)}" for name, value in new.items())
-            message = f"{spelled} {'since' if forward else 'only since'} {move.since}{also}" if forward else f"here {spelled}"
+            message = f"here {spelled}"
+            if forward:
+                message = f"{spelled} since {move.since}" + (f"; {move.note}" if move.note else "")
             yield _change(before, path, Kind.RENAMED, message, None, next(iter(new.values()), None))
 
 
-def _refused(before: Config, problems: Iterable[str]) -> Iterator[Change]:
-    for problem in problems:
-        path = _path_of(problem, before)
-        yield replace(_change(before, path, Kind.REFUSED, problem), effect=Effect.STOPS)
-
-
 def _path_of(problem: str, config: Config) -> str:
-    """The setting that a problem is about: a given one if its beginning names one, by its path or as the file spells it."""
+    """The setting that a problem is about: a given one if the problem begins with its path or its
+    spelling in the file, else one that the schema has, else the first word.
+    """
+    # A file, a line and an option may stand before the name, each with a colon.
     heads = problem.split(": ")[:4]
     spellings = {origin.spelling: path for path, origin in config.origins.items() if origin.spelling and path in config.given}
     named = (head if head in config.given else spellings.get(head) for head in heads)
@@ -191,7 +213,7 @@ def _gone(before: Config, after: Config) -> Iterator[Change]:
 
 
 def _came(before: Config, after: Config) -> Iterator[Change]:
-    """What the file says to the second release alone."""
+    """Changes for settings that only the second release reads from the file."""
     for path, value in after.given.items():
         if path not in before.given and not has(before, path, value):
             message = f"{before.version} does not have it, and leaves it out"
@@ -208,7 +230,9 @@ def _values(before: Config, after: Config) -> Iterator[Change]:
 
 
 def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
-    """Settings of equal value that stand for something else, and what a stack does otherwise without being asked."""
+    """Changes for settings of equal value with another meaning, and for plan fields that change
+    without any setting.
+    """
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):
         rule, was, now = rules[ours], aim.meant.get(ours), kept.get(ours)
@@ -221,11 +245,10 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
 
 
 def _alone(one: Config, other: Config) -> dict[str, Any]:
-    """Settings that only the release of `one` has and that its file leaves alone, with what it takes for them."""
+    """Settings that only the release of `one` has and that its file does not set, with their
+    effective values.
+    """
     said = {path: value for path, value in one.effective.items() if path not in one.given and value is not None}
     return {path: value for path, value in said.items() if not has(other, path, value)}
 
 
-def _remarks(before: Config, after: Config) -> tuple[Finding, ...]:
-    known = {(finding.path, finding.message) for finding in before.findings}
-    return tuple(finding for finding in after.findings if (finding.path, finding.message) not in known)

@@ -1,4 +1,4 @@
-"""What a file means in two releases, as people read it."""
+"""The meaning of a file in two releases, as text for people."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 
 def drift_text(drift: Drift, console: Console) -> None:
-    """Print what a file means in two releases: the differences first, then what the migrated file says otherwise."""
+    """Print the meaning of a file in two releases: first the differences, then the edits of the
+    migrated file.
+    """
     before, to = drift.before, release_named(drift.before.dialect, drift.version)
     first(drift.remarks, console)
-    verdict = "means the same" if drift.same else "means something else" if drift.after else f"is refused by {drift.version}"
+    if drift.same:
+        verdict = "means the same"
+    elif drift.after:
+        verdict = "means something else"
+    else:
+        verdict = f"is refused by {drift.version}"
     console.print(f"[bold]{name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
     if drift.changes:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
@@ -36,8 +43,10 @@ def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Grid:
     rows = Grid(title, ("setting", old, new, "why"))
     for change in sorted(changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))):
         where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
-        plain = change.kind in (Kind.DEFAULT, Kind.DERIVED)
-        why = f"[{EFFECT_STYLE[change.effect]}]{change.effect}[/]: {change.kind}{'' if plain else '; ' + escape(change.message)}"
+        why = f"[{EFFECT_STYLE[change.effect]}]{change.effect}[/]: {change.kind}"
+        # The messages of these two kinds repeat the values, which stand in the columns beside.
+        if change.kind not in (Kind.DEFAULT, Kind.DERIVED):
+            why += f"; {escape(change.message)}"
         rows.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
     return rows
 
@@ -58,4 +67,6 @@ def _migrated(drift: Drift, console: Console) -> None:
             rows.add_row(*map(escape, (path, _said(old), _said(new))))
         console.print(rows)
     if drift.left:
-        console.print(_changes("What no file says there", drift.left, drift.before.version, drift.version))
+        console.print(
+            _changes("What no file can set there", drift.left, drift.before.version, drift.version)
+        )

@@ -1,4 +1,6 @@
-"""Errors: one root that every deliberate failure is, with all problems of a config collected in one message."""
+"""Errors: one root class for every deliberate failure, and all problems of a config in
+one message.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from bridge import limits
 class BridgeError(Exception):
     """Root of everything raised on purpose.
 
-    `problems` holds one line each: where, what was found, what was expected, what to do. `words` are options that, added to the
-    command that was refused, say what lacks; what only its user knows stands there in capitals. `part` is what could be read of
-    a source all the same, where that is known. A command that was to print an object prints the error `as_object` too.
+    `problems` holds one line each: where, what was found, what was expected, what to do. `words`
+    are options that supply what is missing, if they are added to the command that was refused;
+    values that only the user knows stand in them in capitals. `part` is what could be read of a
+    source, or None. A command that was to print an object prints the error `as_object` too.
     """
 
     words: tuple[str, ...] = ()
@@ -28,7 +31,11 @@ class BridgeError(Exception):
 
     @classmethod
     def raise_if(cls, problems: Iterable[str]) -> None:
-        """Raise one error that lists all `problems`, if there are any; beyond `limits.PROBLEMS` that there are more."""
+        """Raise one error that lists all `problems`, if there are any; at most `limits.PROBLEMS`
+        are listed.
+        """
+        # One more than is listed tells whether there are more; the rest of a long iterator is never
+        # computed.
         found = tuple(dict.fromkeys(islice(problems, limits.PROBLEMS + 1)))
         if len(found) > limits.PROBLEMS:
             found = (*found[:-1], f"more than {limits.PROBLEMS} problems; is this the right file?")
@@ -57,11 +64,13 @@ class TranslationError(BridgeError):
 
 
 FEW = 5
-"""Problems of one kind that are listed: a file with more of them is not the right file."""
+"""Problems of one kind that are listed. A file with more of them is probably the wrong file."""
 
 
 def few(problems: Sequence[str], what: str) -> list[str]:
-    """The first of `problems`, and how many more `what` there are."""
+    """The first `FEW` of `problems`, and a line with the number of further ones; `what` is their
+    plural noun.
+    """
     more = len(problems) - FEW
     return [*problems[:FEW], *([f"{more:,} more {what}; is this the right file?"] if more > 0 else [])]
 
@@ -69,8 +78,11 @@ def few(problems: Sequence[str], what: str) -> list[str]:
 def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
 
-    `before` counts what was said of the same file already: nobody reads more than `limits.PROBLEMS`.
+    `before` is the number of problems of the same file so far: beyond `limits.PROBLEMS` none is
+    shown.
     """
+    # The search takes time with the length of the name and the number of names; a hostile file has
+    # both.
     if len(name) > limits.NAME or before > limits.PROBLEMS:
         return ""
     spelled = {word.lower(): word for word in known}

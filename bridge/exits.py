@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a command ends with."""
+    """The code that a command ends with."""
 
     CLEAN = 0
     ERROR = 1
@@ -20,15 +20,20 @@ MEANING = {
     Exit.ERROR: "wrong usage, refused, or the run stops",
     Exit.UNPROVED: "nothing was proved",
 }
-"""The table, as people read it."""
+"""Each code in words, for all commands."""
 
 
 def table(*, clean: str = "", findings: str = "", error: str = "", unproved: str = "") -> str:
-    """The codes of one command for its help: what it says of each in its own words, else what all of them mean by it.
+    """The codes of one command for its help, each in the given words or in those of `MEANING`.
 
-    Only `verify` and `trace diff` prove something, and commands without findings say so by `findings="-"`.
+    `findings="-"` leaves out the code for findings. Only `verify` and `trace diff` prove something
+    and pass `unproved`.
     """
-    words = dict(zip((Exit.CLEAN, Exit.FINDINGS, Exit.ERROR), (clean, findings, error), strict=True))
-    own = {**words, **({Exit.UNPROVED: unproved} if unproved else {})}
-    rows = (f"  {code.value}  {said or MEANING[code]}" for code, said in own.items() if said != "-")
+    words = {Exit.CLEAN: clean, Exit.FINDINGS: findings, Exit.ERROR: error}
+    if unproved:
+        words[Exit.UNPROVED] = unproved
+    rows = (
+        f"  {code.value}  {said or MEANING[code]}" for code, said in words.items() if said != "-"
+    )
+    # click prints a paragraph that begins with \b without filling its lines.
     return "\n".join(("\b", "Exit codes:", *rows, ""))

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = "release/unknown"
-"""The rule of a finding that a release is not known, which reports say before anything else."""
+"""The rule of the finding that a release is not known; reports print it before all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a line of a file (from 1), or the option or key as spelled there."""
+    """The place where a value was written: a line of a file (from 1), and the option or key as it
+    is spelled there.
+    """
 
     line: int | None = None
     spelling: str = ""
@@ -32,10 +34,11 @@ class Origin:
 class Finding:
     """One remark about one field.
 
-    `given` tells whether the user set the field; `how` is None for a remark on reading, else what became of the value;
-    `before` and `after` are the stack's own values where a value changed; `change` tells that in words, where units or rounding
-    say more than the two. `rule` is the check that it comes from. `cause` is what several findings have in common, in whose stead
-    a report for people says it once.
+    `given` is true if the user set the field. `how` is what became of the value, or None for a
+    remark on reading. `before` and `after` are the stack's own values if a value changed; `change`
+    is the same in words, if units or rounding need them. `rule` is the id of the check that made
+    the finding. `cause` is the reason that several findings share; reports for people print it once for
+    all of them.
     """
 
     path: str
@@ -52,36 +55,47 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """The rule that it is an instance of, an id that never changes: by the field, where no row of checks made it."""
+        """The id of its rule, which never changes; without a rule it is made of the field and
+        `how`.
+        """
         return self.rule or f"{self.path}/{self.how or 'remark'}"
 
     @property
     def matters(self) -> bool:
-        """Whether `--strict` refuses it: a set field that was lost, or anything that changes the numbers or stops the run."""
+        """Whether `--strict` refuses it: it is about a set field, changes the numbers, or stops the
+        run.
+        """
         return self.given or self.effect.reaches(Effect.NUMBERS)
 
 
 def assumed(script: Script) -> Iterator[Finding]:
-    """A finding for each file that a launch script sources and that is not read: what is taken of it."""
+    """A finding for each file that a launch script sources and that is not read, with the
+    assumption about it.
+    """
     for line, name, message in script.assumed:
         yield Finding(name, message, Effect.NONE, origin=Origin(line))
 
 
 def twice(document: Document | None) -> Iterator[Finding]:
-    """A finding for each key that stands twice in one mapping, of which the last counts; two that differ change the run."""
+    """A finding for each key that is written twice in one mapping. Parsers use the last; two values
+    that differ change the run.
+    """
     for found in document.duplicates if document else ():
         first, last = found.lines
-        message = f"written twice, on lines {first} and {last}; the last counts, drop the other"
+        message = (
+            f"written twice, on lines {first} and {last}; the last takes effect; drop the other"
+        )
         effect = Effect.NUMBERS if found.differs else Effect.NONE
         yield Finding(dotted(found.key), message, effect, given=found.differs, origin=Origin(last))
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Where a stack's documentation says one thing of a field and its code does another, and which releases do.
+    """A field of which a stack's documentation says one thing while its code does another.
 
-    `said` is what the documentation says, `place` where; `done` what the code does, `source` where. `since` and `until` are
-    the first and the last release known to disagree; empty: the first and the newest one covered.
+    `said` is the statement of the documentation, and `place` is its page. `done` is the behaviour
+    of the code, and `source` is the function. `since` and `until` are the first and the last
+    release known to disagree; empty for the first and the newest one covered.
     """
 
     path: str

@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 GAP = 3
 """Blanks between two columns."""
 NARROW = 24
-"""Width that a column of sentences needs, or the values of a row stand one under the other."""
+"""Least width of a column of sentences. If there is less room, the values of a row stand one under
+the other.
+"""
 
 
 @dataclass(frozen=True)
 class Hung:
-    """A text whose lines begin `first` columns from the left, and all but the first `rest` columns."""
+    """A text whose first line is indented by `first` columns, and whose other lines by `rest`
+    columns.
+    """
 
     text: Text
     first: int = 0
     rest: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Its lines, one by one; a word that is wider than a line goes on in the next."""
+        """Yield its lines; a word that is wider than a line goes on in the next."""
         indent = self.first
         for line in wrapped(self.text, console, options.max_width - max(self.first, self.rest)):
             yield blanks(indent) + line
@@ -36,21 +40,23 @@ class Hung:
 
 
 def blanks(count: int) -> Text:
-    """So many blanks."""
+    """A text of `count` blanks."""
     from rich.text import Text
 
     return Text(" " * count)
 
 
 def marked(markup: str) -> Text:
-    """A text from markup, of which what comes from an input is hidden, escaped and kept short."""
+    """A text from markup, with secrets hidden, control characters escaped and long words cut."""
     from rich.text import Text
 
+    # In this order: secrets are found by their whole text, so nothing may be cut before they are
+    # hidden.
     return Text.from_markup(brief(hide(clean(markup))))
 
 
 def wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    """The lines of a text of that width, without blanks at their ends."""
+    """`text` wrapped into lines of at most `width` columns, without blanks at their ends."""
     lines = list(text.wrap(console, max(8, width), overflow="fold"))
     for line in lines:
         line.rstrip()
@@ -59,9 +65,9 @@ def wrapped(text: Text, console: Console, width: int) -> list[Text]:
 
 @dataclass
 class Grid:
-    """A table: aligned columns where the width allows that, else the values of a row one under the other, each by its name.
-
-    With `numbers` all columns but the first stand on the right; heads are underlined if `ruled`. Cells are markup.
+    """A table with aligned columns. If the width is too small for them, the values of a row stand
+    one under the other, each with its name. With `numbers` all columns but the first are aligned to
+    the right. Heads are underlined if `ruled`. Cells are markup.
     """
 
     title: str
@@ -72,11 +78,11 @@ class Grid:
     rows: list[tuple[list[Text], str]] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """One row, from the left."""
+        """Add a row of cells, from the left; a short row has empty cells at its end."""
         self.rows.append(([marked(cell) for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """Title, heads, rows and caption."""
+        """Yield title, heads, rows and caption."""
         if self.title:
             yield Hung(marked(f"[bold]{self.title}[/]"))
         widths = self._widths(options.max_width)
@@ -84,22 +90,31 @@ class Grid:
         if self.caption:
             yield Hung(marked(self.caption), 1, 1)
 
-    def _cells(self, place: int) -> Iterator[Text]:
-        return (cells[place] for cells, _ in self.rows if place < len(cells))
-
     def _widths(self, width: int) -> list[int] | None:
-        """Widths of the columns; None if a word does not fit into one, or sentences would stand in too narrow a column."""
+        """Widths of the columns; None if a word does not fit into one, or a column of sentences
+        would be too narrow.
+        """
+        from rich.cells import cell_len
         from rich.text import Text
 
-        heads = [Text(head) for head in self.columns]
-        columns = [[heads[place], *self._cells(place)] for place in range(len(heads))]
+        columns = [[Text(head)] for head in self.columns]
+        for cells, _ in self.rows:
+            for column, cell in zip(columns, cells, strict=False):
+                column.append(cell)
         wanted = [max(line.cell_len for cell in column for line in cell.split("\n")) for column in columns]
-        least = [max(_longest(cell) for cell in column) for column in columns]
-        least = wanted if self.numbers else [max(low, min(high, NARROW)) for low, high in zip(least, wanted, strict=True)]
+        least = wanted
+        if not self.numbers:
+            # A column must hold its longest word, and NARROW if its text is as long: prose in a
+            # narrow column is hard to read.
+            words = [[word for cell in column for word in cell.plain.split()] for column in columns]
+            longest = [max(map(cell_len, column), default=0) for column in words]
+            least = [max(low, min(high, NARROW)) for low, high in zip(longest, wanted, strict=True)]
+        # One blank stands before the first column.
         room = width - 1 - GAP * (len(columns) - 1)
         spare, short = room - sum(least), sum(wanted) - sum(least)
         if spare < 0:
             return None
+        # Room beyond the least widths goes to columns in proportion to what each lacks.
         share = min(1.0, spare / short) if short else 1.0
         return [low + int((high - low) * share) for low, high in zip(least, wanted, strict=True)]
 
@@ -120,8 +135,13 @@ class Grid:
     def _line(self, cells: Sequence[Text], widths: Sequence[int]) -> Text:
         line = blanks(1)
         for place, (cell, width) in enumerate(zip(cells, widths, strict=False)):
-            rest, right = width - cell.cell_len, self.numbers and place > 0
-            line += blanks((GAP if place else 0) + (rest if right else 0)) + cell + blanks(0 if right else rest)
+            gap, rest = GAP if place else 0, width - cell.cell_len
+            # A text that begins with a cell would take on the cell's style, so blanks stand first
+            # even if there are none.
+            if self.numbers and place:
+                line += blanks(gap + rest) + cell
+            else:
+                line += blanks(gap) + cell + blanks(rest)
         line.rstrip()
         return line
 
@@ -136,10 +156,3 @@ class Grid:
                 text = head + cell
                 text.stylize(style)
                 yield Hung(text, 3 if place else 1, 5)
-
-
-def _longest(cell: Text) -> int:
-    """The width of the longest word."""
-    from rich.cells import cell_len
-
-    return max(map(cell_len, cell.plain.split()), default=0)

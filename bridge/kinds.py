@@ -1,4 +1,4 @@
-"""Types in words: what a schema annotation accepts, with its bounds."""
+"""Types in words: the values that a schema annotation accepts, with their bounds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ SIGNS: Mapping[type, tuple[str, str]] = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: 
 
 
 def kind(annotation: Any) -> str:
-    """What `annotation` accepts, such as `int > 0`, `one of uniform, block` or `list of (str, 0 or 1)`; None is left out."""
+    """The values that `annotation` accepts, such as `int > 0`, `one of uniform, block` or `list of
+    (str, 0 or 1)`.
+
+    None is left out: it stands for a setting that is not given.
+    """
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _bounded(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(kind(part) for part in inside if part is not types.NoneType))
     if origin is Literal:
-        return _choices(inside)
+        words = [str(value) for value in inside]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin is tuple:
-        return _tuple(inside)
+        if len(inside) == 2 and inside[1] is Ellipsis:
+            return f"list of {kind(inside[0])}"
+        return f"({', '.join(map(kind, inside))})" if inside else "list"
     if origin in (list, dict):
         return f"list of {kind(inside[0])}" if origin is list else "mapping"
     return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
@@ -33,14 +40,3 @@ def _bounded(inner: Any, limits: Iterable[Any]) -> str:
     signs = [f"{SIGNS[type(limit)][0]} {getattr(limit, SIGNS[type(limit)][1])}" for limit in known]
     filled = ", not empty" if any(isinstance(limit, MinLen) for limit in limits) else ""
     return " ".join((kind(inner), " and ".join(signs))).strip() + filled
-
-
-def _choices(values: tuple[Any, ...]) -> str:
-    words = [str(value) for value in values]
-    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-
-
-def _tuple(inside: tuple[Any, ...]) -> str:
-    if len(inside) == 2 and inside[1] is Ellipsis:
-        return f"list of {kind(inside[0])}"
-    return f"({', '.join(map(kind, inside))})" if inside else "list"

@@ -1,4 +1,6 @@
-"""Commands that start a run: nodes with so many ranks each, words that a shell fills in, and arguments out of a file."""
+"""Commands that start a run: the split of ranks over nodes, words that a shell fills in, and
+arguments from a file.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +9,31 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 PER_NODE = 8
-"""Ranks that a node is taken to have at most."""
+"""Ranks that a node is assumed to have at most."""
 
 
 class Shell(str):
-    """A word that the shell fills in; all others are quoted for it."""
+    """A word that the shell expands and that is therefore not quoted."""
 
     __slots__ = ()
 
 
 HEAD = Shell('"$MASTER_ADDR:29500"')
-"""Where the ranks of several nodes meet: the same command starts on each of these, and the variable names one of them."""
+"""The address at which the ranks of several nodes meet. The same command starts on each node, and
+the variable names one.
+"""
 
 
 def nodes(ranks: int) -> tuple[int, int]:
-    """How many nodes, and how many ranks on each: as many as a node has, and on all as many."""
+    """The number of nodes and of ranks on each: the most, up to `PER_NODE`, that give all nodes the
+    same number.
+    """
     each = max(number for number in range(1, PER_NODE + 1) if ranks % number == 0)
     return ranks // each, each
 
 
 def torchrun(ranks: int | None, *command: str) -> tuple[str, ...]:
-    """`command` on so many ranks."""
+    """`command` behind torchrun, on `ranks` ranks; None leaves their number to torchrun."""
     if ranks is None:
         return ("torchrun", *command)
     count, each = nodes(ranks)
@@ -39,7 +45,12 @@ COMMENT = re.compile(r"(^|[ \t])#.*$", re.MULTILINE)
 
 
 def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
-    """`command` with the words of a file behind it, quoted ones whole; nothing if no command reads them as they are meant."""
+    """`command` followed by the words of a file, which xargs reads; empty if xargs would read other
+    words.
+    """
+    # xargs splits and quotes as a shell does, but it knows no comments. Those are cut by a sed with
+    # the same pattern as COMMENT, which is right only if the words are the same either way: a #
+    # inside quotes, say, is no comment.
     bare = COMMENT.sub("", text)
     if not text or _words(text, True) != _words(bare, False):
         return ()
@@ -48,7 +59,9 @@ def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
 
 
 def _words(text: str, comments: bool) -> list[str] | None:
-    """The words of a text, with or without what looks like comments; None where a quote stays open."""
+    """The words of a text as a shell splits it; `comments`: without its comments. None if a quote
+    stays open.
+    """
     try:
         return shlex.split(text, comments)
     except ValueError:
@@ -56,5 +69,5 @@ def _words(text: str, comments: bool) -> list[str] | None:
 
 
 def line(words: Iterable[str]) -> str:
-    """A command as a shell reads it."""
+    """`words` as one line for a shell, quoted where they need it."""
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)

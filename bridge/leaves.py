@@ -1,4 +1,4 @@
-"""One value at a time: check it against its place in a schema, and say what was expected there."""
+"""Single values: check one against its place in a schema, and say what was expected there."""
 
 from __future__ import annotations
 
@@ -32,17 +32,25 @@ _BOUNDS: Mapping[type, tuple[str, str]] = {
 
 
 class Leaves:
-    """The leaves of `schema` as a reader sees them; `words` says what annotations of its own are in words."""
+    """The leaves of `schema`, to check values against; `words` describes annotations that the
+    schema defines itself.
+    """
 
     def __init__(self, schema: type[Section], words: Mapping[Any, str] | None = None) -> None:
         self.schema, self.words = schema, words or {}
 
+    # pydantic compiles a validator for each adapter, which takes far longer than the check of one
+    # value.
     @cache  # noqa: B019 - one for each schema, and schemas live as long as the program
     def _adapter(self, path: str) -> TypeAdapter[Any]:
         return TypeAdapter(fields(self.schema)[path].annotation, config=_STRICT)
 
     def typed(self, path: str, value: Any) -> Any:
-        """`value` as the schema types it, strictly; raises `ValueError` with what was found and expected."""
+        """`value` as the schema types it, without coercion; raises `ValueError` with what was found
+        and expected.
+        """
+        # First of all: Python refuses to print integers of thousands of digits, and no stack takes
+        # them.
         if isinstance(value, int) and abs(value) > limits.INTEGER:
             raise ValueError(f"found {str(value)[:20]}…, expected a number that fits 64 bits")
         try:
@@ -56,7 +64,7 @@ class Leaves:
 
     @cache  # noqa: B019
     def expected(self, path: str) -> str:
-        """What belongs at `path`, in words."""
+        """The values that are expected at `path`, in words."""
         return self._said(fields(self.schema)[path].annotation)
 
     def _said(self, annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
@@ -73,10 +81,9 @@ class Leaves:
             return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
         if origin is tuple and Ellipsis not in get_args(annotation):
             return f"a list of {len(get_args(annotation))}, each {self._said(get_args(annotation)[0])}"
+        ends = []
+        for bound in bounds:
+            attribute, words = _BOUNDS[type(bound)]
+            ends.append(f"{words} {getattr(bound, attribute):g}")
         plain = _PLAIN.get(origin or annotation, "a value")
-        return " ".join((plain, " and ".join(_limit(bound) for bound in bounds))).rstrip()
-
-
-def _limit(bound: Any) -> str:
-    attribute, words = _BOUNDS[type(bound)]
-    return f"{words} {getattr(bound, attribute):g}"
+        return " ".join((plain, " and ".join(ends))).rstrip()

@@ -1,4 +1,4 @@
-"""Lift a config to what it means in a Plan, and lower that to a dialect."""
+"""Lift a config to the Plan that it means, and lower a Plan to a config of a dialect."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from bridge.plan import Plan
 from bridge.rules import Context, Rule
 
 ROWS = "model.embedding.padded_vocab"
+"""Rows of the embedding table: the vocabulary after the stack has padded it."""
 
 
 class Meaning(dict[str, Any]):
-    """Values of a plan, which stay as they are, with what they come to."""
+    """Values of a plan as a config sets them, and, in `plain`, what they come to in the run."""
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The same without what has no effect, and with what open fields mean by themselves."""
+        """The values without those that have no effect, and with the meaning of fields that are
+        open.
+        """
         return plain(self)
 
 
 def lift(config: Config) -> Plan:
-    """What `config` means; raises `BridgeError` if its stack refuses it."""
+    """The plan that `config` means; raises `BridgeError` if its stack refuses it."""
     return Plan.of(meaning_of(config))
 
 
@@ -40,7 +43,8 @@ def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: 
 
 def meaning_of(config: Config) -> Meaning:
     """The values of a plan that `config` means; raises `BridgeError` if its stack refuses it."""
-    # Rules look only at what they claim or see (a law holds them to it), so that nothing has to be picked out for each.
+    # Each rule looks only at settings that it claims or sees, and a test holds it to that. So all
+    # of them get the same mapping.
     effective: Mapping[str, Any] = config.effective.flat()
     ours: dict[str, Any] = {}
     for rule in config.dialect.rules:
@@ -51,11 +55,13 @@ def meaning_of(config: Config) -> Meaning:
 
 
 def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """What counts more than any run has, and would keep whoever works with it busy for ever."""
+    """A problem for each field above its limit: loops over as many layers or ranks
+    would not end.
+    """
     for path, most in limits.PLAN.items():
         value = ours.get(path)
         if isinstance(value, int) and value > most:
-            yield f"{path}: found {value:,}, expected at most {most:,}; no run has as many"
+            yield f"{path}: found {value:,}, expected at most {most:,}; no run has that many"
 
 
 def lowered(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
@@ -67,7 +73,11 @@ def lowered(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size:
 def written_by(
     ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, had: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What the table of `dialect` writes for the values of a plan, in the spelling of what it `had`; None is left open."""
+    """The settings that the table of `dialect` writes for the values of a plan; None: it leaves the
+    setting open.
+
+    Of several spellings, a rule prefers one that is among the settings of the config before, `had`.
+    """
     given: dict[str, Any] = {}
     solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
     for rule in dialect.rules:
@@ -77,13 +87,15 @@ def written_by(
 
 
 def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
-    """The rules of `dialect` that write, each with what it sees of the values of a plan."""
+    """The rules of `dialect` that write settings, each with the plan values that it sees."""
     solved = _solved(ours, world_size)
     yield from ((rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
 
 
 def settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
-    """What the release can be told; the rest is left to its defaults, and shows as a loss where it differs from them."""
+    """The settings that the release knows. The others are left to its defaults, and reported as
+    lost if these differ.
+    """
     said = {path: value for path, value in given.items() if value is not None}
     return {path: value for path, value in said.items() if dialect.knows(path, value, version, entry)}
 
@@ -91,23 +103,24 @@ def settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: st
 def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
     sides = ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data")
     micro, accumulation, global_, data = (ours.get(side) for side in sides)
-    triangle = solve(micro, accumulation, global_, data or _data(ours, world_size))
+    if not data and world_size:
+        data = (
+            world_size // _model_ranks(ours) or None
+        )  # a world smaller than one copy leaves it open
+    triangle = solve(micro, accumulation, global_, data)
     found = zip(sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True)
     return {**ours, **{side: value for side, value in found if value is not None}}
 
 
-def _data(ours: Mapping[str, Any], world_size: int | None) -> int | None:
-    return world_size // _model_ranks(ours) or None if world_size else None
-
-
 def world_of(ours: Mapping[str, Any]) -> int | None:
-    """Ranks of the mesh of a plan; None where they are open."""
+    """Ranks of the mesh of a plan; None if the number of data ranks is open."""
     data: int | None = ours.get("parallel.data")
     return data * _model_ranks(ours) if data else None
 
 
 def _model_ranks(ours: Mapping[str, Any]) -> int:
     """Ranks that hold one copy of the model."""
+    # Expert ranks are not a factor: they are among the data ranks.
     return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
 
 
@@ -124,12 +137,13 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Paths with another value, or a value on one side only."""
+    """Paths whose values differ, or that have a value on one side only."""
     changed = {path for path, value in before.items() if after.get(path) != value}
     return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
 def unlike(meant: Meaning, kept: Meaning) -> set[str]:
-    """Fields of a plan that do not mean the same; where the tables have as many rows, nothing hangs on how many are words."""
+    """Plan fields whose meaning differs."""
     changed = differing(meant.plain, kept.plain)
+    # Tables with equally many rows are the same tensors, however many of the rows stand for words.
     return changed if ROWS in changed else changed - {"model.vocab"}

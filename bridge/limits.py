@@ -1,31 +1,35 @@
-"""Limits: what no config needs. Within them any file is answered in ten seconds of processor time and one GiB of memory."""
+"""Limits that no real config reaches. Within them a command needs at most ten seconds of processor
+time and one GiB of memory.
+"""
 
 from __future__ import annotations
 
 FILE = 16 * 2**20
-"""Bytes of a file that is read at all."""
+"""Bytes of the largest file that is read."""
 TEXT = 2**19
 """Characters of a config, in whatever format."""
 SIDECAR = 8 * TEXT
-"""Characters of a sidecar, which holds a config in full and what is known of it."""
+"""Characters of a sidecar, which holds the text of a config, its values and their meaning."""
 VALUES = 20_000
-"""Values in a config, aliases opened; words of a command line too."""
+"""Values in a config, with YAML aliases expanded; also words of a command line."""
 DEPTH = 100
 """Levels of nesting."""
 SETTINGS = 300
-"""Settings of a section that are looked at one by one."""
+"""Settings of a section that are checked one by one."""
 NAME = 200
-"""Characters of a key that a message looks for a similar name for, of a YAML tag, and of the name of a release."""
+"""Characters of a key for which a similar name is searched, of a YAML tag, and of the name of a
+release.
+"""
 INTEGER = 2**63 - 1
-"""The largest whole number, either sign: what 64 bits hold, as in torch."""
+"""The largest whole number of either sign: torch's integers have 64 bits."""
 PROBLEMS = 200
-"""Problems of one file that are spelled out; more are counted."""
+"""Problems of one file that are listed."""
 LAYERS = 20_000
-"""Layers of a model, and of a list that says something of each."""
+"""Layers of a model, and entries of a list with one for each layer."""
 RANKS = 2**20
 """Ranks of a run."""
 FILES = 16_384
-"""Ranks that a checkpoint is written for, each with files of its own."""
+"""Ranks that a checkpoint is written for: each has files of its own."""
 COUNT = 2**31
 """Sequences, microbatches and sizes of a model."""
 ACTIONS = 200_000
@@ -37,8 +41,10 @@ PLAN = {
     **dict.fromkeys(("batch.micro", "batch.accumulation", "batch.global_"), COUNT),
     **dict.fromkeys((f"model.{size}" for size in ("hidden", "heads", "kv_heads", "ffn", "vocab", "sequence")), COUNT),
 }
-"""The most that fields of a plan may count."""
+"""The largest values of plan fields that count something."""
 SECONDS = 8.0
-"""Processor time of the work of a command that reads a config, after which it gives up; with start and end it is below ten."""
+"""Processor seconds after which a command that reads a config gives up. Its start and end take less
+than two more.
+"""
 MEMORY = 2**30
-"""Bytes of memory of such a command."""
+"""Bytes of memory that such a command may use."""

@@ -1,4 +1,6 @@
-"""What a plan's values mean: plans that leave open what others say outright are the same."""
+"""The meaning of a plan's values: a plan that leaves a field open equals one that sets what the
+open field means.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
 def plain(values: Values) -> dict[str, Any]:
-    """`values` with what an open field means by itself, and without what has no effect beside the others."""
+    """`values` without those that have no effect beside the others, and with the meaning of each
+    open field.
+    """
     said = {path: value for path, value in values.items() if value is not None}
-    for path in [path for path in said if path.startswith((MODEL, SCHEDULE, LOSS_SCALE)) and _idle(path, said[path], values)]:
-        del said[path]
+    for path in list(said):
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE)) and _idle(path, said[path], values):
+            del said[path]
+    # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():
         if path not in said and (value := meaning(said)) is not None:
             said[path] = value
@@ -28,14 +34,19 @@ def plain(values: Values) -> dict[str, Any]:
         and said.get("optimizer.weight_decay") == 0
         and not said.get("optimizer.decay_ramp.end")
     ):
-        said["optimizer.name"] = "adamw"  # they differ in how weights decay, and none does
+        said["optimizer.name"] = (
+            "adamw"  # the two differ only in how weights decay, and here none does
+        )
     if said.get(BALANCE) in BY_LOSS and said.get(AUX_LOSS) == 0:
         said[BALANCE] = "none"  # a loss without a weight
     if AUTOCAST in said:
         said[COMPUTE] = said[AUTOCAST]
     if said.get("model.experts") and said.get("model.moe.ffn") and "model.moe.layers" not in said:
-        said.pop("model.ffn", None)  # every block has experts, and no layer is as wide
-    usual, told = _scale(said), said.get(SCALE)
+        said.pop("model.ffn", None)  # every block has experts, so no layer of that width exists
+    # Scores are divided by the root of a head's width by default. Stacks write the scale with few
+    # or many digits, and a difference below the precision of any compute format is no other scale.
+    size, told = head_size(said), said.get(SCALE)
+    usual = float(size**-0.5) if size else None
     if usual is not None and (told is None or isclose(told, usual, rel_tol=1e-9)):
         said[SCALE] = usual
     elif told is not None:
@@ -44,23 +55,23 @@ def plain(values: Values) -> dict[str, Any]:
 
 
 def head_size(values: Values) -> int | None:
-    """Width of a head, in elements: as it is said, or the hidden width divided among the heads, without a rest.
+    """Width of a head in elements: as it is set, or the hidden width divided by the number of
+    heads, rounded down.
 
-    Heads of latent attention have widths of their own, and no such one.
+    None for latent attention, whose heads have several widths of their own.
     """
     said = values.get(HEAD_SIZE)
-    return said if said is not None or values.get("model.attention.latent.kv_rank") else shared_width(values)
+    if said is not None or values.get("model.attention.latent.kv_rank"):
+        return said
+    return shared_width(values)
 
 
 def shared_width(values: Values) -> int | None:
-    """The hidden width divided among the heads, without a rest."""
+    """The hidden width divided by the number of heads, rounded down; None if one is open or the
+    result is 0.
+    """
     hidden, heads = values.get("model.hidden"), values.get("model.heads")
     return int(hidden // heads) or None if hidden and heads else None
-
-
-def _scale(values: Values) -> float | None:
-    size = head_size(values)
-    return float(size**-0.5) if size else None
 
 
 def _as(path: str) -> Callable[[Values], Any]:
@@ -68,7 +79,11 @@ def _as(path: str) -> Callable[[Values], Any]:
 
 
 def _cast(values: Values) -> Any:
-    """Products in another format than the weights they update are what torch.autocast makes, whoever casts."""
+    """The format of products, if it differs from that of the weights that are updated;
+    else None.
+    """
+    # torch.autocast computes in one format and updates weights in another. A stack that casts by
+    # itself does the same.
     compute = values.get(COMPUTE)
     return compute if compute != values.get("precision.master", compute) else None
 
@@ -78,7 +93,9 @@ def _beside(path: str, value: Any) -> Callable[[Values], Any]:
 
 
 SMOOTH = frozenset({"adam", "adamw", "lion", "lamb", "adagrad", "adafactor", "soap"})
-"""Optimizers without Nesterov's form of the momentum, so that an open switch is off; sgd and muon take it."""
+"""Optimizers without Nesterov momentum, for which an open switch means off; sgd and muon have both
+forms.
+"""
 
 
 MEANINGS: Mapping[str, Callable[[Values], Any]] = {
@@ -105,11 +122,15 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
     "optimizer.amsgrad": _beside("optimizer.name", False),
 }
-"""What a field that is left open means, as its description says, where the others tell."""
+"""The meaning of each open field, from the other values; None if they do not tell. Each is in the
+field's description.
+"""
 
 
 def _idle(path: str, value: Any, values: Values) -> bool:
-    """Whether a value has no effect: of experts or rotary positions that there are none of, and a pattern of all blocks."""
+    """Whether a value has no effect, such as one of experts in a model that has none, or a pattern
+    with every block in it.
+    """
     if path.startswith(MOE) and (not values.get("model.experts") or (path == "model.moe.layers" and all(value))):
         return True
     if path.startswith(ROTARY):
@@ -132,25 +153,30 @@ def _constant(values: Values) -> bool:
     return bool(values.get(LOSS_SCALE + "static"))
 
 
-def _short(values: Values) -> bool:
-    """Whether the run ends before its loss scale first doubles."""
+def _late(values: Values) -> bool:
+    """Whether the loss scale never doubles: it is constant, or the run ends before its first window
+    does.
+    """
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
-    return bool(steps and window and steps <= window)
+    return _constant(values) or bool(steps and window and steps <= window)
 
 
 def _above(values: Values) -> bool:
     """Whether the run has too few steps for the loss scale to fall to its minimum."""
-    steps, initial, minimum = values.get("run.steps"), values.get(LOSS_SCALE + "initial"), values.get(LOSS_SCALE + "minimum")
+    steps, initial = values.get("run.steps"), values.get(LOSS_SCALE + "initial")
+    minimum = values.get(LOSS_SCALE + "minimum")
     if not (steps and initial and minimum):
         return False
-    return bool(steps < log2(initial / minimum) + (values.get(LOSS_SCALE + "hysteresis") or 1))
+    # Each overflow halves the scale, except that the first `hysteresis - 1` of them leave it.
+    halvings = log2(initial / minimum)
+    return bool(steps < halvings + (values.get(LOSS_SCALE + "hysteresis") or 1))
 
 
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     SCHEDULE + "minimum": lambda values: values.get(SCHEDULE + "name") == "constant",
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
-    LOSS_SCALE + "late": lambda values: _constant(values) or _short(values),
+    LOSS_SCALE + "late": _late,
     LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
 }
-"""Fields that a run may never come to, and when."""
+"""Fields that may have no effect in a run, each with its condition."""

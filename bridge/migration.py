@@ -1,4 +1,6 @@
-"""Migration: the config that means in one release what another config meant in another release of the same stack."""
+"""Migration: a config for one release of a stack that means what a config for another release
+meant.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,25 @@ from bridge.translation import lift, seen_by
 
 
 def migrate(config: Config, version: str) -> Config | None:
-    """What to write for `version` so that it means what `config` means, as near as the release can; None: it accepts nothing."""
+    """A config for `version` that means what `config` means, as near as that release can come to
+    it.
+
+    None if the release accepts no part of it.
+    """
     if version == config.version:
         return config
     found = readable(config, reworded(config, version), version)
     if found is None:
         return None
+    # First everything that the release still accepts, then what its table writes for the rest, then
+    # what comes nearer to the meaning; last, settings that turned out not to be needed go again.
     aim, start = Aim(config), grown(found, nearest_words(config, found))
-    return replace(as_read(aim.trimmed(aim.nearer(start, aim.groups(start)), start)), opaque=config.opaque)
+    near = aim.nearer(start, aim.groups(start))
+    return replace(as_read(aim.trimmed(near, start)), opaque=config.opaque)
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
-    """What the table writes in place of settings that `start` had to leave out, as far as the release accepts it."""
+    """Groups of settings that the table writes in place of those that `start` had to leave out."""
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
     rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
@@ -42,16 +51,18 @@ def as_read(config: Config) -> Config:
 
 
 def readable(config: Config, given: Group, version: str) -> Config | None:
-    """As much of `given` as the release accepts; None if not even a part."""
+    """A config with as much of `given` as the release accepts; None if it accepts no part."""
     known = settable(config.dialect, given, version, config.entry)
     if whole := built(config, known, version):
         return whole
+    # Some stacks refuse an empty config, so the second base is what the table writes for the
+    # meaning.
     base = built(config, {}, version) or built(config, lowered(config, version), version)
     return base and grown(base, [{path: value} for path, value in known.items()])
 
 
 def built(config: Config, given: Group, version: str) -> Config | None:
-    """`given` as a config of that release; None if it refuses."""
+    """`given` as a config of that release; None if the release refuses it."""
     try:
         return config.dialect.config(given, version, config.world_size, config.entry)
     except BridgeError:
@@ -59,7 +70,10 @@ def built(config: Config, given: Group, version: str) -> Config | None:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with each of `groups` on top that its stack accepts, found by halving."""
+    """`config` with each of `groups` added that its stack accepts, found by halving.
+
+    Most groups are accepted, so this takes about log2(groups) attempts for each one that is not.
+    """
     given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
     more = built(config, given, config.version) if groups else config
     if more is not None or len(groups) < 2:
@@ -69,14 +83,16 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 
 def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
-    """What a release can be told of `given`."""
+    """The settings of `given` that a release knows."""
     return {path: value for path, value in given.items() if dialect.knows(path, value, version, entry)}
 
 
 def lowered(config: Config, version: str) -> dict[str, Any]:
-    """What the plan of `config` says in the words of a release, as far as that has any."""
+    """The plan of `config` as settings of a release, as far as the release has settings for it."""
     written: dict[str, Any] = {}
     for rule, values in seen_by(lift(config).values(), config.dialect, config.world_size):
+        # A rule that cannot write these values for the release leaves its settings out; `strayed`
+        # then shows the loss.
         with suppress(BridgeError):
             written.update(rule.write(values, Context(version, config.world_size)))
     said = {path: value for path, value in written.items() if value is not None}
@@ -87,24 +103,27 @@ def lowered(config: Config, version: str) -> dict[str, Any]:
 
 
 def reworded(config: Config, version: str) -> dict[str, Any]:
-    """What is given, in the words that the release has for it."""
+    """The given settings under the names that they have in the release."""
     given = dict(config.given)
     for move, forward in moves(config.dialect, config.version, version):
         said = move.applied(given, forward)
         added = {path: value for path, value in said.items() if path not in given}
+        # A move is made only if the release knows all of its new settings; else the old ones stay
+        # and are told as lost.
         if settable(config.dialect, added, version, config.entry) == added:
             given = said
     return given
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """Moves from one release to another, as they are to be made, each with whether it goes forward.
-
-    Words that are old already go with the next upgrade.
+    """The moves between two releases in the order in which they are made, each with True if it goes
+    forward.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)
     if end > start:
+        # Also moves before `start`: stacks take old names for a while, and an upgrade is the time
+        # to replace them.
         yield from ((move, True) for move in dialect.moves if order(move.since) <= end)
     else:
         yield from ((move, False) for move in reversed(dialect.moves) if end < order(move.since) <= start)
@@ -114,7 +133,9 @@ def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Mov
 
 
 def has(config: Config, path: str, value: Any) -> bool:
-    """Whether the release of `config` knows a setting, by its name or by what it works out."""
+    """Whether the release of `config` has a setting: it was given, has an effective value, or is
+    known by name.
+    """
     known = config.dialect.knows(path, value, config.version, config.entry)
     return path in config.given or config.effective.get(path) is not None or known
 
@@ -129,29 +150,36 @@ def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a config meant, and how to come near it in another release."""
+    """The meaning of `config` as an aim, and the search for a config of another release that comes
+    near to it.
+    """
 
     config: Config
 
     @cached_property
     def meant(self) -> Mapping[str, Any]:
-        """Its plan."""
+        """The values of its plan."""
         return lift(self.config).values()
 
     def strayed(self, other: Config) -> list[str]:
-        """Plan fields in which another config differs."""
+        """Plan fields in which `other` differs."""
         kept = lift(other).values()
         return [path for path in {**self.meant, **kept} if self.meant.get(path) != kept.get(path)]
 
     def distance(self, other: Config) -> tuple[int, int]:
-        """Plan fields that differ, then settings that do."""
+        """The number of plan fields that differ, then that of settings: a smaller pair
+        is nearer.
+        """
         return len(self.strayed(other)), len(differing(self.config, other))
 
     def groups(self, start: Config) -> list[Group]:
-        """What may bring `start` nearer: what the plan says in its words, and each value that differs, old words aside."""
+        """Groups of settings that may bring `start` nearer: those that the table writes for each
+        plan field that differs, and each effective value that differs.
+        """
         said, strayed = lowered(self.config, start.version), self.strayed(start)
         rules = [rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)]
         planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
+        # Settings that have another name by now would only be refused, or undo the move.
         old = self.config.given.keys() - reworded(self.config, start.version).keys()
         unlike = {path: before for path, (before, _) in differing(self.config, start).items() if before is not None}
         values = {path: value for path, value in unlike.items() if path not in old}
@@ -159,7 +187,7 @@ class Aim:
         return [group for group in (*planned, *({path: value} for path, value in spelled.items())) if group]
 
     def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
-        """`config` with those of `groups` on top that bring it nearer, found by halving."""
+        """`config` with those of `groups` added that bring it nearer, found by halving."""
         given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
         more = built(config, given, config.version) if groups else None
         if more is not None and self.distance(more) < self.distance(config):
@@ -170,7 +198,9 @@ class Aim:
         return self.nearer(self.nearer(config, groups[:half]), groups[half:])
 
     def trimmed(self, config: Config, start: Config) -> Config:
-        """`config` without what `start` does without just as well."""
+        """`config` with each setting put back to its state in `start` if that does not move it away
+        from the aim.
+        """
         for path in [path for path in config.given if config.given[path] != start.given.get(path)]:
             kept = {path: start.given[path]} if path in start.given else {}
             rest = {name: value for name, value in config.given.items() if name != path}

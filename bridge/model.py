@@ -1,4 +1,4 @@
-"""The model's part of a Plan: what a decoder of transformer blocks is, in the field's standard terms."""
+"""The model's part of a Plan: a decoder of transformer blocks in the field's standard terms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attention(Section):
 
 
 class RotaryScaling(Section):
-    """How rotary positions reach beyond the length that they were trained for."""
+    """Scaling of rotary positions beyond the length that the model was trained for."""
 
     kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(None, description="Kind of scaling.")
     factor: Positive | None = field(None, description="New length over the original one.")
@@ -116,14 +116,16 @@ class Embedding(Section):
 
 
 class Moe(Section):
-    """Experts, where a block has them; their count is `model.experts`."""
+    """Experts of a block; `model.experts` is their number."""
 
     top_k: Count | None = field(None, description="Experts of a token.")
     ffn: Count | None = field(None, description="Width of an expert; open: that of the feed-forward layer.")
     shared_ffn: Size | None = field(None, description="Width of all shared experts together; 0: none.")
     shared_gate: bool | None = field(None, description="The shared experts' output has a learned gate.")
     layers: tuple[bool, ...] | None = field(None, description="Which blocks have experts; open: all.")
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(None, description="What makes a router's logits weights.")
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(
+        None, description="Function that turns a router's logits into weights."
+    )
     normalised: bool | None = field(None, description="The weights of a token's chosen experts sum to one.")
     scale: Positive | None = field(None, description="Factor of those weights; open: 1.")
     groups: Count | None = field(None, description="Groups that experts are divided into before the choice.")
@@ -153,7 +155,7 @@ class Init(Section):
 
 
 class Model(Section):
-    """What the model is; a decoder of transformer blocks."""
+    """The model: a decoder of transformer blocks."""
 
     family: str | None = field(None, description="Model type by the name that Hugging Face gives it.")
     layers: Count | None = field(None, description="Number of transformer layers.")

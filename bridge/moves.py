@@ -1,4 +1,6 @@
-"""Moves: settings that a stack says in other words since a release, as rows that work in both directions."""
+"""Moves: settings that a stack renamed or replaced in a release, as rows that work in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ from typing import Any
 Words = Mapping[str, Any]
 """Given values by path."""
 Reword = Callable[[Words], Words]
-"""From all given values to the ones that say it in the other words; empty: these values have none."""
+"""From all given values to those that mean the same under the other names; empty: there are none
+for these values.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """From release `since` on, what `old` paths said is said by `new` paths.
+    """From release `since` on, settings at `new` paths take the place of those at `old` paths.
 
-    `forward` and `back` put one into the words of the other; `note` says what the stack makes of the old words since then,
-    `source` names the place in the stack's source that the row stands on.
+    `forward` turns old settings into new ones, and `back` new into old. `note` tells what newer
+    releases do with the old settings. `source` names the place in the stack's source.
     """
 
     since: str
@@ -29,19 +33,25 @@ class Move:
     source: str = ""
 
     def applied(self, given: Words, forward: bool) -> dict[str, Any]:
-        """`given` in the newer words (or the older ones), unchanged if it says nothing of the kind."""
+        """`given` with the newer settings in place of the older ones, or the other way round;
+        unchanged if it has neither.
+        """
         here, put = (self.old, self.forward) if forward else (self.new, self.back)
+        # The first path is the one that must be given; others only add to it.
         said = put(given) if here[0] in given else {}
-        return {**{path: value for path, value in given.items() if path not in here}, **said} if said else dict(given)
+        if not said:
+            return dict(given)
+        rest = {path: value for path, value in given.items() if path not in here}
+        return {**rest, **said}
 
 
 def renamed(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
-    """The same value under another name."""
+    """A move for a setting that keeps its value under another name."""
     return Move(since, (old,), (new,), lambda given: {new: given[old]}, lambda given: {old: given[new]}, note, source)
 
 
 def switched(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:
-    """A switch that became one value of another setting."""
+    """A move for a switch that became one value of another setting."""
 
     def forward(given: Words) -> Words:
         return {new: value} if given[old] is True else {}

@@ -1,4 +1,6 @@
-"""Plan: what a training run means, in the field's standard terms; the hub of every translation and the engine's own config."""
+"""Plan: the meaning of a training run in the field's standard terms; hub of every translation and
+config of the engine.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Parallel(Section):
 
 
 class Stages(Section):
-    """How layers are grouped into stages."""
+    """The grouping of layers into stages."""
 
     rule: Literal["carry", "ceil", "even", "floor_last", "parameters", "explicit"] | None = field(
         None, description="Rule that cuts the layers into stages."
@@ -116,7 +118,9 @@ class Zero(Section):
 
     @property
     def effective_stage(self) -> int | None:
-        """The level that the buffer counts amount to; counts win over `stage`."""
+        """The ZeRO level of the run: the buffer counts decide it if they are set, else `stage`."""
+        # With at most two buffers (one in use, one being filled) tensors cannot stay whole, so they
+        # are sharded.
         if self.weight_buffers is not None and self.weight_buffers <= 2:
             return 3
         if self.grad_buffers is not None and self.grad_buffers <= 2:
@@ -223,7 +227,9 @@ class Adapters(Section):
 
 
 class Run(Section):
-    """The course of the run: its length, its seed, and what happens how often, in optimizer steps."""
+    """The course of the run: its length, its seed, and the intervals of logs, checkpoints and
+    evaluations in optimizer steps.
+    """
 
     steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the learning rate does.")
     epochs: Annotated[Real, Gt(0)] | None = field(None, description="Passes over the data after which the run ends.")
@@ -246,7 +252,9 @@ class Run(Section):
     async_save: bool | None = field(None, description="Checkpoints are written while training goes on.")
     eval_steps: Size | None = field(None, description="Steps of an evaluation.")
     resumed_schedule: Literal["given", "checkpoint", "same"] | None = field(
-        None, description="Whose schedule of learning rate and weight decay a resumed run takes; same: they have to agree."
+        None,
+        description="Source of a resumed run's schedule of learning rate and weight decay;"
+        " same: both must agree.",
     )
     host_init: bool | None = field(None, description="First weights are drawn on the host.")
     project: str | None = field(None, description="Project of Weights & Biases that logs go to.")
@@ -287,7 +295,9 @@ class Debug(Section):
 
 
 class Plan(Section):
-    """What a training run means. Unset fields are open: nobody said."""
+    """The meaning of a training run. A field that is None is open: nothing in the
+    source sets it.
+    """
 
     model: Model = field(Model(), description="Facts about the model.")
     parallel: Parallel = field(Parallel(), description="Mesh axes.")
@@ -309,7 +319,7 @@ class Plan(Section):
         return validate(cls, nest({path: value for path, value in flat.items() if value is not None}))
 
     def values(self) -> Values:
-        """What is set, by dotted path."""
+        """The fields that are set, by dotted path."""
         return Values({path: value for path, value in flatten(self, only_set=True).items() if value is not None})
 
 

@@ -1,4 +1,6 @@
-"""Dialects of others: what their folders declare, read from their syntax, so that looking for one runs none."""
+"""Dialects of other people: declarations in their folders, read as syntax, so that the search runs
+none of their code.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,29 @@ from typing import Any
 DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
 """Names in the `__init__.py` of a dialect: its object, and the settings or flags that only its files have."""
 LARGEST = 2**20
-"""Bytes of an `__init__.py`."""
+"""Bytes of an `__init__.py` that are read."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A dialect in a folder: its signature is empty where it declares none, and then it must be named to be used."""
+    """A dialect in a folder. A dialect with an empty signature is used only if the user
+    names it.
+    """
 
     name: str
     place: Path
     signature: tuple[str, ...] = ()
 
     def matches(self, data: Any) -> bool:
-        """Whether parsed `data` has one of the settings (dotted, of a mapping) or flags (of words, or runs of a script)."""
+        """Whether parsed `data` has one entry of the signature.
+
+        An entry is a dotted setting of a mapping, or a flag in a list of words or in the launches
+        of a script.
+        """
         if isinstance(data, Mapping):
             return any(_has(data, mark.split(".")) for mark in self.signature)
-        words = data if isinstance(data, list) else [word for run in getattr(data, "launches", ()) for word in run.texts]
+        runs = getattr(data, "launches", ())
+        words = data if isinstance(data, list) else [word for run in runs for word in run.texts]
         said = {str(word).partition("=")[0] for word in words}
         return not said.isdisjoint(self.signature)
 
@@ -42,7 +51,11 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 
 @cache
 def found(folders: tuple[str, ...], taken: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """The dialects in `folders`, the first of each name, and what is wrong with the rest; those `taken` are names of ours."""
+    """The dialects in `folders`, the first of each name, and a line with the fault of each folder
+    that was left out.
+
+    `taken` are the names of our own dialects.
+    """
     plugins: dict[str, Plugin] = {}
     faults: list[str] = []
     for folder in map(Path, folders):
@@ -61,18 +74,27 @@ def found(folders: tuple[str, ...], taken: tuple[str, ...]) -> tuple[tuple[Plugi
 
 
 def _read(place: Path) -> Plugin | str:
-    """What the folder declares, or why it is no dialect."""
+    """The dialect that the folder declares, or the reason why it is none."""
     if not place.name.isidentifier():
-        return "its name is no name of a module"
+        return "its name cannot be the name of a module"
     try:
         with open(place / "__init__.py", "rb") as stream:
             tree = ast.parse(stream.read(LARGEST))
+    # A file of anybody: null bytes raise ValueError, and deep expressions RecursionError or
+    # MemoryError in the parser.
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"its __init__.py cannot be read ({type(error).__name__})"
     bound = dict(_bound(tree.body))
     if DIALECT not in bound:
         return f"its __init__.py sets no {DIALECT}"
-    return Plugin(place.name, place, tuple(_texts(bound.get(SIGNATURE))))
+    value = bound.get(SIGNATURE)
+    items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    texts = (
+        item.value
+        for item in items
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    )
+    return Plugin(place.name, place, tuple(texts))
 
 
 def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
@@ -84,8 +106,3 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
             yield node.target.id, node.value
         elif isinstance(node, ast.ImportFrom):
             yield from ((alias.asname or alias.name, None) for alias in node.names)
-
-
-def _texts(value: ast.expr | None) -> Iterator[str]:
-    if isinstance(value, ast.Tuple | ast.List):
-        yield from (item.value for item in value.elts if isinstance(item, ast.Constant) and isinstance(item.value, str))

@@ -1,4 +1,6 @@
-"""Reports as people read them: a verdict in one line, then what matters, one row a cause, in the words of file and target."""
+"""Reports for people: a verdict in one line, then one row for each cause, in the words of the file
+and of the target.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,25 @@ if TYPE_CHECKING:
 EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
 SAME = {Effect.ROUNDING: "same up to rounding", Effect.COST: "same run", Effect.NONE: "same run"}
 AS_WRITTEN = {Effect.ROUNDING: "as written, up to rounding", Effect.COST: "as written", Effect.NONE: "as written"}
+# A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
-"""What became of a value that was not dropped and that no single value of the target stands for."""
+"""Words for the fate of a value that was not dropped and that has no single counterpart in the
+target.
+"""
 MANY = 6
-"""Settings of one cause that stand one below the other; more of what a stack takes by default stand in one paragraph."""
+"""Most settings of one cause that stand one below the other; with more of them, those that a stack
+takes by default make one paragraph.
+"""
 NEAR = 3
-"""Settings of the target that are named for one of the source."""
+"""Most settings of the target that are listed for one setting of the source."""
 LONG = 160
-"""Characters of a value that are shown."""
+"""Most characters of a value that are shown."""
 
 
 @dataclass
 class Cause:
-    """One reason, with all that fares alike for it."""
+    """One reason and effect, with all findings that share them."""
 
     effect: Effect
     message: str
@@ -46,9 +53,10 @@ class Cause:
 
 
 def causes(findings: Iterable[Finding]) -> list[Cause]:
-    """Findings by their reasons, from the worst effect on, in the order of the file; the same remark is taken once.
+    """Findings grouped by reason and effect, the worst effect first, then in the order of the file.
 
-    A count that only became a whole number comes behind what is lost or means something else.
+    A repeated finding appears once. A count that only became a whole number comes after values that
+    are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
     for finding in sorted(_once(findings), key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one))):
@@ -74,22 +82,23 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def verdict(findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers") -> str:
-    """One line: whether it is the same run, else how many things make it another one."""
+    """One line: the words of `same` for the same run, else the number of things that stop or change
+    it.
+    """
     found = list(_once(findings))
     told = causes(finding for finding in found if finding.how is not How.MISSING)
     open_ = [finding for finding in found if finding.how is How.MISSING and finding.effect.reaches(Effect.NUMBERS)]
     lacks = f"{_number(len(open_), 'setting')} still to be added" if open_ else ""
     for effect, words in ((Effect.STOPS, "will not start"), (Effect.NUMBERS, other)):
         count = sum(cause.effect is effect for cause in told)
+        # A missing setting that stops the run decides the verdict. One that only changes numbers
+        # does not: it is still open.
         stopped = effect is Effect.STOPS and any(finding.effect is effect for finding in open_)
         if count or stopped:
-            return f"{words}: {', '.join(filter(None, (_number(count, 'thing') if count else '', lacks)))}"
+            parts = [_number(count, "thing")] if count else []
+            return f"{words}: {', '.join([*parts, lacks] if lacks else parts)}"
     if lacks:
-        return f"not whole yet: {lacks}"
-    return _alike(told, same)
-
-
-def _alike(told: Sequence[Cause], same: Mapping[Effect, str]) -> str:
+        return f"incomplete: {lacks}"
     worst = min((cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE)
     cost = sum(cause.effect is Effect.COST for cause in told)
     return same[worst] + (f"; {_number(cost, 'thing')} of memory or speed" if cost else "")
@@ -100,7 +109,7 @@ def _number(count: int, word: str) -> str:
 
 
 def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
-    """The first line, in the colour of the worst effect."""
+    """Print the verdict in the colour of the worst effect."""
     worst = min((finding.effect for finding in findings), key=lambda effect: effect.rank, default=Effect.NONE)
     style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
     console.print(Hung(marked(f"[{style}]{said}[/]")))
@@ -116,9 +125,10 @@ def text(
     files: Sequence[Path] = (),
     findings: Sequence[Finding] | None = None,
 ) -> None:
-    """Print a translation: the verdict, what matters, and what belongs beside the file; `files` are those that were written.
+    """Print a translation: the verdict, the causes, and the parts beside the file; `files` are
+    those that were written.
 
-    `findings` are those that count; None: all.
+    Only `findings` are printed and decide the verdict; None: all of the translation.
     """
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
@@ -132,13 +142,18 @@ def text(
     if view.origins:
         console.print()
         console.print(_origins(result))
-    _outside(result, console, None if view.origins else next((path for path in files if path.name.endswith(".code.py")), None))
+    # A snippet that was written to a file is not printed too, unless the user asked for every
+    # detail.
+    code = next((path for path in files if path.name.endswith(".code.py")), None)
+    _outside(result, console, None if view.origins else code)
     _footer(told, console, view, result)
     listed(files, console)
 
 
 def check_text(config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None) -> None:
-    """Print what there is to say about one config; `findings` are those that count, None: all."""
+    """Print the report on one config. Only `findings` are printed and decide the verdict; None: all
+    of the config.
+    """
     told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
     first(told, console)
     _judged(verdict(told, AS_WRITTEN, WRITTEN), told, console)
@@ -151,7 +166,7 @@ def check_text(config: Config, console: Console, view: View = USUAL, findings: S
 
 
 def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View) -> None:
-    """Print what there is to say about one of several configs: its verdict behind its name, then what is said of one alone."""
+    """Print the report on one of several configs: its name, the verdict, and the causes."""
     from rich.markup import escape
 
     first(told, console)
@@ -164,7 +179,7 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
 
 
 def compared(names: tuple[str, str], sides: tuple[Config, Config], told: Sequence[Finding], console: Console, view: View) -> None:
-    """Print what two configs mean otherwise."""
+    """Print the differences between the meanings of two configs."""
     from rich.markup import escape
 
     _judged(verdict(told), told, console)
@@ -176,25 +191,29 @@ def compared(names: tuple[str, str], sides: tuple[Config, Config], told: Sequenc
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:
-    """What puts the whole report in doubt."""
+    """Print that a release is not known, if so: it puts the whole report in doubt and comes before
+    it.
+    """
     for message in dict.fromkeys(finding.message for finding in findings if finding.rule == UNKNOWN):
         console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def name(config: Config) -> str:
-    """A stack and its release."""
+    """The title of a config's stack, and its release."""
     return release_named(config.dialect, config.version)
 
 
 def release_named(dialect: Dialect, version: str) -> str:
-    """A stack and a release; that it is the newest known one is said, as it is taken where none was named."""
+    """The title of a stack and a release, with a mark if it is the newest known one, which is used
+    if none is named.
+    """
     return f"{dialect.title} {version}{' (newest known)' if version == dialect.newest else ''}"
 
 
 def _causes(
     findings: Iterable[Finding], console: Console, view: View, fields: Sequence[FieldReport] = (), gap: bool = True
 ) -> None:
-    """One block for each effect, in it one row for each cause."""
+    """Print one block for each effect, and in it one row for each cause."""
     told = causes(finding for finding in findings if finding.how is not How.MISSING and finding.rule != UNKNOWN)
     for effect in filter(view.shows, Effect):
         rows = [cause for cause in told if cause.effect is effect]
@@ -208,11 +227,17 @@ def _causes(
 
 
 def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -> Iterator[Hung]:
-    """A cause: its settings, each with what becomes of its value, and why."""
+    """The lines of a cause: its settings, each with the change of its value, and the reason."""
     from rich.markup import escape
 
-    heads = [escape(_head(finding, fields)) for finding in cause.findings]
-    if not cause.effect.reaches(Effect.COST) or (len(heads) > MANY and cause.findings[0].how is How.DEFAULTED):
+    heads = []
+    for finding in cause.findings:
+        place, change = _place(finding), _change(finding, fields)
+        where, turned = f" ({place})" if place else "", f" {change}" if change else ""
+        heads.append(escape(f"{finding.path}{where}{turned}"))
+    by_default = cause.findings[0].how is How.DEFAULTED
+    # Settings without effect share a line, and so do many defaults: nobody acts on a single one.
+    if not cause.effect.reaches(Effect.COST) or (len(heads) > MANY and by_default):
         heads = [", ".join(heads)]
     label, why = f"{number} " if number else "", escape(cause.message)
     indent = len(label)
@@ -227,19 +252,20 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
 
 
 def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
-    """Settings one below the other, the first behind its label."""
+    """Settings one below the other, the first with the label in front; the others are indented as
+    far.
+    """
     for place, head in enumerate(heads):
-        yield Hung(marked(f"{'' if place else label}{head}"), 2 + (len(label) if place else 0), 6 + len(label))
-
-
-def _head(finding: Finding, fields: Sequence[FieldReport]) -> str:
-    """A setting, where it stands, and what becomes of its value."""
-    place, change = _place(finding), _change(finding, fields)
-    return f"{finding.path}{f' ({place})' if place else ''}{f' {change}' if change else ''}"
+        if place == 0:
+            yield Hung(marked(label + head), 2, 6 + len(label))
+        else:
+            yield Hung(marked(head), 2 + len(label), 6 + len(label))
 
 
 def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
-    """A change from value to value, in the words of the target where one of its settings stands for it."""
+    """The change of a value as `before -> after`, with the settings of the target that carry it, if
+    there are few.
+    """
     if finding.change or finding.how is None:
         return finding.change
     if finding.how is How.DEFAULTED:
@@ -255,7 +281,9 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
 
 
 def _place(finding: Finding) -> str:
-    """Where the setting was written; a spelling that says no more than its path is left out."""
+    """The place where the setting was written; a spelling that only repeats its path is
+    left out.
+    """
     return _at(finding.origin, finding.path)
 
 
@@ -267,7 +295,9 @@ def _at(origin: Origin | None, path: str) -> str:
 
 
 def _missing(findings: Iterable[Finding], console: Console) -> None:
-    """What is still to be added, one row a reason; never left out."""
+    """Print the settings that are still to be added, one row for each reason; no view leaves them
+    out.
+    """
     from rich.markup import escape
 
     lacking = [finding for finding in findings if finding.how is How.MISSING]
@@ -284,7 +314,7 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
 
 
 def remarks(title: str, findings: Iterable[Finding]) -> Grid:
-    """Findings as a table: the setting and what there is to say."""
+    """Findings as a table: the setting, its effect and the message."""
     from rich.markup import escape
 
     table = Grid(title, ("setting", "what"))
@@ -296,7 +326,7 @@ def remarks(title: str, findings: Iterable[Finding]) -> Grid:
 
 
 def _origins(result: Result) -> Grid:
-    """Every written value, with what it comes from."""
+    """A table of every written value, with the settings or the default that it comes from."""
     from rich.markup import escape
 
     origins = result.source.origins
@@ -310,10 +340,12 @@ def _origins(result: Result) -> Grid:
 
 
 def _outside(result: Result, console: Console, code: Path | None) -> None:
-    """What the target keeps outside its file: code, or the file that it lies in, environment, launch command."""
+    """Print the parts outside the target's file: code or the name of its file, environment, and
+    launch command.
+    """
     written = result.written
     if written.snippet and code:
-        console.print(f"\nIn the training script: what stands in {code.name}", markup=False)
+        console.print(f"\nFor the training script: the lines of {code.name}", markup=False)
     elif written.snippet:
         console.print("\n[bold]In the training script[/]")
         console.print(written.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
@@ -327,7 +359,7 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
 
 
 def _footer(findings: Iterable[Finding], console: Console, view: View, result: Result | None = None) -> None:
-    """How much is not shown, and what shows it."""
+    """Print how much is not shown, and the options that show it."""
     harmless = [finding for finding in _once(findings) if finding.effect is Effect.NONE and finding.how is not How.MISSING]
     parts = []
     if harmless and not view.shows(Effect.NONE):
@@ -340,7 +372,7 @@ def _footer(findings: Iterable[Finding], console: Console, view: View, result: R
 
 
 def listed(files: Sequence[Path], console: Console) -> None:
-    """The files that were written."""
+    """Print the names of the files that were written."""
     if files:
         from rich.markup import escape
 

@@ -1,4 +1,4 @@
-"""Reference: everything there is to know about a field and about a pair of dialects, gathered once for pages and commands."""
+"""Reference: all facts about a field and about a pair of dialects, for pages and commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from bridge.rules import Context, Effect, How, Rule
 from bridge.translation import claims, plan_claims
 
 DEPENDS = "depends on the values"
-"""Effect of losing a field whose rule looks at the values."""
+"""Words for the effect of losing a field, if its rule decides that from the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of releases that have a field with one default: the first, the last, and the default (None: open or worked out)."""
+    """Successive releases in which a field has the same default: the first, the last, and the
+    default (None: open or derived).
+    """
 
     since: str
     until: str
@@ -33,11 +35,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What becomes of a field in another dialect, going by the newest release of both.
+    """The fate of a field in another dialect, in the newest releases of both.
 
-    `paths` are the fields that stand for it there, `how` is the most that is certain: `approximate` means that some values
-    do not survive. `lost` are the plan paths that no field stands for, `fixed` what the stack always does instead, `reasons`
-    what may be lost, or why it is.
+    `paths` are the fields that stand for it there. `how` is what holds for all values:
+    `approximate` means that some values do not survive. `lost` are the plan paths that no field
+    stands for, `fixed` those that the other stack always sets to one value. `reasons` tell what may
+    be lost and why.
     """
 
     dialect: str
@@ -53,9 +56,10 @@ class Arrival:
 class Entry:
     """One field of a dialect.
 
-    `kind` is what it accepts, in words; `spans` its releases and defaults; `plan` the plan paths it stands for; `effect` what
-    losing it does to a run, None where that depends on the values; `note`, `lossy` and `source` are its rule's;
-    `checks` is what the stack checks of it.
+    `kind` are the values that it accepts, in words, and `spans` its releases and defaults. `plan`
+    are the plan paths that it stands for. `effect` is that of losing it, None if that depends on
+    the values. `note`, `lossy` and `source` are those of its rule. `checks` are the stack's checks
+    of it.
     """
 
     dialect: str
@@ -82,7 +86,9 @@ class Entry:
 
 
 def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
-    """Everything about the field at `path`; `ConfigError` with the nearest names if there is none."""
+    """All facts about the field at `path`; `ConfigError` with the nearest names if there is no such
+    field.
+    """
     leaf = fields(dialect.schema).get(path)
     if leaf is None:
         raise ConfigError(unknown(dialect, path))
@@ -116,7 +122,9 @@ def entries(dialect: Dialect, others: Sequence[Dialect] = ()) -> Mapping[str, tu
 
 
 def unknown(dialect: Dialect, path: str) -> str:
-    """The line for a field that a dialect does not have: fields that end in the same word, else the nearest names."""
+    """The message for a field that a dialect does not have, with fields that end in the same word,
+    else the nearest names.
+    """
     known = tuple(fields(dialect.schema))
     last = path.rpartition(".")[2].lstrip("-").replace("-", "_")
     alike = [name for name in known if name.rpartition(".")[2] == last]
@@ -132,7 +140,9 @@ def _effect(rule: Rule) -> Effect | None:
 
 @cache
 def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
-    """Plan paths that each field stands for, in rules of its own and in those that look at it."""
+    """Plan paths that each field stands for, in the rule that claims it and in rules that only see
+    it.
+    """
     found: dict[str, list[str]] = {}
     for ours, rule in plan_claims(dialect).items():
         for path in rule.carriers(ours):
@@ -145,15 +155,22 @@ def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
-    """The releases that have a field, in runs of the same default, oldest first."""
+    """The releases that have a field, oldest first; those that follow each other with one default
+    make one span.
+    """
     found: list[Span] = []
     last = None
     for version in dialect.versions:
         known = _defaults(dialect, version)
         if path in known:
-            alike = last is not None and found and found[-1].until == last and _same(found[-1].default, known[path])
-            since = found.pop().since if alike else version
-            found.append(Span(since, version, known[path]))
+            default, since = known[path], version
+            # A span goes on only over neighbours: a field may go away and come back. Types are
+            # compared too, as True equals 1.
+            if found and found[-1].until == last:
+                before = found[-1].default
+                if type(before) is type(default) and before == default:
+                    since = found.pop().since
+            found.append(Span(since, version, default))
         last = version
     return tuple(found)
 
@@ -161,10 +178,6 @@ def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
 @cache
 def _defaults(dialect: Dialect, version: str) -> Mapping[str, Any]:
     return dialect.defaults(version)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 @cache
@@ -177,7 +190,7 @@ def current(dialect: Dialect) -> frozenset[str]:
 
 
 def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
-    """What becomes of the field at `path` of `source` in `target`."""
+    """The fate of the field at `path` of `source` in `target`."""
     meant = meanings(source).get(path, ())
     there = {ours: carriers(target, ours) for ours in meant}
     found = tuple(dict.fromkeys(name for names in there.values() for name in names))
@@ -198,7 +211,10 @@ def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
 
 @cache
 def always(dialect: Dialect) -> Mapping[str, Any]:
-    """What a stack always does, where it leaves no choice, by plan path."""
+    """Plan paths for which a stack has no setting because it always does one thing, with that
+    value.
+    """
+    # Such a rule claims no setting, so it reads its value from nothing.
     context = Context(dialect.newest)
     found = {ours: value for rule in dialect.rules if not rule.theirs for ours, value in rule.read({}, context).items()}
     return MappingProxyType(found)
@@ -215,9 +231,11 @@ def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> H
 
 
 def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
-    """Why some values do not survive: being read, where a rule blurs or takes a field for several things, or being written."""
+    """The reasons why some values do not survive, on the way into the plan or out of it."""
     meant = meanings(source)[path]
     mine = [plan_claims(source)[ours] for ours in meant]
+    # A reader loses something if its rule blurs values, or if one field stands for several plan
+    # fields.
     read = [rule.lossy for rule in mine if rule.blurs or len(meant) > 1]
     written = [plan_claims(target)[ours].lossy for ours in meant]
     return tuple(reason for reason in dict.fromkeys((*read, *written)) if reason)
@@ -225,7 +243,9 @@ def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One field of the source of a pair: what becomes of it, and what losing it does to a run (None: depends on its values)."""
+    """One field of a pair's source: its fate, and the effect of losing it (None: depends on the
+    values). `kept` is true if a plan path stands for it.
+    """
 
     path: str
     how: How
@@ -241,7 +261,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A field of the target that no field of the source stands for: the target's own default decides."""
+    """A field of the target that no field of the source stands for, so that the target's default
+    takes effect.
+    """
 
     path: str
     ours: str
@@ -251,10 +273,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The way from one dialect to another, by their newest releases: each field of the source, and what the target leaves open.
+    """The way from one dialect to another, in their newest releases.
 
-    `passages` with `kept` are fields that some plan path stands for; the others are the source stack's own, and stay behind
-    wherever they go. `own` counts fields of the target that no other stack can set: they keep the target's defaults.
+    `passages` has each field of the source; those without `kept` are the source stack's own and are
+    lost in any target. `openings` are fields of the target that the source leaves open. `own` is
+    the number of target fields that no other stack can set: they keep the target's defaults.
     """
 
     source: Dialect
@@ -265,11 +288,13 @@ class Pair:
 
     @property
     def meant(self) -> tuple[Passage, ...]:
-        """Fields that stand for something other stacks know; the rest is the source stack's own."""
+        """The passages of fields that a plan path stands for."""
         return tuple(passage for passage in self.passages if passage.kept)
 
     def fare(self, how: How) -> tuple[Effect | None, ...]:
-        """What losing them does, for all fields that stand for something and fare so; `defaulted` ones are the target's."""
+        """The effects of losing each field with the fate `how`. `defaulted` ones are fields of the
+        target, all others of the source.
+        """
         if how is How.DEFAULTED:
             return tuple(opening.effect for opening in self.openings)
         return tuple(passage.effect for passage in self.meant if passage.how is how)
@@ -277,22 +302,28 @@ class Pair:
 
 @cache
 def pair(source: Dialect, target: Dialect) -> Pair:
-    """What is certain about every translation from `source` to `target`."""
-    mine = [path for path in fields(source.schema) if path in current(source)]
-    other = [path for path in fields(target.schema) if path in current(target) and path not in meanings(target)]
-    return Pair(source, target, tuple(_passage(source, path, target) for path in mine), tuple(_open(source, target)), len(other))
-
-
-def _passage(source: Dialect, path: str, target: Dialect) -> Passage:
-    found = arrival(source, path, target)
-    return Passage(path, found.how, _effect(claims(source)[path]), found, path in meanings(source))
+    """The facts that hold for every translation from `source` to `target`."""
+    passages = []
+    for path in fields(source.schema):
+        if path in current(source):
+            found, effect = arrival(source, path, target), _effect(claims(source)[path])
+            passages.append(Passage(path, found.how, effect, found, path in meanings(source)))
+    own = [
+        path
+        for path in fields(target.schema)
+        if path in current(target) and path not in meanings(target)
+    ]
+    return Pair(source, target, tuple(passages), tuple(_open(source, target)), len(own))
 
 
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:
     defaults, seen = _defaults(target, target.newest), set[str]()
     for ours in paths():
-        unsaid = not carriers(source, ours) and ours not in always(source)
-        for path in carriers(target, ours) if unsaid else ():
+        if carriers(source, ours) or ours in always(source):
+            continue
+        for path in carriers(target, ours):
+            # A target field may stand for several plan paths, and the source may set it through
+            # another of them.
             spoken = any(carriers(source, more) for more in meanings(target)[path])
             if path not in seen and not spoken:
                 seen.add(path)

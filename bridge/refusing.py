@@ -1,15 +1,17 @@
-"""Refusals: every problem of a source in one error, those too that hide behind the first ones."""
+"""Refusals: every problem of a source in one error, including those that the first ones hide."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bridge.config import Values
 from bridge.errors import ConfigError
 
 ROUNDS = 12
-"""How often what is left of a source is judged again; each time with fewer settings."""
+"""Most times that the rest of a source is judged again, each time with fewer settings."""
+# Problems are sentences for people. Their parts are found by the forms that all readers and checks
+# use.
 PLACE = re.compile(r"^(?:[^\s:]+: )?line \d+: ")
 WORD = re.compile(r" \(word \d+\)$")
 MEANT = re.compile(r"did you mean ([\w.\-]+)\?")
@@ -22,38 +24,58 @@ SHARED = tuple(
         ("pp|stages?|layers?", "pipeline|virtual"),
     )
 )
-"""Speak of how ranks and samples, and how layers are shared out: what else does so hangs on what a problem leaves out."""
+"""Words for the split of ranks and samples, and for the split of layers. Two problems with words of
+one row may depend on each other: without a setting that one is about, the other may not be a
+problem of the source.
+"""
 SELECTORS = ("_target_", "type", "model_type", "strategy")
-"""Settings that say what all the others of a section are for."""
+"""Settings that decide the meaning of all others in their section."""
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
-"""Says that a name stands for nothing."""
+"""A problem with a name that stands for nothing."""
 WORLD = "world_size"
-"""Ranks that were said beside a source: a setting of it as far as problems go."""
+"""Number of ranks that was given beside a source; problems may be about it as if it
+were a setting.
+"""
 
 
 def every(
     first: Iterable[str], given: Values, world: int | None, judge: Callable[[Values, int | None], object]
 ) -> tuple[str, ...]:
-    """Problems of a source: the `first` ones, and what `judge` refuses once the settings that they are about are left out.
+    """Problems of a source: the `first` ones, and those that `judge` finds without the settings
+    that the first are about.
 
-    `given` is what could be read, for a `world` of so many ranks. What is wrong only because something was left out is no
-    problem of the source: whatever speaks of a setting that was is passed over.
+    `given` are the settings that could be read, for `world` ranks. A problem that mentions a
+    setting which was left out is not reported: it may exist only because of that.
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
-    gone = meant = set(_meant(problems))
+    # Settings that a misspelled name stands for are missing from `given` for the same reason.
+    gone = meant = {_plain(match[1]) for problem in problems for match in MEANT.finditer(problem)}
+    # Without its selector a section is another section, and no problem found in it would be one of
+    # this source.
     if any(name.rpartition(".")[2] in SELECTORS for name in (*gone, *map(_subject, problems))):
         return tuple(problems)
     for _ in range(ROUNDS):
-        about = _about(found, left) | _mentioned([one for one in found if not _subject(one)], left) or _mentioned(found, left)
-        gone = gone | {*about, *filter(None, map(_subject, found))}
+        # Settings that problems begin with, with all below them, and those mentioned in problems
+        # that begin with none. If there are none of these, any setting that a problem mentions.
+        subjects = set(filter(None, map(_subject, found)))
+        about = {
+            path
+            for path in left
+            if path in subjects or any(path.startswith(f"{name}.") for name in subjects)
+        }
+        about |= _mentioned([one for one in found if not _subject(one)], left)
+        about = about or _mentioned(found, left)
+        gone = gone | about | subjects
         left = {path: value for path, value in left.items() if path not in about}
         try:
-            judge(Values({path: value for path, value in left.items() if path in given}), left.get(WORLD) and world)
+            kept = Values({path: value for path, value in left.items() if path in given})
+            judge(kept, left.get(WORLD) and world)
         except ConfigError as error:
             known = [one for one in problems if not NO_MORE.search(one)]
             new = (one for one in error.problems if one not in problems and not _speaks(one, gone))
             new = (one for one in new if _subject(one).rpartition(".")[2] not in meant)
             fresh = [one for one in new if not any(hangs(one, other) for other in known)]
+            # Nothing was left out and nothing new was found: the next round would be the same.
             stuck = not about and not fresh
             problems, found = [*problems, *fresh], list(error.problems)
             if stuck:
@@ -64,44 +86,31 @@ def every(
 
 
 def hangs(one: str, other: str) -> bool:
-    """Whether two problems, or names of settings, are about what is shared out together."""
+    """Whether two problems, or names of settings, are about the same split, so that one may depend
+    on the other.
+    """
     return any(shared.search(one) and shared.search(other) for shared in SHARED)
 
 
 def _subject(problem: str) -> str:
-    """The setting that a problem begins with; empty where it begins with none."""
+    """The setting that a problem begins with; empty if it begins with none."""
     name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
     return _plain(name) if name and not re.search(r"\s", name) else ""
 
 
 def _plain(text: str) -> str:
-    """The same for a flag and for what it sets."""
+    """A flag as the name of the setting: `--micro-batch` becomes `micro_batch`."""
     return text.lstrip("-").replace("-", "_")
 
 
-def _meant(problems: Iterable[str]) -> Iterator[str]:
-    """Settings that were not given under their own name."""
-    return (_plain(match[1]) for problem in problems for match in MEANT.finditer(problem))
-
-
-def _about(problems: Sequence[str], given: Iterable[str]) -> set[str]:
-    """The settings given that problems begin with, or that lie below what they begin with."""
-    subjects = set(filter(None, map(_subject, problems)))
-    return {path for path in given if path in subjects or any(path.startswith(f"{name}.") for name in subjects)}
-
-
 def _mentioned(problems: Sequence[str], given: Iterable[str]) -> set[str]:
-    """The settings given that problems speak of at all."""
+    """The given settings that problems mention anywhere."""
     return {path for path in given if any(_speaks(problem, (path,)) for problem in problems)}
 
 
 def _speaks(problem: str, names: Iterable[str]) -> bool:
-    """Whether a problem names one of these settings, whole or by the last part of its path standing alone."""
+    """Whether a problem mentions one of these settings, by its path or by the last part of it."""
     text = problem.replace("-", "_")
-    return any(re.search(rf"(?<![\w.])_*{re.escape(word)}(?![\w]|\.\w)", text) for name in names for word in _words(name))
-
-
-def _words(name: str) -> Iterator[str]:
-    yield name
-    if "." in name:
-        yield name.rpartition(".")[2]
+    words = {word for name in names for word in (name, name.rpartition(".")[2])}
+    # Not inside a longer word or path: `stage` is not mentioned in `zero.stage` or `stages`.
+    return any(re.search(rf"(?<![\w.])_*{re.escape(word)}(?![\w]|\.\w)", text) for word in words)

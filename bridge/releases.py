@@ -1,4 +1,6 @@
-"""Releases of a stack, in order, and windows of them: half open, and open where nothing is said."""
+"""Releases of a stack, in order, and windows of them: half open, and without a bound if an end is
+empty.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from bridge.errors import VersionError, nearest
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of `stack` that are known, oldest first."""
+    """The known releases of `stack`, oldest first."""
 
     stack: str
     known: tuple[str, ...]
@@ -25,21 +27,26 @@ class Releases:
         return {version: place for place, version in enumerate(self.known)}
 
     def place(self, version: str) -> int:
-        """Where `version` stands among the known ones; `VersionError` that names its neighbours if it is not there."""
+        """The place of `version` among the known ones; `VersionError` with its neighbours if it is
+        not known.
+        """
         if version not in self._places:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}")
         return self._places[version]
 
     def since(self, version: str, start: str) -> bool:
-        """Whether `version` is `start` or a later one; every release is one since "" ."""
+        """Whether `version` is `start` or a later release; true for an empty `start`."""
         return not start or self.place(version) >= self.place(start)
 
     def within(self, version: str, since: str = "", until: str = "") -> bool:
-        """Whether `version` is one from `since` on that comes before `until`; an empty end is open."""
+        """Whether `version` is in [since, until); an empty end is open."""
         return self.since(version, since) and not (until and self.since(version, until))
 
     def near(self, version: str) -> str:
-        """The newest known release that is not after `version`, else the oldest one; `VersionError` if it is no version."""
+        """The newest known release that is not after `version`, or the oldest one if all are.
+
+        Raises `VersionError` if `version` is not a version.
+        """
         if version in self._places:
             return version
         try:
@@ -50,17 +57,19 @@ class Releases:
 
     @cached_property
     def newest(self) -> str:
-        """The newest release that is out; of a stack that has none, the newest that is known."""
+        """The newest release that is not a prerelease; the newest of all if there are only
+        prereleases.
+        """
         return next((name for name in reversed(self.known) if not Version(name).is_prerelease), self.known[-1])
 
     def last(self, until: str) -> str:
-        """The last release before `until`."""
+        """The last release before `until`; the newest known one if `until` is empty."""
         return self.known[self.place(until) - 1] if until else self.known[-1]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One of the releases of a stack; `VersionError` for another one."""
+    """One of the known releases of a stack; `VersionError` if it is not known."""
 
     version: str
     among: ClassVar[Releases]
@@ -73,12 +82,12 @@ class Release:
         return self.among.since(self.version, start)
 
     def within(self, since: str = "", until: str = "") -> bool:
-        """Whether this release is one from `since` on that comes before `until`; an empty end is open."""
+        """Whether this release is in [since, until); an empty end is open."""
         return self.among.within(self.version, since, until)
 
 
 def unknown_release(version: str, known: Sequence[str]) -> str:
-    """That a release is not `known`, and which are nearest to it, in words."""
+    """The message for a release that is not `known`, with those nearest to it."""
     named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
     return f"unknown release {named}; {_neighbours(named, known)}"
 

@@ -1,4 +1,6 @@
-"""Rules: one row of a dialect's table says how a group of its fields maps to a group of Plan fields, and what is lost."""
+"""Rules: each row of a dialect's table maps a group of its fields to a group of Plan fields, and
+tells what is lost.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Group = Mapping[str, Any]
 
 
 class How(StrEnum):
-    """How a value came to be."""
+    """The way in which a value of the target came about."""
 
     EXACT = "exact"
     DERIVED = "derived"
@@ -27,7 +29,7 @@ class How(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a field, or a change of it, does to the run; from the worst on."""
+    """The effect of a field, or of its loss, on the run; the worst first."""
 
     STOPS = "the run stops"
     NUMBERS = "different numbers"
@@ -37,7 +39,7 @@ class Effect(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place from the worst one on."""
+        """Its place in the order, 0 for the worst."""
         return _RANKS[self]
 
     def reaches(self, threshold: Effect) -> bool:
@@ -48,6 +50,7 @@ class Effect(StrEnum):
 _RANKS: Mapping[Effect, int] = {effect: rank for rank, effect in enumerate(Effect)}
 
 
+# Parsing a version is slow, and a table asks for the same few in every row.
 @cache
 def _since(release: str, version: str) -> bool:
     return Version(release) >= Version(version)
@@ -55,9 +58,11 @@ def _since(release: str, version: str) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may see besides its own values: the release and the world size (in ranks, None if unknown).
+    """Facts that a rule may see besides its own values: the release and the world size (in ranks,
+    None if unknown).
 
-    `had` names the settings of the file that is written anew on the way back: of two spellings, its own is kept.
+    `had` names the settings of the file that is written anew. If a value has two spellings, a rule
+    keeps the one of that file.
     """
 
     version: str
@@ -97,14 +102,17 @@ _LOSSES: Mapping[Effect, str] = {
 }
 
 
-def _losses() -> Mapping[str, Effect]:
-    """The effect for each path below one that `_LOSSES` names; the longest name wins."""
-    named = sorted((start, effect) for effect, starts in _LOSSES.items() for start in starts.split())
-    return {path: effect for start, effect in named for path in paths() if path == start or path.startswith(start + ".")}
-
-
-EFFECTS: Mapping[str, Effect] = _losses()
-"""What losing a field of a plan does to the run, the same in every stack."""
+# Sorted, a longer name comes after its beginning and overwrites it: `model.family` wins over
+# `model`.
+EFFECTS: Mapping[str, Effect] = {
+    path: effect
+    for start, effect in sorted(
+        (start, effect) for effect, starts in _LOSSES.items() for start in starts.split()
+    )
+    for path in paths()
+    if path == start or path.startswith(start + ".")
+}
+"""The effect of losing a plan field, for fields of which it is the same in every stack."""
 
 Side = Callable[[Group, Context], Group]
 
@@ -117,16 +125,22 @@ def _nothing(values: Group, context: Context) -> Group:
 class Rule:
     """A group of `theirs` paths <-> a group of `ours` paths.
 
-    `read` turns effective values of theirs into ours, `write` ours into the values to write; each sees its own group and
-    what `sees` names (paths of either side that other rules claim), leaves out what it has nothing to say about, and may
-    raise `BridgeError`.
-    `effect` is what losing the group does to the run (a function of its values where that depends), `lossy` what may be
-    lost between the two sides, `blurs` tells for values of theirs whether reading them already loses it, `note` is a remark
-    for people, `source` the place in the stack's source that the row stands on. `carries` says which of ours a path of theirs
-    stands for, where that is not the whole group. `model` marks facts about the model itself. In a `mixed` group each of ours
-    has an effect of its own, as `EFFECTS` says. `tells` says what reading loses, in words;
-    `reasons` why single fields of ours, or all that begin so, are lost, where `lossy` is not about them. `becomes` says of a
-    path of theirs what its value turns into, where units or rounding say more than the two values; else nothing.
+    `read` turns effective values of theirs into values of ours; `write` turns ours into values to
+    write. Each sees its own group and the paths in `sees` (of either side, claimed by other rules).
+    It leaves out fields that it knows nothing about, and may raise `BridgeError`.
+
+    - `effect`: the effect of losing the group on the run, or a function of their values.
+    - `lossy`: the loss that is possible between the two sides, in words.
+    - `blurs`: whether reading these values of theirs already loses something.
+    - `tells`: the loss by reading, in words.
+    - `reasons`: why single fields of ours (or all with that beginning) are lost, if `lossy` is not
+      about them.
+    - `note`: a remark for people. `source`: the place in the stack's source on which the row is
+      based.
+    - `carries`: the fields of ours that a path of theirs stands for, if it is not the whole group.
+    - `model`: true for facts about the model itself.
+    - `mixed`: true if each field of ours has an effect of its own, the one in `EFFECTS`.
+    - `becomes`: the change of a path's value in words, if units or rounding need them; else empty.
     """
 
     theirs: tuple[str, ...]
@@ -148,7 +162,7 @@ class Rule:
 
     @property
     def about_model(self) -> bool:
-        """Whether all that it tells is a fact about the model itself."""
+        """Whether the rule is about the model alone."""
         return self.model or (bool(self.ours) and all(path.startswith("model.") for path in self.ours))
 
     def carried(self, theirs: str) -> tuple[str, ...]:
@@ -157,27 +171,37 @@ class Rule:
 
     @cache  # noqa: B019 - tables live as long as the program
     def carriers(self, ours: str) -> tuple[str, ...]:
-        """Paths that stand for a Plan path: of this group, and seen ones that are said to."""
+        """Their paths that stand for a Plan path: those of this group, and seen ones that `carries`
+        names.
+        """
         seen = (path for path in self.sees if path in self.carries)
         return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
 
     def why(self, ours: str) -> str:
-        """Why a Plan path may be lost: the longest beginning of it in `reasons` has the reason."""
+        """The reason why a Plan path may be lost: that of its longest beginning in `reasons`, else
+        `lossy` or `note`.
+        """
         starts = [start for start in self.reasons if ours == start or ours.startswith(start + ".")]
         return self.reasons[max(starts, key=len)] if starts else self.lossy or self.note
 
     def effect_of(self, values: Group) -> Effect:
-        """What losing the group does to a run with these values of theirs, whatever else stands among them."""
+        """The effect of losing the group on a run with these values of theirs; `values` may hold
+        others too.
+        """
         return self.effect if isinstance(self.effect, Effect) else self.effect(self.seen(self.theirs, values))
 
     def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
-        """What losing these of ours does to a run with these values of theirs; that of the whole group where none is named."""
+        """The effect of losing these fields of ours on a run with these values of theirs; that of
+        the whole group if `ours` is empty.
+        """
         if not self.mixed or not ours:
             return self.effect_of(values)
         return min((EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank)
 
     def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
-        """Of `values`, what a side of this rule sees: what it claims, and what the rule may see besides."""
+        """The part of `values` that one side of this rule sees: the `claimed` paths and those in
+        `sees`.
+        """
         return {path: values[path] for path in (*claimed, *self.sees) if path in values}
 
 
@@ -186,7 +210,7 @@ def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = "", source: str = "") -> Rule:
-    """The same value under two names; unless given, the effect is that of the plan's field."""
+    """A rule for one value under two names. By default the effect is that of the plan field."""
 
     def read(values: Group, context: Context) -> Group:
         return {ours: values[theirs]} if values.get(theirs) is not None else {}
@@ -198,7 +222,9 @@ def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = 
 
 
 def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
-    """What a stack always spares from weight decay, which matters where its setting `decay` is given."""
+    """A rule for parameters that a stack never decays. It has an effect only if the setting `decay`
+    is given.
+    """
     return Rule(
         (),
         ("optimizer.decay_scope",),
@@ -214,7 +240,7 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
 
 
 def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = "") -> Rule:
-    """The same number of steps or parts; `never` is what a 0 of ours is in theirs."""
+    """A rule for one number of steps or parts; `never` is their value for 0, which means never."""
 
     def read(values: Group, context: Context) -> Group:
         return {ours: max(0, values[theirs])} if values.get(theirs) is not None else {}
@@ -223,6 +249,7 @@ def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", so
         theirs,
         ours,
         read,
+        # None leaves the setting open, which is not the same as their word for never.
         lambda values, context: {theirs: values.get(ours) or never if ours in values else None},
         effect=EFFECTS[ours],
         blurs=lambda values: (values.get(theirs) or 0) < 0,
@@ -232,7 +259,7 @@ def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", so
 
 
 def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
-    """A switch of theirs that turns off what a plan's field says is on."""
+    """A rule for a switch of theirs that turns off what a plan field turns on."""
     return convert(
         theirs,
         ours,
@@ -245,7 +272,7 @@ def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") ->
 
 
 def scaled(theirs: str, ours: str, factor: float, *, note: str = "", source: str = "") -> Rule:
-    """The same quantity in two units: ours is `factor` times theirs."""
+    """A rule for one quantity in two units: ours is `factor` times theirs."""
     return convert(
         theirs,
         ours,
@@ -276,14 +303,16 @@ def convert(
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
 ) -> Rule:
-    """Two groups and the functions between them; `lossy` says what does not survive."""
+    """A rule for two groups and the functions between them. The parameters are the fields of
+    `Rule`.
+    """
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
     return Rule(*group, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells, reasons or {}, becomes)
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A Plan field on which the stack offers no choice: it always does `value`."""
+    """A rule for a Plan field without a choice in the stack, which always does `value`."""
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
@@ -291,19 +320,21 @@ ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias
 
 
 def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
-    """What an Adam without further switches does."""
+    """Rules for those of the fields in `ADAM` that the stack's Adam has no switch for."""
     return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
 
 
 def only_theirs(
     *theirs: str, note: str, effect: Effect | Callable[[Group], Effect] = Effect.NONE, source: str = "", model: bool = False
 ) -> Rule:
-    """Fields of the stack that no Plan field stands for, and why."""
+    """A rule for fields of the stack that no Plan field stands for, with the reason."""
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
 
 
 def the_rest(mapped: Iterable[Rule], reasons: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Plan fields that no row of `mapped` claims; the longest beginning of a path in `reasons` has the reason."""
+    """A rule for each Plan field that no row of `mapped` claims; the reason is that of its longest
+    beginning in `reasons`.
+    """
     claimed = {path for rule in mapped for path in rule.ours}
     rows = []
     for path in paths():
@@ -314,16 +345,18 @@ def the_rest(mapped: Iterable[Rule], reasons: Mapping[str, str]) -> tuple[Rule, 
 
 
 def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
-    """Plan fields that the stack cannot express, each with its own effect."""
+    """A rule for each of these Plan fields, which the stack cannot express, each with its own
+    effect.
+    """
     return tuple(only_ours(path, note=note, effect=EFFECTS[path]) for path in ours)
 
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Plan fields that the stack cannot express, and why."""
+    """A rule for Plan fields that the stack cannot express, with the reason."""
     return Rule((), ours, _nothing, _nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A whole section of Plan that the stack does not have, and why."""
+    """A rule for a whole section of Plan that the stack does not have, with the reason."""
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
     return Rule((), inside, _nothing, _nothing, effect, note=note)

@@ -1,4 +1,6 @@
-"""Secrets in a source: found by the names and the shapes that they have, and left out of everything that is shown or kept."""
+"""Secrets in a source: found by their names and shapes, and left out of everything that is shown or
+kept.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
-"""Parts of a name that make its value a secret wherever they stand in it."""
+"""Parts of a name, at any place in it, that make its value a secret."""
 LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
-"""Last words of names of secrets, and of much else (`pad_token`, `json_key`)."""
+"""Last words in the names of secrets, but also in others (`pad_token`, `json_key`)."""
 OWNERS = frozenset(
     (
         *("api", "access", "auth", "secret", "private", "hf", "hub", "huggingface", "wandb", "comet", "neptune", "aws"),
@@ -21,7 +23,7 @@ OWNERS = frozenset(
         *("proxy", "registry", "docker"),
     )
 )
-"""Words before them that leave no doubt."""
+"""Words before one of `LAST` that make it a secret for certain."""
 PLAIN = frozenset(
     (
         *("eos", "bos", "pad", "mask", "unk", "sep", "cls", "eod", "query", "sort", "json", "text", "image", "input"),
@@ -29,27 +31,35 @@ PLAIN = frozenset(
         *("model", "module", "state", "ckpt", "cache", "group", "prefix", "primary", "foreign", "forward", "backward", "single"),
     )
 )
-"""Words before them that name a column, a token of a vocabulary, or a pass through a model."""
+"""Words before one of `LAST` that make it a column, a token of a vocabulary, or a pass through a
+model.
+"""
 ABOUT = frozenset(
     (
         *("file", "path", "dir", "name", "length", "size", "type", "stdin", "fd", "helper", "provider", "manager", "field"),
         *("prompt", "policy"),
     )
 )
-"""Last words of names of what is about a secret, and none."""
+"""Last words of names that are about a secret without being one, such as `token_file`."""
 KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth")
-"""One of them stands in every name of a secret."""
+"""Every name of a secret contains one of these words, so that a search for them finds all
+candidates.
+"""
 PART = re.compile(r"[\w.-]{0,80}")
 VALUE = re.compile(
     r"""(?:["']?\]?[ \t]*(?::[-=]|[:=])[ \t]*|["']?(?P<flag>[ \t]+(?:\\\n[ \t]*)?|,[ \t]*(?:\n[ \t]*)?))"""
     r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;{}\])&|<>])))"""
 )
-"""What follows a name: `=value`, `: value`, `:-value`, or for a flag the next word; a bare value ends at `END`."""
+"""A value behind a name: `=value`, `: value`, `:-value`, or the next word for a flag; a bare value
+ends at `END`.
+"""
 END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
 JUDGED = 64
-"""Characters of a value by which it is told whether it is a secret."""
+"""First characters of a value that decide whether it is a secret. A longer look would be slow on
+files of one long line.
+"""
 FREE = frozenset(";)&|>\n")
-"""What follows a name that has no value."""
+"""Characters directly behind a name that has no value."""
 NOTHING = re.compile(r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL)
 BEGINNINGS = {
     "hf_": r"[A-Za-z0-9]{16,}",
@@ -65,7 +75,7 @@ BEGINNINGS = {
     "eyJ": r"[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",
     "-----BEGIN ": r"[A-Z ]{0,40}PRIVATE KEY-----[\w+/=\s\\]*",
 }
-"""How values begin that are secrets under any name, and what follows."""
+"""Beginnings of values that are secrets under any name, each with the pattern of the rest."""
 SHAPES = {
     begin: re.compile(rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}" if begin[0] != "-" else begin + rest)
     for begin, rest in BEGINNINGS.items()
@@ -99,22 +109,30 @@ SAID = tuple(
         ),
     )
 )
-"""What tells a secret by the words around it: what stands in every such text, the name of the secret, and a pattern, all of it
-in small letters: addresses and their parameters, headers of requests, passwords of registries and machines."""
+"""Secrets that the words around them show: a text that stands in each of them, the name of the
+secret, and a pattern, all in small letters. They are in addresses and their parameters, headers of
+requests, and logins to registries and machines.
+"""
 ITEM = re.compile(
     r"""[\s,]*(?:\[[^\]\n]{0,200}\]=)?(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>[^\s"',()\]]+))"""
 )
 """One value of an array: `([name]=value "value" value)`."""
 ITEMS = 1000
-"""Values of an array that are looked at."""
+"""Most values of an array that are checked."""
 HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
-"""Keys of Weights & Biases; names of commits too, which their line tells."""
+"""Keys of Weights & Biases. Names of commits look the same, so `COMMIT` looks at the line before
+them.
+"""
 DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in range(256))
-"""Every hexadecimal digit as 0: whether 40 of them follow one another is then told by a search for a word."""
+"""A table that turns every hexadecimal digit into 0. A search for 40 zeros is then much faster than
+the pattern.
+"""
 COMMIT = re.compile(r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE)
 DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
 SHORTEST = 5
-"""Characters of a value that is looked for wherever it stands."""
+"""Least characters of a value that is hidden wherever it stands: a shorter one would hide parts of
+other words.
+"""
 MARK = re.compile(r"__hidden_\w+?__")
 
 
@@ -123,12 +141,20 @@ def is_secret(name: str, value: str) -> bool:
     if not value or NOTHING.fullmatch(value) or (value.isdigit() and len(value) < SHORTEST):
         return False
     names = _names_one(name)
-    return names if names is not None else _looks_random(value)
+    if names is not None:
+        return names
+    # The name leaves it open: a key of a service is long, has letters and digits, and no blanks or
+    # slashes.
+    mixed = bool(DIGIT.search(value)) and bool(LETTER.search(value))
+    return len(value) >= 16 and mixed and not BROKEN.search(value)
 
 
 @lru_cache(10_000)
 def _names_one(name: str) -> bool | None:
-    """Whether what has this name is a secret; None where its value has to tell. A number behind a name counts for nothing."""
+    """Whether a value of this name is a secret; None if the value has to decide. A number at the
+    end is ignored.
+    """
+    # camelCase is split into words too.
     words = [word for word in re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) if word]
     while words and words[-1].isdigit():
         words.pop()
@@ -140,16 +166,20 @@ def _names_one(name: str) -> bool | None:
     if lower[-1].rstrip("0123456789") not in LAST:
         return False
     owner = lower[-2] if len(lower) > 1 else ""
-    return True if owner in OWNERS or (name.upper() == name and owner and owner not in PLAIN) else None
-
-
-def _looks_random(value: str) -> bool:
-    return len(value) >= 16 and bool(DIGIT.search(value)) and bool(LETTER.search(value)) and not BROKEN.search(value)
+    # A name in capitals is a variable of the environment, where keys and tokens are secrets more
+    # often than not.
+    in_capitals = name.upper() == name and owner and owner not in PLAIN
+    return True if owner in OWNERS or in_capitals else None
 
 
 def spans(text: str) -> list[tuple[int, int, str]]:
-    """Where the secrets of `text` stand, and what they are called; in order, none within another."""
-    small = _small(text)
+    """The secrets of `text` as (start, end, name), in order; none overlaps another."""
+    small = text.lower()
+    if len(small) != len(text):
+        # A few letters become two when they are lowered (İ); then places in `small` would not be
+        # those in `text`.
+        small = "".join(min(letter.lower(), letter, key=len) for letter in text)
+    # At one place the longest comes first, and all that overlap it are dropped.
     found = sorted([*_named(text, small), *_shaped(text, small)], key=lambda span: (span[0], -span[1]))
     kept: list[tuple[int, int, str]] = []
     for span in found:
@@ -158,14 +188,12 @@ def spans(text: str) -> list[tuple[int, int, str]]:
     return kept
 
 
-def _small(text: str) -> str:
-    """`text` in small letters, each in its place."""
-    small = text.lower()
-    return small if len(small) == len(text) else "".join(min(letter.lower(), letter, key=len) for letter in text)
-
-
 def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, int] | None:
-    """Where the next keyword stands; `places` keeps where each of them does."""
+    """Start and end of the next keyword from `position` on.
+
+    `places` holds the next place of each word between calls, so that each word passes through the
+    text once.
+    """
     for word, place in places.items():
         if place < position:
             found = small.find(word, position)
@@ -177,6 +205,8 @@ def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, in
 def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
     position, end, places = 0, 0, dict.fromkeys(KEYWORDS, -1)
     while keyword := _keyword(small, position, places):
+        # The keyword is only a part of the name: the rest before it is matched backwards, from the
+        # keyword to the left.
         before = PART.match(text[max(position, keyword[0] - 80) : keyword[0]][::-1])
         after = PART.match(text, keyword[1])
         name = (before[0][::-1] if before else "") + text[slice(*keyword)] + (after[0] if after else "")
@@ -184,6 +214,8 @@ def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
         if text[position : position + 1] in FREE:
             continue
         value = VALUE.match(text, position)
+        # A word after a blank is the value only of a flag: in a sentence, the next word is just a
+        # word.
         if value is None or (value["flag"] is not None and not name.startswith("-")):
             continue
         start, stop = value.span(value.lastgroup or 0)
@@ -193,25 +225,25 @@ def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
                     yield begin, stop, _word(name)
                     position = stop
             continue
-        if value.lastgroup == "bare":  # names follow one another within a word: its end is looked for once
-            end = stop = end if start < end else _end(text, start)
+        if value.lastgroup == "bare":
+            # Many names may stand in one long word. Its end is searched once, or the time would
+            # grow with the square.
+            if start >= end:
+                found = END.search(text, start)
+                end = found.start() if found else len(text)
+            stop = end
         if is_secret(name, text[start : min(stop, start + JUDGED)]):
             yield start, stop, _word(name)
             position = stop
 
 
 def _items(text: str, place: int) -> Iterator[tuple[int, int]]:
-    """Where the values of an array stand, whose bracket opens before `place`."""
+    """Start and end of each value of an array whose bracket opens before `place`."""
     for _ in range(ITEMS):
         if (item := ITEM.match(text, place)) is None:
             return
         yield item.span(item.lastgroup or 0)
         place = item.end()
-
-
-def _end(text: str, start: int) -> int:
-    found = END.search(text, start)
-    return found.start() if found else len(text)
 
 
 def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
@@ -228,7 +260,9 @@ def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _shapes(text: str) -> Iterator[re.Pattern[str]]:
-    """What finds those secrets in `text` that begin as something in it does."""
+    """The patterns whose beginning stands in `text`; a plain search for it is far cheaper than the
+    pattern.
+    """
     return (pattern for begin, pattern in SHAPES.items() if begin in text)
 
 
@@ -248,7 +282,7 @@ class Secrets:
 
     @classmethod
     def of(cls, text: str, named: Mapping[str, str] | None = None) -> Secrets:
-        """The secrets of a text, and those among values `named` otherwise."""
+        """The secrets of a text, and those among the values in `named`, by their names."""
         found = cls()
         for start, end, name in spans(text):
             found.add(name, text[start:end])
@@ -258,7 +292,7 @@ class Secrets:
         return found
 
     def add(self, name: str, value: str) -> str:
-        """The mark of a value."""
+        """Add a secret value and return its mark; a value that is known keeps its mark."""
         if value not in self.marks:
             number = self._next.get(name, 1)
             while (mark := f"__hidden_{name}__" if number == 1 else f"__hidden_{name}_{number}__") in self._taken:
@@ -268,7 +302,7 @@ class Secrets:
         return self.marks[value]
 
     def learn(self, marks: Mapping[str, str]) -> None:
-        """Hide further values; one that is known keeps its mark."""
+        """Add values with their marks; a value that is known keeps its mark."""
         for value, mark in marks.items():
             if value not in self.marks:
                 self.marks[value] = mark
@@ -279,7 +313,7 @@ class Secrets:
                     lengths.sort(reverse=True)
 
     def forget(self) -> None:
-        """Hide nothing any more."""
+        """Forget all values, so that none is hidden any more."""
         self.marks.clear()
         self._next.clear()
         self._taken.clear()
@@ -296,14 +330,21 @@ class Secrets:
         return self.known("".join((*parts, text[done:])))
 
     def known(self, text: str) -> str:
-        """`text` with marks instead of the values that are known, and of what has the shape of a secret."""
+        """`text` with marks in place of known values and of everything that has the shape of a
+        secret.
+        """
         found = self._replaced(text) if self._begun else text
         for shape in _shapes(found):
             found = shape.sub("__hidden_token__", found)
         return found
 
     def _replaced(self, text: str) -> str:
-        """One way through the text however many values are known; of several that begin at a place, the longest."""
+        """`text` with marks in place of known values; of several that begin at one place, the
+        longest is replaced.
+        """
+        # A few values are replaced one by one, which Python does fastest. More of them would each
+        # pass through the text, so it is passed once and looked up at each place by its first
+        # characters.
         if len(self.marks) <= SOME:
             for value in sorted(self.marks, key=len, reverse=True):
                 if len(value) >= SHORTEST:
@@ -320,10 +361,14 @@ class Secrets:
         return "".join((*parts, text[done:]))
 
     def within(self, value: Any, name: str = "") -> Any:
-        """Plain data with marks instead of secrets; `name` is the key that it stands under."""
+        """Plain data with marks in place of secrets; `name` is the key of `value`."""
         if isinstance(value, str):
-            return self.add(_word(name), value) if is_secret(name, value) else self.marks.get(value) or self.known(value)
+            if is_secret(name, value):
+                return self.add(_word(name), value)
+            return self.marks.get(value) or self.known(value)
         if isinstance(value, Mapping):
+            # A report has {"path": "wandb.api_key", "value": ...}: there the path is the name of
+            # the value.
             inside = str(value["path"]) if isinstance(value.get("path"), str) else ""
             return {key: self.within(inner, inside if key in WHOLE else f".{key}") for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -343,28 +388,32 @@ class Secrets:
 
 
 SOME = 20
-"""Values that are looked for one after the other; more of them in one way through the text."""
+"""Most values that are replaced one after the other."""
 WHOLE = ("value", "before", "after")
-"""Keys of a report on a field, which stand for the field at `path`."""
+"""Keys of a report on a field whose values are those of the field at `path`."""
 
 
 def left(value: Any) -> Iterable[str]:
-    """The marks that stand in plain data."""
+    """The marks in plain data, in order."""
     if isinstance(value, str):
         return MARK.findall(value)
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
     return dict.fromkeys(mark for inner in items for mark in left(inner))
 
 
 HIDDEN = Secrets()
-"""The secrets of what this process reads, which nothing that it prints may hold."""
+"""The secrets in everything that this process reads. Nothing that it prints may contain one."""
 
 
 def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:
-    """From now on nothing that is printed holds the secrets of `text`."""
+    """Hide the secrets of `text` in everything that is printed from now on."""
     HIDDEN.learn(Secrets.of(text, named).marks)
 
 
 def hide(text: str) -> str:
-    """`text` as it may be printed."""
+    """`text` without the secrets that this process has read, so that it may be printed."""
     return HIDDEN.known(text)

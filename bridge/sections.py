@@ -1,4 +1,6 @@
-"""Sections that are kept as they stand, setting by setting: what each that was written stands for."""
+"""Sections that a schema takes as free mappings, setting by setting: the plan fields that each
+written setting stands for.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from bridge.rules import Effect, Group, Rule
 
 Keys = tuple[str, ...]
 REST = "*"
-"""Name of a section that holds what stands beside the settings of its schema."""
+"""Name of the free mapping for settings beside those of the schema."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting inside of a section.
+    """One setting inside a section, at `keys`.
 
-    `alone` is its group with nothing else in the section, `stands` the fields of a plan that are otherwise without it;
-    `behind` tells whether reading loses what it says.
+    `alone` is the rule's group with nothing else in the section. `stands` are the plan fields that
+    change if the setting is left out. `behind` is true if reading loses its value.
     """
 
     path: str
@@ -34,7 +36,9 @@ class Setting:
 
 
 def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """What stands in a section, by the keys that lead there; an empty section in it is a value."""
+    """The values in a section with the keys that lead to each; an empty section inside it is a
+    value.
+    """
     if isinstance(section, Mapping) and (section or not keys):
         for key, inner in section.items():
             yield from leaves(inner, (*keys, str(key)))
@@ -43,21 +47,24 @@ def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 
 def named(path: str, keys: Keys) -> str:
-    """The path of what stands in the section at `path`."""
+    """The path of the setting at `keys` in the section at `path`."""
     start = path.removesuffix(REST)
     return start + ("" if start.endswith(".") or not start else ".") + ".".join(keys)
 
 
 def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
-    """What stands in the section at `path` of a group; nothing where it is none."""
-    found = [*leaves(section)]
-    return tuple(Setting(named(path, keys), keys, value, {**group, path: _section([(keys, value)])}) for keys, value in found)
+    """The settings in the section at `path` of a group; empty if `section` is no mapping."""
+    found = []
+    for keys, value in leaves(section):
+        alone = {**group, path: _section([(keys, value)])}
+        found.append(Setting(named(path, keys), keys, value, alone))
+    return tuple(found)
 
 
 def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[Setting, ...]:
-    """What the user wrote into the section at `path` and `back` holds otherwise; nothing where `path` is none to be taken apart.
+    """The settings in the user's section at `path` whose values in `back` are different.
 
-    One too large is not: each of its settings is looked at by leaving it out.
+    Empty if `path` is no section, or one with more than `limits.SETTINGS` settings.
     """
     section = config.given.get(path)
     if not isinstance(section, Mapping):
@@ -66,7 +73,10 @@ def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[S
     parts = written(path, section, group)
     if not rule.ours:
         return moved(parts, back)
-    return tuple(_looked_at(config, rule, path, group, parts, back)) if len(parts) <= limits.SETTINGS else ()
+    # Each setting costs one reading of the whole config without it.
+    if len(parts) > limits.SETTINGS:
+        return ()
+    return tuple(_looked_at(config, rule, path, group, parts, back))
 
 
 def _looked_at(config: Config, rule: Rule, path: str, group: Group, parts: Sequence[Setting], back: Any) -> Iterator[Setting]:
@@ -75,16 +85,23 @@ def _looked_at(config: Config, rule: Rule, path: str, group: Group, parts: Seque
         section = _section((other.keys, other.value) for other in parts if other is not part)
         without = _accepted(config, config.given.with_({path: section}))
         if without is None:
+            # The stack needs this setting, so nothing tells it apart from the others: it may stand
+            # for all of the group.
             yield replace(part, stands=frozenset(rule.carried(path)))
             continue
         left = rule.read(rule.seen(rule.theirs, without), config.context)
         stands = frozenset(ours for ours in rule.ours if meant.get(ours) != left.get(ours))
-        behind = blurred and (not _blurs(rule, rule.seen(rule.theirs, without)) or (not stands and _blurs(rule, part.alone)))
+        behind = False
+        if blurred:
+            # Reading loses this setting if nothing is lost without it, or if it stands for no field
+            # and is lost on its own.
+            others_are_kept = not _blurs(rule, rule.seen(rule.theirs, without))
+            behind = others_are_kept or (not stands and _blurs(rule, part.alone))
         yield replace(part, stands=stands, behind=behind)
 
 
 def _accepted(config: Config, given: Values) -> Values | None:
-    """What the stack makes of other settings; None where it refuses them."""
+    """The effective values of `config` with other settings; None if the stack refuses them."""
     try:
         return replace(config, given=given).effective
     except BridgeError:
@@ -106,24 +123,30 @@ def _section(found: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
 
 
 def moved(parts: Iterable[Setting], section: Any) -> tuple[Setting, ...]:
-    """Those of `parts` that `section` does not hold as they are."""
+    """Those of `parts` that `section` lacks or holds with another value."""
     held = dict(leaves(section))
     return tuple(part for part in parts if part.keys not in held or held[part.keys] != part.value)
 
 
 def otherwise(path: str, value: Any, held: Any) -> set[str]:
-    """What is named where `held` is not the `value` at `path`: it, or of a section each setting that is not as it was."""
+    """The paths to name if `held` differs from the `value` at `path`: the settings of a section
+    that differ, else `path`.
+    """
     parts = written(path, value, {}) if isinstance(value, Mapping) else ()
     return {part.path for part in moved(parts, held)} or {path}
 
 
 def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
-    """What losing one setting of a section does to the run: no more than losing all of it."""
+    """The effect of losing one setting of a section on the run: at most that of losing all of it,
+    `whole`.
+    """
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 
 
 def tellers(config: Config, rule: Rule, ours: str) -> set[str]:
-    """The settings of a group that may tell of a field of a plan; in a section, those that stand for it."""
+    """The settings of a group that may tell a plan field; of a section, those that stand for the
+    field.
+    """
     paths = {*rule.theirs, *rule.carriers(ours)}
     parts = [part for path in rule.theirs for part in settings(config, rule, path)]
     return paths | {part.path for part in parts if ours in part.stands}

@@ -1,4 +1,6 @@
-"""Finds and loads the stacks: one folder each, found by being there, in `compat` or in a folder that STAGEBRIDGE_PATH names."""
+"""Finds and loads the stacks: each is a folder in `compat` or in a folder that STAGEBRIDGE_PATH
+names.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ PATH = "STAGEBRIDGE_PATH"
 PACKAGE = "compat"
 """The package with a folder for each stack."""
 FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)
-"""Folders with dialects of others."""
+"""Folders with dialects of other people."""
 
 
 _SPEC = find_spec(PACKAGE)
+# Folders of other people are searched by `plugins`, which runs none of their code; here they would
+# pass for our own.
 _PLACES = [place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS]
 OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if module.ispkg))
 """Names of the dialects that are part of this project."""
@@ -37,12 +41,12 @@ OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if mo
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """Dialects of others by name, as far as their files say without being run."""
+    """Dialects of other people by name, found without running their files."""
     return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
 
 
 def faults() -> tuple[str, ...]:
-    """What is wrong with the folders that STAGEBRIDGE_PATH names, a line each."""
+    """A line for each fault of the folders that STAGEBRIDGE_PATH names."""
     return tuple(f"{PATH}: {fault}" for fault in found(FOLDERS, OWN)[1])
 
 
@@ -52,7 +56,9 @@ def names() -> tuple[str, ...]:
 
 
 def candidates(data: Any) -> tuple[str, ...]:
-    """Dialects that may be asked whether parsed `data` is theirs: our own, and those whose declared signature matches."""
+    """Dialects that may be asked whether parsed `data` is theirs: our own, and those with a
+    signature that matches.
+    """
     return tuple(name for name in names() if name in OWN or plugins()[name].matches(data))
 
 
@@ -69,7 +75,9 @@ def load(name: str) -> Dialect:
 
 
 def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
-    """How sure each candidate is of parsed `data`, and why those of others cannot be asked."""
+    """The score of each candidate for parsed `data`, and the problems of those that cannot be
+    imported.
+    """
     sure: dict[str, int] = {}
     faults: list[str] = []
     for name in candidates(data):
@@ -83,7 +91,9 @@ def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def _imported(name: str, module: str, attribute: str) -> Any:
-    """A name of a dialect's module; what goes wrong in code of others is one line."""
+    """`attribute` of a dialect's module; `BridgeError` of one line if code of other
+    people fails.
+    """
     try:
         return getattr(import_module(f"{PACKAGE}.{name}{module}"), attribute)
     except (Exception, SystemExit) as error:
@@ -96,19 +106,26 @@ def _imported(name: str, module: str, attribute: str) -> Any:
 @cache
 def backends(*named: str | None) -> Mapping[str, Backend]:
     """The engines of our own dialects, and of those `named`, that have a module `runtime.backend`, by dialect."""
-    wanted = [name for name in names() if name in OWN or name in named]
-    return {name: _imported(name, ".runtime.backend", "BACKEND") for name in wanted if _runs(name)}
-
-
-def opener(name: str) -> Callable[..., Any]:
-    """What builds the model and the data that a config of the dialect `name` names: `opened(config, world, ...)`."""
-    found: Callable[..., Any] = _imported(name, ".runtime.recipe", "opened")
+    found = {}
+    for name in names():
+        runtime = f"{PACKAGE}.{name}.runtime"
+        # Looking for a module imports its parents, so dialects that nobody named are not even
+        # looked into.
+        if (
+            (name in OWN or name in named)
+            and find_spec(runtime)
+            and find_spec(f"{runtime}.backend")
+        ):
+            found[name] = _imported(name, ".runtime.backend", "BACKEND")
     return found
 
 
-def _runs(name: str) -> bool:
-    runtime = f"{PACKAGE}.{name}.runtime"
-    return find_spec(runtime) is not None and find_spec(f"{runtime}.backend") is not None
+def opener(name: str) -> Callable[..., Any]:
+    """The function that builds model and data of a config of the dialect `name`: `opened(config,
+    world, ...)`.
+    """
+    found: Callable[..., Any] = _imported(name, ".runtime.recipe", "opened")
+    return found
 
 
 def translate(

@@ -1,4 +1,6 @@
-"""Which settings that nobody knows count all the same: those whose name or value speaks of parallelism, batch or precision."""
+"""Unknown settings that may matter: those whose name or value is about parallelism, batch or
+precision.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ NAMES = (
 )
 PARTS = ("parallel", "tensor(?!board)", "pipeline", "batch", "precision", "dtype", "quantiz", "loss[-_]?scal")
 TOUCHING = re.compile(f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE)
-"""Names and values that speak of parallelism, batch or precision: whole words, and parts of words."""
+"""Names and values about parallelism, batch or precision: whole words from `NAMES`, and parts of
+words from `PARTS`.
+"""
 
 
 def touches(*words: str) -> bool:
-    """Whether a setting, by its name or its values, touches parallelism, batch or precision; paths are not looked into."""
+    """Whether the name or a value of a setting is about parallelism, batch or precision."""
+    # A path may contain any of these words by chance.
     return any(TOUCHING.search(word.lstrip("-")) for word in words if "/" not in word)
 
 
 def effect(*words: str) -> Effect:
-    """What leaving out a setting of that name and those values may change."""
+    """The effect that leaving out a setting of that name and those values may have."""
     return Effect.NUMBERS if touches(*words) else Effect.NONE

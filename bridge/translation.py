@@ -25,20 +25,23 @@ from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
-"""What a stack does with a setting whose value means the same elsewhere, so that no value tells that it is lost."""
+"""Fields that say how a stack uses a setting. The setting has the same value elsewhere, so its
+value does not show the loss.
+"""
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
-"""That, and what it does whatever is set."""
+"""Those, and fields in which a stack has no choice at all."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
-"""Source of a field that only a sidecar can have told."""
+"""Source of a field that no setting explains, so that a sidecar must have brought it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReport:
-    """One field of the target: its value, the source fields it came from, how, and what it does to the run.
+    """One field of the target: its value, the source fields it came from, the way, and its effect
+    on the run.
 
-    Where no source field was given, `default_of` names the dialect whose default the value is.
+    If no source field was given, `default_of` names the dialect whose default the value is.
     """
 
     path: str
@@ -52,7 +55,7 @@ class FieldReport:
 
 @dataclass(frozen=True)
 class Result:
-    """A translation: the target config, the plan in between, and what there is to say about each field."""
+    """A translation: the target config, the plan in between, and the findings on its fields."""
 
     source: Config
     config: Config
@@ -65,29 +68,43 @@ class Result:
 
     @cached_property
     def written(self) -> Written:
-        """The target in its stack's own form; as it is put into a file, where there is one."""
+        """The target in its stack's own form; the one that was put into a file, if
+        there is a file.
+        """
         return self.put or self.config.dialect.render(self.config)
 
     @cached_property
     def fields(self) -> tuple[FieldReport, ...]:
-        """Each field of the target: its value, and where that came from."""
+        """A report on each field of the target: its value and where it came from."""
         return tuple(_reports(self.trip))
 
     @property
     def code(self) -> Mapping[str, Any]:
-        """What the target stack keeps outside its file."""
+        """The part of the target that belongs into the training script, as data."""
         return self.written.code
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
-        """What the target's stack cannot start without and the source did not say.
+        """A finding for each setting that the target's stack needs to start and the source did not
+        have.
 
-        Where the source is a part of a launch, or of a stack that keeps the rest in code, the target is a part too.
+        They stop the run only if the source was a whole launch. If it was a part of one, or its
+        stack keeps the rest in code, the target is a part too.
         """
         source, whole = self.source, self.source.dialect.whole(self.source)
-        known = {finding.path for finding in source.missing} if source.dialect.name == self.config.dialect.name else set()
-        wanted = (finding for finding in self.config.missing if finding.path not in known)
-        return (*(_weighed(finding, whole) for finding in wanted), *self.lacking)
+        # Within one stack, settings that the source lacked already are no news.
+        same = source.dialect.name == self.config.dialect.name
+        known = {finding.path for finding in source.missing} if same else set()
+        found = []
+        for finding in self.config.missing:
+            if finding.path in known:
+                continue
+            if whole:
+                finding = replace(finding, effect=Effect.STOPS)
+            elif finding.effect is Effect.STOPS:
+                finding = replace(finding, effect=Effect.NUMBERS)
+            found.append(finding)
+        return (*found, *self.lacking)
 
     @property
     def exact(self) -> bool:
@@ -95,21 +112,18 @@ class Result:
         return not any(finding.matters for finding in self.findings)
 
 
-def _weighed(finding: Finding, whole: bool) -> Finding:
-    """What lacks stops the run where a whole launch was translated; a part of one goes on elsewhere."""
-    if whole:
-        return replace(finding, effect=Effect.STOPS)
-    return replace(finding, effect=Effect.NUMBERS) if finding.effect is Effect.STOPS else finding
-
-
 def _remarks(target: Config) -> Iterator[Finding]:
-    """Findings on the target but for what it lacks, which is no loss (`Result.missing`)."""
+    """Findings on the target without those on missing settings, which `Result.missing` has."""
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
 def unheld(config: Config) -> Iterator[Finding]:
-    """What `config` sets otherwise than its stack's default and no Plan holds, with what it does to the run."""
+    """A finding for each given setting that no Plan field stands for and that is not
+    the default.
+    """
     table, values = claims(config.dialect), config.effective.flat()
+    # A config of the meaning alone leaves these settings open, so its effective values are their
+    # defaults.
     back = _back(meaning_of(config), config)
     usual = back.effective if back else Values()
     for path in config.given:
@@ -127,7 +141,8 @@ def translate(
 ) -> Result:
     """`config` in another dialect (or in another release of its own), with every loss and its reason.
 
-    `carry` is what an earlier translation could not express; it fills in what was not edited since.
+    `carry` has the settings that an earlier translation could not express. They come back unless
+    the file was edited in a way that concerns them.
     """
     release, meant = dialect.release(version), meaning_of(config)
     world = world_size or world_of(meant) or config.world_size
@@ -140,11 +155,21 @@ def translate(
     target = way.restored() if way else lowered(meant, dialect, release, world)
     if same:
         target = replace(target, opaque=config.opaque)
+    # Loss is measured and not declared: the target is lifted again, and written back in the
+    # source's own dialect.
     kept = meaning_of(target)
     back = target if same else _back(kept, config)
-    kept_back = _put_back_as_given(told, target)
+    restored = set[str]()
+    if told is not None and told.dialect == dialect.name:
+        given = target.given
+        restored = {
+            path
+            for path, value in given.items()
+            if path in told.given and told.given[path] == value
+        }
     as_it_was = way.as_it_was(kept) if way and told else set[str]()
-    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept) - as_it_was), kept_back)
+    lost = frozenset(unlike(meant, kept) - as_it_was)
+    trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
     losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
@@ -162,10 +187,12 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
 
 @dataclass(frozen=True)
 class _Trip:
-    """A config with what it means, what it became with what that means, and the config after the way back, if there is one.
+    """One translation: a config, the target that it became, the meanings of both, and the config
+    after the way back.
 
-    `lost` are the fields of a plan that do not mean the same, but for those that are again what they were before; `restored`
-    the settings of the target that are as a person gave them before.
+    `back` is None if the source's stack refuses what came back. `lost` are the plan fields whose
+    meaning changed, without those that a sidecar brought back to an earlier state. `restored` are
+    the settings of the target that a sidecar brought back as a person gave them.
     """
 
     config: Config
@@ -177,15 +204,17 @@ class _Trip:
     restored: frozenset[str]
 
     def returned(self, path: str) -> Any:
-        """What there is at `path` after the way back."""
+        """The effective value at `path` after the way back; None without a way back."""
         return self.back.effective.get(path) if self.back else None
 
     def gone(self, fields: tuple[str, ...]) -> bool:
-        """Whether the target says nothing of these fields of a plan."""
+        """Whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
 
     def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """What the target has for a setting that the way back writes in other words: the value of the field it stands for."""
+        """The target's value for a setting that the way back writes in other words: that of its
+        plan field, if it has one that is set, else `otherwise`.
+        """
         found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
         return found[0] if len(found) == 1 else otherwise
 
@@ -193,20 +222,28 @@ class _Trip:
 def _losses(trip: _Trip) -> Iterator[Finding]:
     config, back = trip.config, trip.back
     before, after = config.effective.flat(), back.effective.flat() if back else {}
-    # What its stack moves elsewhere fares as its group does.
+    # Given, but without an effective value: the stack moved the value to another setting. Such a
+    # setting is lost if its group is.
     elsewhere = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
     theirs = differing(before, after) - elsewhere
     for rule, paths in _at_stake(config, theirs | elsewhere):
         lost = tuple(path for path in rule.ours if path in trip.lost)
+        # Fields that the source set explain the loss better than those that only the target set.
         lost = tuple(path for path in lost if path in trip.meant) or lost
-        gone = elsewhere if lost else () if rule.ours else elsewhere - trip.target.given.keys()
+        gone = set[str]()
+        if lost:
+            gone = elsewhere
+        elif not rule.ours:
+            gone = elsewhere - trip.target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
         if changed:
             yield from _lost(trip, rule, changed, lost)
 
 
 def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
-    """Rules with the paths of which some `moved`: all of a group that means something, else those that were given."""
+    """Rules of which a path `moved`: those with plan fields with all their paths, others with one
+    given path each.
+    """
     table = claims(config.dialect)
     touched = {id(table[path]) for path in moved if path in table}
     yield from ((rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours)
@@ -214,6 +251,9 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
+    """Findings on the `changed` paths of one rule, of which the plan fields `lost` changed their
+    meaning.
+    """
     config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
     if not lost and not any(path in config.given for path in changed):
         return
@@ -228,9 +268,15 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
             continue
         how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(mine)))
-        if how is not How.DROPPED and (after is None if mine else not (back and path in back.given)):
+        # The way back may use another setting; then the plan field has the value to show.
+        moved_away = after is None if mine else not (back and path in back.given)
+        if how is not How.DROPPED and moved_away:
             after = trip.found(mine or rule.carried(path), after)
-        named = path if given else _given(config, rule, mine, path)
+        named = path
+        if not given:
+            # The user knows the setting that was written and not the one that follows from it.
+            carriers = (carrier for ours in mine for carrier in rule.carriers(ours))
+            named = next((carrier for carrier in carriers if carrier in config.given), path)
         if named in named_ or (named != path and named in changed):
             continue  # the setting that the user wrote has a finding of its own
         if named != path:
@@ -239,21 +285,24 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
         told.update(mine)
         named_.add(named)
-        change = rule.becomes(named, rule.seen(rule.theirs, config.effective)) if rule.becomes and how is not How.DERIVED else ""
+        change = ""
+        if rule.becomes and how is not How.DERIVED:
+            change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
         finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
         yield from _in_parts(trip, rule, lost, finding)
 
 
 def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
-    """Whether a plan says nothing of all that a rule is about."""
+    """Whether a plan leaves all fields of a rule open."""
     return not any(ours in meant for ours in rule.ours)
 
 
 def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
-    """Whether what a setting that nobody wrote stands for is told by another row.
+    """Whether another finding tells the plan fields `mine` of a setting that nobody wrote.
 
-    What the source leaves open is told by what the target takes for it (`_openings`), a fact of a family of models by itself
-    (`_nameless`), and what two settings say alike by the first.
+    Of two settings for one field, the first tells it. A field that the source leaves open is told
+    with the target's default for it (`_openings`), and facts of a model family by themselves
+    (`_nameless`).
     """
     if mine and told.issuperset(mine):
         return True
@@ -264,7 +313,11 @@ def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str
 
 
 def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
-    """A finding on a section as one on each setting of it that comes back otherwise, and one on what none of these tells."""
+    """Split a finding on a section into one for each setting of it that changed, and one for fields
+    that none of these tells.
+
+    A finding on anything else is yielded as it is.
+    """
     config, section = trip.config, trip.returned(whole.path)
     changed = settings(config, rule, whole.path, section)
     if not changed:
@@ -293,14 +346,22 @@ def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> H
 
 
 def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
-    """What losing a setting of a section does to the run."""
-    of_fields = [_weight(rule, mine, False, trip.config, trip.target)] if mine else []
-    of_itself = [] if mine and not part.behind else [worth(rule, whole.effect, part)]
-    return min((*of_fields, *of_itself), key=lambda effect: effect.rank)
+    """The effect of losing a setting of a section on the run: the worse of its plan fields' and its
+    own.
+    """
+    effects = []
+    if mine:
+        effects.append(_weight(rule, mine, False, trip.config, trip.target))
+    if part.behind or not mine:
+        effects.append(worth(rule, whole.effect, part))
+    return min(effects, key=lambda effect: effect.rank)
 
 
 def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config) -> Effect:
-    """What losing these fields of a plan, and what a plan cannot hold of the group, does to the run."""
+    """The effect of losing these plan fields on the run; with `blurred`, also of the part of the
+    group that no plan holds.
+    """
+    # A target without a model in its config loses nothing about it: the script brings the model.
     if rule.about_model and not target.dialect.model:
         beside = tuple(path for path in lost if not path.startswith("model."))
         return rule.effect_of_losing(beside, config.effective) if rule.mixed and beside else Effect.NONE
@@ -309,9 +370,10 @@ def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, ta
 
 
 def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Facts of the model that are lost though no setting tells them alone: what goes without saying in a family of models.
+    """Findings on lost facts of the model that no setting tells, such as those that hold for a
+    whole family of models.
 
-    What one reason leaves open is one finding.
+    Facts that are lost for one reason make one finding.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
@@ -335,11 +397,21 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """What arrives with its value, or stands in no setting, and the target takes otherwise."""
+    """Findings on fields in `ALWAYS` that the target does in another way, though every setting has
+    the same value.
+    """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
         said = meant.plain.get(ours) is not None and ours in trip.lost
-        if not said or kept.get(ours) in (None, meant[ours]) or _spared_alike(ours, meant, kept):
+        if not said or kept.get(ours) in (None, meant[ours]):
+            continue
+        # "matrices" and "not_layernorm" spare the same parameters in a model all of whose norms are
+        # LayerNorm.
+        if (
+            ours == DECAYED
+            and meant.get("model.norm.kind") == "layer"
+            and "all" not in (meant[ours], kept[ours])
+        ):
             continue
         rule = plan_claims(config.dialect)[ours]
         path = next(iter((*rule.theirs, *rule.carriers(ours))), ours)
@@ -350,7 +422,9 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """What the user set and is something else in the target, though it comes back as it was."""
+    """Findings on settings that have another meaning in the target, though the way back restores
+    their values.
+    """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
     moved = [ours for ours in sorted(trip.lost.difference(ALWAYS)) if None not in (meant.get(ours), kept.get(ours))]
     for ours in moved:
@@ -366,21 +440,12 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _remarked(target: Config, ours: str, effect: Effect) -> bool:
-    """Whether the target's own stack has something as grave to say of the settings that stand for a field of a plan."""
+    """Whether a finding of the target's own, at least as bad, is about the settings for a plan
+    field.
+    """
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
     return any(remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target))
-
-
-def _spared_alike(ours: str, meant: Meaning, kept: Meaning) -> bool:
-    """Whether the same parameters decay in a model all of whose norms are LayerNorm."""
-    return ours == DECAYED and meant.get("model.norm.kind") == "layer" and "all" not in (meant[ours], kept[ours])
-
-
-def _given(config: Config, rule: Rule, lost: tuple[str, ...], path: str) -> str:
-    """The setting that the user wrote, where it stands for what `path`, which nobody wrote, tells of a plan."""
-    carriers = (carrier for ours in lost for carrier in rule.carriers(ours))
-    return next((carrier for carrier in carriers if carrier in config.given), path)
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
@@ -394,7 +459,9 @@ def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: boo
 def _reason_of(
     rule: Rule, how: How, lost: tuple[str, ...], target: Config, seen: Mapping[str, Any], blurred: bool, unheld: bool
 ) -> str:
-    """Why a setting is lost: what reading it loses, and, where a plan holds any of it, what the target cannot say."""
+    """The reason why a setting is lost: the loss by reading, then, if a plan holds any of it, the
+    loss by writing the target.
+    """
     told = rule.tells(seen) if blurred and rule.tells else ""
     if unheld:
         return told or rule.lossy or rule.note
@@ -403,7 +470,7 @@ def _reason_of(
 
 def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     if how is How.DERIVED:
-        return "said in other words, or without effect in this run"
+        return "the same meaning in other words, or without effect in this run"
     if not lost and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
@@ -412,21 +479,16 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
 
 
 def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
-    """Live Python objects, which only the stack's own config class can hold."""
+    """Findings on live Python objects, which only the stack's own config class can hold."""
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = f"a live Python object, which {target.dialect.title} has no place for; set it up in the training script"
         yield Finding(path, message, Effect.NUMBERS, True, How.DROPPED, config.opaque[path], origin=config.origins.get(path))
 
 
-def _put_back_as_given(carry: Carry | None, target: Config) -> frozenset[str]:
-    """Paths of the target whose values are those that a sidecar kept for it."""
-    if carry is None or carry.dialect != target.dialect.name:
-        return frozenset()
-    return frozenset(path for path, value in target.given.items() if path in carry.given and carry.given[path] == value)
-
-
 def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
-    """What the source left to the training script and the target decides by a default of its own."""
+    """Findings on fields that the source leaves open and the target sets by a default
+    of its own.
+    """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
     opened: dict[tuple[str, str], list[str]] = {}
@@ -446,7 +508,15 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             continue
         if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
-        opened.setdefault((_teller(rule, ours, value, target), repr(value)), []).append(ours)
+        # The setting with this very value that stands for the field alone, rather than for its
+        # whole group.
+        alone = (
+            path for path in rule.carriers(ours) if path in rule.carries or rule.ours == (ours,)
+        )
+        teller = next(
+            (path for path in alone if repr(target.effective.get(path)) == repr(value)), ours
+        )
+        opened.setdefault((teller, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
@@ -458,24 +528,22 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
 
 
 def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
-    """The setting that says what a plan cannot hold, of a group of which it holds nothing."""
+    """The given setting of a group that a plan cannot hold at all; empty if the plan holds some of
+    it.
+    """
     if rule.blurs is None or not _holds_nothing(rule, meant) or not rule.blurs(rule.seen(rule.theirs, config.effective)):
         return ""
     return next((path for path in rule.theirs if path in config.given), "")
 
 
-def _teller(rule: Rule, ours: str, value: Any, target: Config) -> str:
-    """The setting of the target that says `value` and stands for this field of a plan, rather than for its whole group."""
-    told = (path for path in rule.carriers(ours) if path in rule.carries or rule.ours == (ours,))
-    return next((path for path in told if repr(target.effective.get(path)) == repr(value)), ours)
-
-
 def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
-    """Whether a field is of those that a config of the dialect decides: what it leaves to others is not lost.
+    """Whether configs of the dialect decide a field. One that they leave to the training script is
+    not lost.
 
-    The course of a run is up to a training script, often the model too; and some configs are about one thing alone. The length
-    of a sequence is part of the batch where the target's config is the whole run.
+    Scripts set the course of a run and often the model, and some configs are about one section of a
+    plan alone.
     """
+    # The length of a sequence is part of the batch if the target's config is the whole run.
     if ours == SEQUENCE and target.model:
         return True
     scripted = ("run.",) if dialect.model else ("run.", "model.")
@@ -488,17 +556,20 @@ def _reports(trip: _Trip) -> Iterator[FieldReport]:
     for path, value in target.given.items():
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)
-        origins = tuple(dict.fromkeys(p for name in ours for p in _written(config, sources.get(name), name)))
+        origins: tuple[str, ...] = ()
+        for name in ours:
+            if source := sources.get(name):
+                origins += tuple(
+                    one
+                    for one in source.carriers(name)
+                    if one in config.given and one not in origins
+                )
         changed = any(name in said and said[name] != left.get(name) for name in ours)
         how = How.EXACT if path in restored and not origins else _came(rule, path, ours, origins, changed)
         origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
         effect = rule.effect_of(target.effective)
         note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
         yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
-
-
-def _written(config: Config, rule: Rule | None, ours: str) -> tuple[str, ...]:
-    return tuple(path for path in rule.carriers(ours) if path in config.given) if rule else ()
 
 
 def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
@@ -508,6 +579,8 @@ def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...]
         return How.EXACT
     if not origins:
         return How.DEFAULTED
+    # A habit has no setting of its own: the setting that it goes with stands for it and for its own
+    # field.
     ours = tuple(name for name in ours if name not in HABITS)
     alone = len(ours) == len(origins) == 1 and rule.carriers(ours[0]) == (path,)
     return How.EXACT if alone else How.DERIVED

@@ -1,4 +1,4 @@
-"""Work that may take long, told as it goes on: loops say how far they are to whoever listens."""
+"""Progress of work that may take long: loops report to a listener how far they are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Listener = Callable[[float, float], None]
-"""Called with how much is done, and how much there is in all."""
+"""Called with the amount that is done and the amount in all."""
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within this block `listener` hears of the outermost loop that is under way."""
+    """Within this block, report the progress of the outermost loop to `listener`."""
     before = _LISTENER.set(listener)
     try:
         yield
@@ -25,7 +25,9 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1) -> Iterator[Item]:
-    """The items, one after the other; whoever listens hears of each that is done, by its size. Loops inside are not told."""
+    """Yield the items, and report each that is done to the listener, by its size. Loops inside
+    report nothing.
+    """
     listener = _LISTENER.get()
     if listener is None:
         yield from items
@@ -33,6 +35,8 @@ def counted(items: Sequence[Item], size: Callable[[Item], float] = lambda item: 
     sizes = [size(item) for item in items]
     total, done = sum(sizes), 0.0
     for item, one in zip(items, sizes, strict=True):
+        # The caller works on the item at the yield, with loops of its own: those must not report a
+        # second, smaller total.
         inside = _LISTENER.set(None)
         try:
             yield item

@@ -1,4 +1,4 @@
-"""Numbers that no run can mean: a finding of every stack, also where its own parser takes them."""
+"""Numbers that no run can use: a finding of every stack, also where its own parser takes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOUND: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("stack", "source", "path"), FOUND)
 def test_a_number_that_no_run_can_mean(stack: str, source: Any, path: str) -> None:
     found = [
-        it for it in compat.load(stack).read(source, world_size=1).findings if it.path == path and "no run can mean" in it.message
+        it for it in compat.load(stack).read(source, world_size=1).findings if it.path == path and "no run can use" in it.message
     ]
     assert [(it.effect, it.given) for it in found] == [(Effect.NUMBERS, True)]
 

@@ -72,7 +72,7 @@ class TestVerdict:
             ([finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")], "different numbers: 1 thing"),
             ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
             ([finding(Effect.STOPS, how=How.MISSING)], "will not start: 1 setting still to be added"),
-            ([finding(Effect.NUMBERS, how=How.MISSING)], "not whole yet: 1 setting still to be added"),
+            ([finding(Effect.NUMBERS, how=How.MISSING)], "incomplete: 1 setting still to be added"),
             ([finding(Effect.NONE, how=How.MISSING)], "same run"),
             (
                 [finding(Effect.NUMBERS), finding(Effect.NUMBERS, how=How.MISSING)],

@@ -145,7 +145,9 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
         raise SourceError(f"{name}: line {line}: {found}; a config is smaller, is this the right file?")
     if depth > limits.DEPTH:
         found = f"found nesting deeper than {limits.DEPTH} levels"
-        raise SourceError(f"{name}: line {line}: {found}; a config is flatter, is this the right file?")
+        raise SourceError(
+            f"{name}: line {line}: {found}; no config is nested that deep, is this the right file?"
+        )
 
 
 def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:

@@ -25,7 +25,7 @@ FIDELITY = """What survives a translation, for each ordered pair of stacks, by t
 each field of the source by the most that is certain about it.
 
 - **exact**: one field becomes one field, and every value survives.
-- **derived**: it is said in other words or by several fields together, and every value survives.
+- **derived**: it is set in other words or by several fields together, and every value survives.
 - **approximate**: some values survive and some do not; the page of the source says which. *Never lost* counts those among
   them that no generated config lost, whatever the rule warns of. Whether *your* value survives is what `stagebridge convert`
   measures: it goes there and back and compares.
