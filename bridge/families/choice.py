@@ -80,7 +80,14 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
     """Fields of a plan's model that differ in a config of `family`."""
-    facts = tuple(PREFIX + path for path, value in family.facts.items() if _contradicts(plan, PREFIX + path, value))
+    facts: tuple[str, ...] = ()
+    for name, value in family.facts.items():
+        path = PREFIX + name
+        without_experts = path.startswith("model.moe.") and not plan.get("model.experts")
+        if not without_experts and plan.get(path) is not None and not _same(plan[path], value):
+            facts += (path,)
+    # A family that differs in a heavy field is not the one; spelling and reading it costs far more
+    # than this look.
     if facts and any(path in HEAVY for path in facts):
         return facts
     try:
@@ -90,17 +97,12 @@ def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*facts, *_different(plan, back, family))))
 
 
-def _contradicts(plan: Group, path: str, value: Any) -> bool:
-    if path.startswith("model.moe.") and not plan.get("model.experts"):
-        return False
-    return plan.get(path) is not None and not _same(plan[path], value)
-
-
 def _different(plan: Group, back: Mapping[str, Any], family: Family) -> Iterator[str]:
     mine, theirs = plain(plan), plain(back)
     for path in _comparable():
         if path.startswith("model.moe.") and not plan.get("model.experts"):
             continue
+        # Latent attention makes keys and values for every head, so that their number has no effect.
         if path == "model.kv_heads" and plan.get(LATENT) is not None:
             continue
         if (path in mine or path.removeprefix(PREFIX) in NONE) and not _same(mine.get(path), theirs.get(path)):
@@ -114,6 +116,7 @@ def _comparable() -> tuple[str, ...]:
 
 
 def _same(mine: Any, theirs: Any) -> bool:
+    # Factors come through roots and quotients, each of which rounds.
     if isinstance(mine, float) and isinstance(theirs, int | float) and not isinstance(theirs, bool):
         return isclose(mine, theirs, rel_tol=1e-9)
     if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):

@@ -53,8 +53,10 @@ SPELLED = ("hidden_act", "hidden_activation", "activation_function", "activation
 
 def _named(value: Any, target: Target, model: Group) -> Any:
     """The name that the family uses by default if it means the same, else the most common name."""
+    if value is None:
+        return None
     usual = (target.defaults.get(key) for key in SPELLED)
-    return None if value is None else next((name for name in usual if NAMED.get(str(name)) == value), ACTIVATIONS[value][0])
+    return next((name for name in usual if NAMED.get(str(name)) == value), ACTIVATIONS[value][0])
 
 
 def _gemma(value: Any, source: Source, model: Group) -> Any:
@@ -62,20 +64,8 @@ def _gemma(value: Any, source: Source, model: Group) -> Any:
     return "gelu_tanh" if value in (None, "gelu") else _activation(value, source, model)
 
 
-def _factor(value: Any, source: Source, model: Group) -> Any:
-    return None if value in (None, 1, 1.0, 0) else value
-
-
-def _unit(value: Any, target: Target, model: Group) -> Any:
-    return 1.0 if value is None else value
-
-
-def _divisor(value: Any, source: Source, model: Group) -> Any:
-    return None if value in (None, 1, 1.0, 0) else 1.0 / value
-
-
-def _divided(value: Any, target: Target, model: Group) -> Any:
-    return 1.0 if value is None else undone(lambda number: 1.0 / number, 1.0 / value, value)
+NO_FACTOR = (None, 1, 0)
+"""Values of a factor that stand for none."""
 
 
 def near(value: float) -> float:
@@ -94,14 +84,6 @@ def undone(forward: Callable[[float], float], guess: float, wanted: float) -> fl
     return next((number for number in tries if number > 0 and forward(number) == wanted), guess)
 
 
-def _one(value: Any, source: Source, model: Group) -> Any:
-    return None if value in (None, 0, 1) else value
-
-
-def _at_least_one(value: Any, target: Target, model: Group) -> Any:
-    return 1 if value is None else value
-
-
 KV = "num_key_value_heads"
 
 
@@ -116,21 +98,13 @@ def _heads(value: Any, source: Source, model: Group) -> Any:
     return heads if heads and heads % value and not source.has(KV) else value
 
 
-def _own_heads(value: Any, target: Target, model: Group) -> Any:
-    return model.get("heads") if value is None else value
-
-
 def head_size(model: Group) -> int | None:
     """Default width of a head: hidden size / heads, rounded down; None if one is not known."""
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None
 
 
-def _head(value: Any, source: Source, model: Group) -> Any:
-    return head_size(model) if value is None else value
-
-
-def _own_head(value: Any, target: Target, model: Group) -> Any:
+def _head(value: Any, other: Source | Target, model: Group) -> Any:
     return head_size(model) if value is None else value
 
 
@@ -152,54 +126,49 @@ def _own_scale(value: Any, target: Target, model: Group) -> Any:
 RANK = "q_lora_rank"
 
 
-def _rank(value: Any, source: Source, model: Group) -> Any:
-    return value or (0 if source.named or source.has(RANK) else None)
-
-
-def _no_rank(value: Any, target: Target, model: Group) -> Any:
-    return NULL if value == 0 else value or target.open(RANK)
-
-
-def _switch(value: Any, source: Source, model: Group) -> Any:
-    return "head" if value else "none"
-
-
-def _own(value: Any, source: Source, model: Group) -> Any:
-    """In Cohere models, the norm of each head has its own weights (models/cohere/modeling_cohere.py)."""
-    return "own" if value else "none"
-
-
-def _each(value: Any, target: Target, model: Group) -> Any:
-    return None if value is None else value == "own"
-
-
-def _on(value: Any, target: Target, model: Group) -> Any:
-    return None if value is None else value == "head"
-
-
-def _before(value: Any, source: Source, model: Group) -> Any:
-    return "before" if value else "post"
-
-
-def _first(value: Any, target: Target, model: Group) -> Any:
-    return None if value is None else value == "before"
+def _choice(on: str, off: str) -> Codec:
+    """A switch in the config that chooses between two values of a plan's field."""
+    return Codec(
+        lambda value, source, model: on if value else off,
+        lambda value, target, model: None if value is None else value == on,
+    )
 
 
 CODECS: Mapping[str, Codec] = {
     "": Codec(_same, _put),
     "activation": Codec(_activation, _named),
     "gemma": Codec(_gemma, _named),
-    "factor": Codec(_factor, _unit),
-    "divisor": Codec(_divisor, _divided),
-    "one": Codec(_one, _at_least_one),
+    "factor": Codec(
+        lambda value, source, model: None if value in NO_FACTOR else value,
+        lambda value, target, model: 1.0 if value is None else value,
+    ),
+    "divisor": Codec(
+        lambda value, source, model: None if value in NO_FACTOR else 1.0 / value,
+        lambda value, target, model: (
+            1.0 if value is None else undone(lambda number: 1.0 / number, 1.0 / value, value)
+        ),
+    ),
+    "one": Codec(
+        lambda value, source, model: None if value in NO_FACTOR else value,
+        lambda value, target, model: 1 if value is None else value,
+    ),
     "bound": Codec(_same, _put),
-    "heads": Codec(_heads, _own_heads),
-    "head": Codec(_head, _own_head),
+    "heads": Codec(
+        _heads, lambda value, target, model: model.get("heads") if value is None else value
+    ),
+    "head": Codec(_head, _head),
     "four": Codec(_four, _put),
     "scale": Codec(_scale, _own_scale),
-    "rank": Codec(_rank, _no_rank),
-    "switch": Codec(_switch, _on),
-    "own": Codec(_own, _each),
-    "before": Codec(_before, _first),
+    # A null in the file, or the default of a known class, means that queries are not compressed
+    # (0). A file of an unknown class that lacks the key leaves it open.
+    "rank": Codec(
+        lambda value, source, model: value or (0 if source.named or source.has(RANK) else None),
+        lambda value, target, model: NULL if value == 0 else value or target.open(RANK),
+    ),
+    "switch": _choice("head", "none"),
+    # In Cohere models, the norm of each head has its own weights
+    # (models/cohere/modeling_cohere.py).
+    "own": _choice("own", "none"),
+    "before": _choice("before", "post"),
 }
 """Codecs by the word before the colon in a key of `families.json`."""

@@ -32,6 +32,7 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
         others = {key: value for key, value in given.items() if key not in family.known}
         more = _read(Source(others, {}, False), GENERIC)
         model = _placed(model | {path: value for path, value in more.items() if path not in family.paths})
+    # Classes with experts have defaults for all of their settings, also in a file without experts.
     if model.get("experts") is None and family is not GENERIC:
         model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}
     return {PREFIX + path: value for path, value in model.items() if value is not None}
@@ -43,7 +44,8 @@ FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head
 
 def _read(source: Source, family: Family) -> dict[str, Any]:
     model: dict[str, Any] = {"family": family.name} if family.name else {}
-    for path in (*(path for path in FIRST if path in family.keys), *(path for path in family.keys if path not in FIRST)):
+    first = [path for path in FIRST if path in family.keys]
+    for path in (*first, *(path for path in family.keys if path not in FIRST)):
         key = family.keys[path]
         value = key.codec.read(source.find(*key.names), source, model)
         if value is not None:
@@ -90,6 +92,8 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
         value = key.codec.write(model.get(path), target, model) if said(path, model, family) else None
         if value is None and family is not GENERIC:
             value = target.open(key.names[0]) if path in OPEN else None
+        # Two fields may share a key, such as the one width of all layers; the first that has a
+        # value writes it.
         if value is not None and key.names[0] not in written:
             written[key.names[0]] = value
     for part, options in family.parts:

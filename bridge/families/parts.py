@@ -49,7 +49,9 @@ def _read_heads(source: Source, model: Group, options: Options) -> Group:
 
 
 def _write_heads(model: Group, target: Target, options: Options) -> Group:
-    return {options["key"]: model.get("kv_heads") == 1} if options.get("key") and model.get("kv_heads") else {}
+    if not options.get("key") or not model.get("kv_heads"):
+        return {}
+    return {options["key"]: model.get("kv_heads") == 1}
 
 
 FALCON = ("num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_attn", "alibi", "num_ln_in_parallel_attn")
@@ -58,7 +60,10 @@ FALCON = ("num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_a
 def _read_falcon(source: Source, model: Group, options: Options) -> Group:
     """Falcon's older and newer blocks (models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer)."""
     heads, new = model.get("heads"), bool(source.find("new_decoder_architecture"))
-    kv = (source.find("num_kv_heads") or heads) if new else 1 if source.find("multi_query") else heads
+    # The older blocks know only one key and value head or all of them, and the switch decides.
+    older = 1 if source.find("multi_query") else heads
+    kv = (source.find("num_kv_heads") or heads) if new else older
+    # The newer ones are always side by side, whatever `parallel_attn` is.
     parallel = new or bool(source.find("parallel_attn"))
     norms = source.find("num_ln_in_parallel_attn") or (2 if new else 1)
     return {
@@ -110,14 +115,6 @@ def _read_gated(source: Source, model: Group, options: Options) -> Group:
     return {"moe.shared_ffn": width, "moe.shared_gate": bool(width)}
 
 
-def _write_gated(model: Group, target: Target, options: Options) -> Group:
-    return {GATED: model.get("moe.shared_ffn")}
-
-
-def _read_four(source: Source, model: Group, options: Options) -> Group:
-    return {"ffn": 4 * model["hidden"]} if model.get("hidden") else {}
-
-
 def _read_root(source: Source, model: Group, options: Options) -> Group:
     """Embeddings are multiplied by the square root of their width (models/gemma/modeling_gemma.py)."""
     return {"embedding.scale": sqrt(model["hidden"])} if model.get("hidden") else {}
@@ -133,11 +130,13 @@ def _read_scalar(source: Source, model: Group, options: Options) -> Group:
 
 def _write_scalar(model: Group, target: Target, options: Options) -> Group:
     scale, size = model.get("attention.scale"), model.get("attention.head_size") or head_size(model)
+    # The logits are multiplied by scalar ** -0.5, so the scalar is scale ** -2.
     value = size if scale is None else undone(lambda number: number**-0.5, scale**-2, scale)
-    whole = (
-        round(value) if value else value
-    )  # transformers wants a whole number; a scale that another stack rounded still maps to it
-    return {SCALAR: whole if value and whole and isclose(whole, value, rel_tol=1e-9) else value}
+    # transformers wants a whole number; a scale that another stack rounded still maps to it.
+    whole = round(value) if value else None
+    if value and whole and isclose(whole, value, rel_tol=1e-9):
+        value = whole
+    return {SCALAR: value}
 
 
 PROJECTED = "word_embed_proj_dim"
@@ -146,10 +145,6 @@ PROJECTED = "word_embed_proj_dim"
 def _read_width(source: Source, model: Group, options: Options) -> Group:
     width = source.find(PROJECTED)
     return {"embedding.width": width if width != model.get("hidden") else None}
-
-
-def _write_width(model: Group, target: Target, options: Options) -> Group:
-    return {PROJECTED: model.get("embedding.width") or model.get("hidden")}
 
 
 # Norm
@@ -165,7 +160,9 @@ def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
 
 def _write_epsilon(model: Group, target: Target, options: Options) -> Group:
     eps, kind = model.get("norm.eps"), model.get("norm.kind")
-    return {"rms_norm_eps" if kind == "rms" else "layer_norm_eps": eps} if eps is not None and kind else {}
+    if eps is None or not kind:
+        return {}
+    return {"rms_norm_eps" if kind == "rms" else "layer_norm_eps": eps}
 
 
 # Load balancing of experts
@@ -201,6 +198,7 @@ def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
     alpha, chosen = source.find("aux_loss_alpha"), model.get("moe.top_k")
     if alpha is None or not chosen:
         return {}
+    # A class that lacks the key balances within each sequence, which is its default.
     over = "sequence" if source.find("seq_aux") in (None, True) else "batch"
     return {"moe.aux_loss": alpha / chosen, "moe.balance": over if alpha else "none"}
 
@@ -236,29 +234,72 @@ SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "m
 
 PARTS: Mapping[str, Part] = {
     "all_heads": Part(
-        lambda options: (options["key"],) if options.get("key") else (), _fixed("kv_heads"), _read_heads, _write_heads
+        lambda options: (options["key"],) if options.get("key") else (),
+        _fixed("kv_heads"),
+        _read_heads,
+        _write_heads,
     ),
     "falcon": Part(
-        _fixed(*FALCON), _fixed("kv_heads", "embedding.positions", "norm.parallel", "norm.shared"), _read_falcon, _write_falcon
+        _fixed(*FALCON),
+        _fixed("kv_heads", "embedding.positions", "norm.parallel", "norm.shared"),
+        _read_falcon,
+        _write_falcon,
     ),
-    "shared": Part(lambda options: (options["count"],), _fixed("moe.shared_ffn"), _read_shared, _write_shared),
-    "gated": Part(_fixed(GATED), _fixed("moe.shared_ffn", "moe.shared_gate"), _read_gated, _write_gated),
-    "four": Part(_fixed(), _fixed("ffn"), _read_four, _nothing),
+    "shared": Part(
+        lambda options: (options["count"],), _fixed("moe.shared_ffn"), _read_shared, _write_shared
+    ),
+    "gated": Part(
+        _fixed(GATED),
+        _fixed("moe.shared_ffn", "moe.shared_gate"),
+        _read_gated,
+        lambda model, target, options: {GATED: model.get("moe.shared_ffn")},
+    ),
+    # The feed-forward layer of these families is always four times as wide as the residual stream,
+    # without a key for it.
+    "four": Part(
+        _fixed(),
+        _fixed("ffn"),
+        lambda source, model, options: {"ffn": 4 * model["hidden"]} if model.get("hidden") else {},
+        _nothing,
+    ),
     "root": Part(_fixed(), _fixed("embedding.scale"), _read_root, _nothing),
     "scalar": Part(_fixed(SCALAR), _fixed("attention.scale"), _read_scalar, _write_scalar),
-    "width": Part(_fixed(PROJECTED), _fixed("embedding.width"), _read_width, _write_width),
-    "epsilon": Part(_fixed("rms_norm_eps", "layer_norm_eps"), _fixed("norm.eps", "norm.kind"), _read_epsilon, _write_epsilon),
+    "width": Part(
+        _fixed(PROJECTED),
+        _fixed("embedding.width"),
+        _read_width,
+        lambda model, target, options: {
+            PROJECTED: model.get("embedding.width") or model.get("hidden")
+        },
+    ),
+    "epsilon": Part(
+        _fixed("rms_norm_eps", "layer_norm_eps"),
+        _fixed("norm.eps", "norm.kind"),
+        _read_epsilon,
+        _write_epsilon,
+    ),
     "balance": Part(
-        _fixed(BALANCE, ROUTED), _fixed("moe.aux_loss", "moe.balance", "moe.aux_trained"), _read_balance, _write_balance
+        _fixed(BALANCE, ROUTED),
+        _fixed("moe.aux_loss", "moe.balance", "moe.aux_trained"),
+        _read_balance,
+        _write_balance,
     ),
     "auxiliary": Part(
-        _fixed("aux_loss_alpha", "seq_aux"), _fixed("moe.aux_loss", "moe.balance"), _read_auxiliary, _write_auxiliary
+        _fixed("aux_loss_alpha", "seq_aux"),
+        _fixed("moe.aux_loss", "moe.balance"),
+        _read_auxiliary,
+        _write_auxiliary,
     ),
     "grouped": Part(
-        _fixed("topk_method", "n_group", "topk_group"), _fixed("moe.groups", "moe.top_groups"), _read_grouped, _write_grouped
+        _fixed("topk_method", "n_group", "topk_group"),
+        _fixed("moe.groups", "moe.top_groups"),
+        _read_grouped,
+        _write_grouped,
     ),
     "rope": Part(lambda options: ROPE_KEYS, lambda options: ROPE_PATHS, read_rope, write_rope),
-    "windows": Part(lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows),
+    "windows": Part(
+        lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows
+    ),
     "sparse": Part(lambda options: SPARSE_KEYS, _fixed("moe.layers"), read_sparse, write_sparse),
 }
 """Parts by their name in a family's row, in the order in which they are read."""

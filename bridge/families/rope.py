@@ -69,6 +69,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 }
 """The fields that a single key sets; `rope_parameters` sets all of them."""
 BASE = 10000.0
+"""Base of the frequencies if a family has no default of its own."""
 
 
 def apart(keys: Collection[str]) -> bool:
@@ -82,6 +83,8 @@ def read(source: Source, model: Group, options: Group) -> Group:
     If both are given, `rope_scaling` wins over the mapping; families with a base for each kind of block merge the two
     (modeling_rope_utils.py: convert_rope_params_to_dict).
     """
+    # An empty name in the family's row: its code computes with the usual base and reads no key for
+    # it.
     if options.get("base") == "":
         return {"rotary.base": BASE, "rotary.share": _share(source, {}, model, options), "rotary.scaling.kind": "none"}
     grouped = _mapping(source.given, GROUPED)
@@ -90,6 +93,8 @@ def read(source: Source, model: Group, options: Group) -> Group:
     if own := _mapping(source.given, SCALING):
         full = {**full, **own} if options.get("local") else own
     scaling = full
+    # A default of the class takes effect only if the file has neither of the two keys, not if it
+    # has a null.
     if not source.has(SCALING) and not source.has(GROUPED):
         scaling = dict(_mapping(source.defaults, SCALING))
     local = _inner(grouped, SLIDING).get(THETA) if nested else None
@@ -99,11 +104,8 @@ def read(source: Source, model: Group, options: Group) -> Group:
         "rotary.share": _share(source, full, model, options),
         **_scaling(scaling, source, model),
     }
-    return found if source.named or _said(source) else {}
-
-
-def _said(source: Source) -> bool:
-    return any(source.has(key) for key in KEYS)
+    # A file of an unknown class without any of these keys may have other positions altogether.
+    return found if source.named or any(source.has(key) for key in KEYS) else {}
 
 
 def _mapping(values: Group, key: str) -> Mapping[str, Any]:
@@ -137,7 +139,9 @@ def _share(source: Source, full: Mapping[str, Any], model: Group, options: Group
         return None
     if options.get("dim"):
         width, size = source.find(options["dim"]), model.get("attention.head_size")
-        return width / size if width and size and width <= size else 1.0 if size else None
+        if not size:
+            return None
+        return width / size if width and width <= size else 1.0
     if not options.get("share"):
         return 1.0 if source.named else None
     said = full.get(SHARE) if full.get(SHARE) is not None else source.find(options["share"])
@@ -164,6 +168,7 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
         found[f"rotary.scaling.{name}"] = _checked(name, value)
     if kind == "yarn":
         found |= _weights(scaling)
+    # Files may leave out the length before scaling, and then the model's own length stands for it.
     if "original" in BY_KIND[kind] and found["rotary.scaling.original"] is None:
         found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get("embedding.max_positions")
     if kind == "longrope" and found["rotary.scaling.factor"] is None:
@@ -175,14 +180,15 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
 def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Both mscale values of YaRN; `mscale` takes effect only together with `mscale_all_dim` (_compute_yarn_parameters)."""
     both = scaling.get(NAMES["mscale"]) and scaling.get(NAMES["mscale_all"])
-    return {
-        f"rotary.scaling.{name}": _weight(scaling.get(NAMES[name])) if both or name == "mscale_all" else None for name in WEIGHTS
-    }
-
-
-def _weight(value: Any) -> float | None:
-    said = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) if said else None
+    found: dict[str, Any] = {}
+    for name in WEIGHTS:
+        value = scaling.get(NAMES[name])
+        works = both or name == "mscale_all"
+        number = None
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and works:
+            number = float(value)
+        found[f"rotary.scaling.{name}"] = number
+    return found
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -218,6 +224,7 @@ def write(model: Group, target: Target, options: Group) -> Group:
         written[LOCAL] = local
     if own and base is not None:
         written[own] = base
+    # No scaling has to be written if the class scales by default.
     plain = kind in (None, "none") and not target.defaults.get(SCALING)
     return {**share, **written, **({} if plain else {SCALING: scaling})}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import product
 
 from bridge.families.source import Group, Source, Target
 
@@ -35,11 +35,14 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
     rule, blocks = options["rule"], range(layers)
     if rule == "step":
         step, alone = source.find(STEP) or 1, set(source.find(ALONE) or ())
+        # The last block of each group of `step` blocks (models/qwen2_moe/modeling_qwen2_moe.py:
+        # Qwen2MoeDecoderLayer).
         return tuple(block not in alone and (block + 1) % step == 0 for block in blocks)
     if rule == "range":
         start, step = source.find(START) or 0, source.find(INTERVAL) or 1
         end = source.find(END)
         last = layers - 1 if end is None or end == -1 else end
+        # Ernie counts blocks from 1 for the interval, but from 0 for start and end.
         return tuple((block + 1) % step == 0 and start <= block <= last for block in blocks)
     listed = source.find(KINDS) if rule == "types" else None
     if listed:
@@ -74,14 +77,14 @@ def write(model: Group, target: Target, options: Group) -> Group:
 
 
 def _spread(pattern: Pattern) -> Group:
-    for dense, step in _tries(len(pattern)):
-        if pattern == tuple(block >= dense and block % step == 0 for block in range(len(pattern))):
+    blocks = range(len(pattern))
+    # Up to 16: published models stay far below, and all pairs of a thousand blocks would take a
+    # second.
+    few = min(len(pattern), 16)
+    for step, dense in product(range(2, few + 1), range(few)):
+        if pattern == tuple(block >= dense and block % step == 0 for block in blocks):
             return {FIRST: dense, EVERY: step}
     return {}
-
-
-def _tries(layers: int) -> Iterable[tuple[int, int]]:
-    return ((dense, step) for step in range(2, min(layers, 16) + 1) for dense in range(min(layers, 16)))
 
 
 def _stepped(pattern: Pattern) -> Group:

@@ -69,6 +69,7 @@ def _row(name: str) -> Mapping[str, Any]:
     def stays(path: str) -> bool:
         return path not in gone and (kept is None or path in kept)
 
+    # A row that keeps only some fields names no parts: a part stands for several fields together.
     parts = {**base["parts"], **row.get("parts", {})} if kept is None else {}
     return {
         "keys": {**{path: key for path, key in base["keys"].items() if stays(path) and path not in facts}, **keys},
@@ -77,16 +78,15 @@ def _row(name: str) -> Mapping[str, Any]:
     }
 
 
-def _key(spelled: str) -> Key:
-    word, colon, names = spelled.partition(":")
-    codec, listed = (word, names) if colon else ("", word)
-    return Key(tuple(name for name in listed.split("|") if name), CODECS[codec])
-
-
 def _family(name: str, row: Mapping[str, Any]) -> Family:
     whole = _row(name)
+    # In the order of `PARTS`, not of the row: some parts use fields that others have read.
     parts = tuple((PARTS[part], whole["parts"][part]) for part in PARTS if part in whole["parts"])
-    keys = {path: _key(spelled) for path, spelled in whole["keys"].items()}
+    keys = {}
+    for path, spelled in whole["keys"].items():
+        # `codec:name|name`, or without a codec `name|name`.
+        codec, _, names = spelled.rpartition(":")
+        keys[path] = Key(tuple(one for one in names.split("|") if one), CODECS[codec])
     covered = {path for part, options in parts for path in part.paths(options)}
     facts = {path: value for path, value in whole["facts"].items() if path not in covered}
     order, config = row.get("order", 99), row.get("config", "")

@@ -33,7 +33,10 @@ def read(source: Source, model: Group, options: Group) -> Group:
     still = _still(source, layers) if rule == "still" else None
     pattern = _pattern(source, rule, layers, options, still)
     if window is None or (pattern is not None and not any(pattern)):
-        window, pattern = None, pattern if options.get("rotates") and window else None
+        # No block has a window. Its pattern still tells which blocks rotate, in a family in which
+        # the two go together.
+        pattern = pattern if options.get("rotates") and window else None
+        window = None
     rotates = still
     if options.get("rotates") and pattern is not None:
         rotates = pattern
@@ -61,15 +64,13 @@ def _pattern(source: Source, rule: str, layers: int | None, options: Group, stil
         last = source.find(LATE)
         return tuple((block + 1) % 2 == 1 and (last is None or block < last) for block in range(layers))
     if rule == "period":
-        period = _period(source.find(PERIOD), options)
+        found = source.find(PERIOD)
+        # EXAONE 4 also takes a text such as "LLLG", a letter for each block of the period
+        # (models/exaone4/configuration_exaone4.py).
+        period = len(found) if isinstance(found, str) else int(found or 0)
+        period = period or int(options["period"])
         return tuple((block + 1) % period != 0 for block in range(layers))
     return None if rule == "all" or still is None else tuple(not rotates for rotates in still)
-
-
-def _period(found: Any, options: Group) -> int:
-    if isinstance(found, str):
-        return len(found) or int(options["period"])
-    return int(found or options["period"])
 
 
 def _still(source: Source, layers: int | None) -> Pattern | None:
@@ -98,7 +99,11 @@ def write(model: Group, target: Target, options: Group) -> Group:
     if not layers or rule == "all" or (window is None and rule != "period" and options.get("switch")):
         return written
     if window is None and not options.get("rotates"):
-        return {**written, **({KINDS: [FULL] * layers} if rule in ("even", "period") and written[WINDOW] is None else {})}
+        # Without a null for the window the class would fall back on its pattern, so the blocks are
+        # listed.
+        if rule in ("even", "period") and written[WINDOW] is None:
+            written[KINDS] = [FULL] * layers
+        return written
     return {**written, **_blocks(pattern or (True,) * layers, rule, layers, options)}
 
 

@@ -33,7 +33,10 @@ class Part:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the weight and the bias, by global name."""
         weight: tuple[int, ...] = (self.outputs, self.inputs) if self.inputs else (self.outputs,)
-        return {f"{self.tied or self.name}.weight": weight} | ({f"{self.name}.bias": (self.outputs,)} if self.bias else {})
+        shapes = {f"{self.tied or self.name}.weight": weight}
+        if self.bias:
+            shapes[f"{self.name}.bias"] = (self.outputs,)
+        return shapes
 
     @property
     def size(self) -> int:
@@ -43,6 +46,8 @@ class Part:
     @property
     def used(self) -> int:
         """Elements of all copies, including a tied weight."""
+        # A vector has `outputs` elements, a matrix `outputs` x `inputs`, and a bias adds one
+        # element for each output.
         return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
 
     def role(self, names: TensorPlan) -> str | None:
@@ -168,6 +173,8 @@ class Architecture:
         if self.heads % ranks:
             raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor")
         keys = ("attention.key", "attention.value")
+        # With fewer key and value heads than ranks, several ranks need the same head: each then
+        # holds all of them.
         divides = self.kv_heads % ranks == 0
         within = ("mlp", *(("experts", "shared") if self.experts else ()))
         inner = tuple(f"{layer}.{part}" for layer in within for part in (("up", "gate") if self.gated else ("up",)))
@@ -187,12 +194,16 @@ class Architecture:
     @property
     def rows(self) -> int:
         """Rows of the table of learned positions; 0 without one."""
-        return self.positions if self.positions is not None else 0 if self.rotary else self.sequence
+        if self.positions is not None:
+            return self.positions
+        return 0 if self.rotary else self.sequence
 
     def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
         """Whether a kind of layer has biases: by its own setting, or by `bias`; norms by default only LayerNorm."""
         told: bool | None = getattr(self, name)
-        return (self.norm == "layer" if name == "norm_bias" else self.bias) if told is None else told
+        if told is not None:
+            return told
+        return self.norm == "layer" if name == "norm_bias" else self.bias
 
     @property
     def indices(self) -> range:
@@ -212,6 +223,8 @@ class Architecture:
 
     def facts(self) -> Layers:
         """Facts for partition rules. A tied weight counts in each layer that uses it."""
+        # `_sizes` leaves out tied weights. A stage with the head holds the weight all the same, so
+        # its memory counts there too.
         first, *blocks, last = self._sizes()
         tied = sum(part.used - part.size for part in self._head())
         return Layers(len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied))
@@ -222,36 +235,40 @@ class Architecture:
 
     def active(self) -> int:
         """Parameters that are active for a token: all except experts that were not chosen for it."""
-        idle = (self.experts.count - self.experts.top_k) * self._expert() if self.experts else 0
+        if self.experts is None:
+            return self.size()
+        block = next((block for block in range(self.layers) if self.routed(block)), 0)
+        expert = sum(
+            part.size // part.copies for part in self._block("block", block) if part.copies > 1
+        )
+        # In each block with experts, all but `top_k` of them are idle for a token.
+        idle = (self.experts.count - self.experts.top_k) * expert
         return self.size() - idle * sum(map(self.routed, range(self.layers)))
 
     def routed(self, block: int) -> bool:
         """Whether a block has experts."""
         return self.experts is not None and self.experts.within(block)
 
-    def _expert(self) -> int:
-        """Parameters of one expert."""
-        return sum(part.size // part.copies for part in self._block("block", self._first_routed()) if part.copies > 1)
-
-    def _first_routed(self) -> int:
-        return next((block for block in range(self.layers) if self.routed(block)), 0)
-
     def _sizes(self) -> tuple[int, ...]:
-        """Parameters of each layer, without tied weights. Only one block of each kind is counted, since the others are equal."""
-        kinds = {routed: sum(part.size for part in self._block("block", block)) for routed, block in self._kinds().items()}
-        ends = (sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1))
-        first, last = ends
+        """Parameters of each layer, without tied weights."""
+        # Blocks with experts are equal, and so are those without: one of each kind is counted, as
+        # there may be thousands.
+        kinds: dict[bool, int] = {}
+        for block in range(self.layers):
+            if self.routed(block) not in kinds:
+                kinds[self.routed(block)] = sum(part.size for part in self._block("block", block))
+        first, last = (
+            sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1)
+        )
         return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
-
-    def _kinds(self) -> dict[bool, int]:
-        """A block of each kind: with experts, and without."""
-        return {self.routed(block): block for block in reversed(range(self.layers))}
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
         """Parameters of the layers in `stages` on tensor rank `share`, in fp32. `stages` has the stage of each layer."""
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
             for parameter in self._held(layer, share):
+                # Embedding and head may name the same weight; it is one parameter that two stages
+                # use.
                 users = found[parameter.name].stages if parameter.name in found else ()
                 found[parameter.name] = replace(parameter, stages=tuple(dict.fromkeys((*users, stage))))
         return list(found.values())
@@ -303,7 +320,12 @@ class Architecture:
         """Low-rank projections, their norms, and projections from them. Only the low-rank ones and the output have biases."""
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
-        narrow = ((("query", it.query, 0),) if it.query else ()) + (("key_value", it.kv, it.rotary),)
+        # The part of the keys that rotates is the same for all heads. It comes out of the same
+        # projection as the narrow vector of keys and values, beside it, and passes neither the norm
+        # nor the second projection.
+        narrow = [("key_value", it.kv, it.rotary)]
+        if it.query:
+            narrow.insert(0, ("query", it.query, 0))
         for part, rank, beside in narrow:
             yield Part(f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv)
             if self.head_norm != "none":
@@ -340,11 +362,23 @@ class Architecture:
     def _held(self, layer: int, share: Share) -> Iterator[Parameter]:
         names = self.tensor_plan(share.ranks) if share.ranks > 1 else None
         for part in self.parts(layer):
+            # With one tensor rank for each expert, tensor ranks hold different experts, and each
+            # expert is whole.
             whole = part.copies > 1 and share.within == 1
             for name, shape in part.shapes.items():
-                alone = names is None or whole
-                held = Parameter(name, shape, "fp32", ()) if alone or names is None else _split(part, name, shape, names, share)
-                yield held if part.copies == 1 else _of_experts(held, part.copies, share)
+                held = Parameter(name, shape, "fp32", ())
+                if names is not None and not whole:
+                    held = _split(part, name, shape, names, share)
+                if part.copies > 1:
+                    # All local experts in one parameter, stacked along a new first dimension. If
+                    # they do not divide evenly, some ranks have one less; the larger number is
+                    # taken for all.
+                    ends = (
+                        cut(part.copies, share.experts, index) for index in (0, share.experts - 1)
+                    )
+                    local = max(map(len, ends))
+                    held = replace(held, shape=(local, *held.shape), same=share.same, partial=False)
+                yield held
 
 
 def _stated(model: Model) -> dict[str, Any]:
@@ -388,21 +422,19 @@ def _feed_forward(model: Model) -> dict[str, Any]:
 
 def _embedding(model: Model) -> dict[str, Any]:
     embedding, kind = model.embedding, model.embedding.positions
+    # Some families (OPT) leave the first rows of the table unused, so it has that many more.
     rows = (embedding.max_positions or model.sequence or Architecture().sequence) + (embedding.offset or 0)
+    rotary = kind in (None, "rotary")
+    positions = None
+    if not rotary:
+        positions = rows if kind == "learned" else 0
     return {
-        "rotary": kind in (None, "rotary"),
-        "positions": None if kind in (None, "rotary") else rows if kind == "learned" else 0,
+        "rotary": rotary,
+        "positions": positions,
         "width": embedding.width,
         "embedding_norm": bool(embedding.norm),
         "logits_bias": bool(embedding.output_bias),
     }
-
-
-def _of_experts(held: Parameter, copies: int, share: Share) -> Parameter:
-    """The parameter of all local experts, stacked."""
-    # If the experts do not divide evenly, some ranks have one less; the larger number is taken for all.
-    local = max(map(len, (cut(copies, share.experts, index) for index in (0, share.experts - 1))))
-    return replace(held, shape=(local, *held.shape), same=share.same, partial=False)
 
 
 def _split(part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share) -> Parameter:
@@ -410,6 +442,9 @@ def _split(part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, sha
     role = part.role(names)
     dim = _CUT.get((role, len(shape)))
     if dim is None:
+        # Every rank holds all of it. The gradient is complete on each rank, except where a rank
+        # uses the parameter for its own heads alone, or, with sequence parallelism, for its own
+        # tokens alone: then gradients have to be summed.
         tokens = share.sequence and not matches(part.name, names.scattered)
         return Parameter(name, shape, "fp32", (), partial=role == "shared" or tokens)
     place = cut(shape[dim], share.ranks, share.index)
@@ -438,6 +473,8 @@ def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:
             yield Site(part.name, "leave", part.outputs)
         elif role == "vocabulary":
             yield Site(part.name, "logits", 1)
+        # Query, key and value share their input, and so do up and gate: the activations enter all
+        # of them in one collective.
         if role in ("column", "shared", "vocabulary") and parent not in entered:
             entered.add(parent)
             yield Site(part.name, "enter", part.inputs)

@@ -18,7 +18,13 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     ZeRO stages 2 and 3 keep slices of everything and two whole buffers, each as large as the largest pipeline stage. In a model
     of few stages that is more than one whole copy.
     """
-    kept = {level: _kept(plan, layout, parameters, level) for level in range(1, layout.level)}
+    kept: dict[int, int] = {}
+    for level in range(1, layout.level):
+        # Buffer counts of the plan would override the level.
+        update = {"stage": level, "weight_buffers": None, "grad_buffers": None}
+        lower = plan.model_copy(update={"zero": plan.zero.model_copy(update=update)})
+        other = Layout.of(lower, parameters, layout.stages, layout.data)
+        kept[level] = sum(other.bytes().values())
     best = min(kept, key=lambda level: kept[level], default=layout.level)
     own = sum(layout.bytes().values())
     if best == layout.level or kept[best] >= own:
@@ -27,9 +33,3 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     why = f"in {layout.stages} stages, two whole buffers beside the slices are more than they save"
     said = f"level {layout.level} keeps {here} on each of these ranks, level {best} {there}: {why}; use level {best}"
     return Finding("zero.stage", said, Effect.COST, given=True)
-
-
-def _kept(plan: Plan, layout: Layout, parameters: Sequence[Parameter], level: int) -> int:
-    zero = plan.zero.model_copy(update={"stage": level, "weight_buffers": None, "grad_buffers": None})
-    other = Layout.of(plan.model_copy(update={"zero": zero}), parameters, layout.stages, layout.data)
-    return sum(other.bytes().values())

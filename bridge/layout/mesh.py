@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -39,7 +39,10 @@ class Mesh:
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
         if max(world, *sizes.values()) > limits.RANKS:
             raise ConfigError(f"parallel: found {max(world, *sizes.values()):,} ranks, expected at most {limits.RANKS:,}")
-        sizes["data"] = parallel.data or _data(sizes, world)
+        if parallel.data is None:
+            sizes["data"] = max(
+                1, world // prod(size for axis, size in sizes.items() if axis != "data")
+            )
         if prod(sizes.values()) != world:
             raise ConfigError(_wrong_product(sizes, world))
         return cls({axis: sizes[axis] for axis in _order(parallel.order)})
@@ -60,6 +63,8 @@ class Mesh:
 
     def coordinate(self, rank: int, axis: str) -> int:
         """Position of `rank` along `axis`."""
+        # Ranks count through the axes like digits of a number, the fastest axis first; the stride
+        # is the weight of the digit.
         return rank // self.axes[axis].stride % self.axes[axis].size
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -72,20 +77,18 @@ class Mesh:
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Ranks that differ from `rank` along `axes` only, `rank` included, in increasing order."""
+        # From the member of the group with coordinate 0 along each of the axes, every combination
+        # of steps.
         base = rank - sum(self.coordinate(rank, axis) * self.axes[axis].stride for axis in axes)
-        return tuple(sorted(base + offset for offset in self._offsets(axes)))
+        steps = [
+            [self.axes[axis].stride * index for index in range(self.axes[axis].size)]
+            for axis in axes
+        ]
+        return tuple(sorted(base + sum(offsets) for offsets in product(*steps)))
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Every group along `axes`; together they hold each rank once."""
         return tuple(sorted({self.group(rank, *axes) for rank in range(self.world)}))
-
-    def _offsets(self, axes: Iterable[str]) -> Iterator[int]:
-        steps = ([axis.stride * index for index in range(axis.size)] for axis in map(self.axes.__getitem__, axes))
-        return map(sum, product(*steps))
-
-
-def _data(sizes: Mapping[str, int], world: int) -> int:
-    return max(1, world // prod(size for axis, size in sizes.items() if axis != "data"))
 
 
 def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
@@ -99,14 +102,16 @@ def _advice(sizes: Mapping[str, int], world: int) -> str:
     rest = prod(size for axis, size in sizes.items() if axis != "data")
     if world % rest == 0:
         return f"use {prod(sizes.values())} ranks, or data={world // rest}"
-    fitting = {axis: _fitting(size, world, rest // size) for axis, size in sizes.items() if axis != "data" and size > 1}
-    smaller = [f"{axis}={size}" for axis, size in fitting.items() if size]
-    return ", or ".join([f"use {-(-world // rest) * rest} ranks", *smaller[:1]])
-
-
-def _fitting(size: int, world: int, others: int) -> int:
-    """The largest size below `size` with which the product divides `world`; 0 if there is none."""
-    return next((smaller for smaller in range(size - 1, 0, -1) if world % (smaller * others) == 0), 0)
+    ways = [f"use {-(-world // rest) * rest} ranks"]  # the next multiple of the ranks of one copy
+    for axis, size in sizes.items():
+        if axis == "data" or size == 1:
+            continue
+        # The largest smaller size of the axis with which the product divides the world.
+        others = rest // size
+        fitting = next((less for less in range(size - 1, 0, -1) if world % (less * others) == 0), 0)
+        if fitting:
+            return ", or ".join([*ways, f"{axis}={fitting}"])
+    return ways[0]
 
 
 def _order(order: str | None) -> tuple[str, ...]:

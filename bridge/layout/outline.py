@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,9 +13,8 @@ from bridge.layout.architecture import Architecture, Share
 from bridge.layout.levels import dearer
 from bridge.layout.mesh import Mesh
 from bridge.layout.pipeline import Pipeline, described, name_of, period_of, stages_of, text_of
-from bridge.layout.recompute import Chunk, chunks
+from bridge.layout.recompute import chunks
 from bridge.layout.schedule import program
-from bridge.layout.schedule.action import Row
 from bridge.layout.shard import BYTES, Layout, on_rank
 from bridge.layout.step import Sizes, Step
 from bridge.layout.tensor import Site
@@ -162,29 +161,32 @@ class Outline:
             # Tensor ranks whose flats have the same sizes send the same, so one of them is simulated.
             alike = (rank, *((flat.size, flat.shards) for flat in place.layout.flats))
             if alike not in found:
-                found[alike] = self._step(pipeline, place, rank, rows[rank], parts)
+                names, sequence = self.shape.names, bool(self.plan.parallel.sequence)
+                step = Step(
+                    rank, place.layout, pipeline, rows[rank], parts, names, place.sites, sequence
+                )
+                found[alike] = step.traffic(self._sizes, self.mesh.world)
             by_place[rank, tensor] = found[alike]
         return by_place
-
-    def _step(
-        self, pipeline: Pipeline, place: Place, rank: int, row: Row, parts: Sequence[Sequence[Chunk]]
-    ) -> Mapping[str, Traffic]:
-        sequence = bool(self.plan.parallel.sequence)
-        step = Step(rank, place.layout, pipeline, row, parts, self.shape.names, place.sites, sequence)
-        return step.traffic(self._sizes, self.mesh.world)
 
     @property
     def _sizes(self) -> Sizes:
         """Bytes of the hidden states that pass between stages: with sequence parallelism only the tensor rank's tokens."""
         ranks = self.mesh.sizes["tensor"] if self.plan.parallel.sequence else 1
         dtype = self.plan.precision.compute or "fp32"
-        each = dict.fromkeys(range(len(self.stages)), Traffic(1, self.tokens // ranks * self.shape.hidden * BYTES[dtype]))
+        # One message of tokens x hidden elements for each stage, the same size forward and
+        # backward.
+        message = Traffic(1, self.tokens // ranks * self.shape.hidden * BYTES[dtype])
+        each = dict.fromkeys(range(len(self.stages)), message)
         return Sizes(self.tokens, each, each)
 
     def _problems(self) -> Iterator[str]:
         tensor = self.mesh.sizes["tensor"]
         if not self.micro:
-            yield "batch.micro: neither given nor to be worked out; give the sequences in a microbatch"
+            yield (
+                "batch.micro: not set, and it does not follow from other settings;"
+                " set the sequences in a microbatch"
+            )
         if self.plan.parallel.sequence and self.shape.sequence % tensor:
             yield f"parallel.sequence: {self.shape.sequence} tokens do not divide into {tensor} tensor ranks; use a multiple"
 
@@ -205,6 +207,8 @@ def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipe
     period = period_of(plan, number, stages)
     # Traffic repeats only once the pipeline is full, which takes about as many micro batches as there are stages.
     span = period if name_of(plan) == "depth_first" else max(period, stages)
+    # Whole periods, and the rest of the step that is no whole period: that rest is part of every
+    # simulated step.
     fewer = FOLLOWED * span // period * period + number % period if period else number
     if fewer + period >= number:
         return (Pipeline.of(plan, layers, number, table, short=True),), 0

@@ -26,17 +26,15 @@ def count_parameters(plan: Plan) -> Parameters:
     if lacking:
         raise BridgeError(f"parameters: the plan does not set {', '.join(lacking)}; set them")
     shape = Architecture.of(plan.model)
-    beside = _balance(plan, shape)
+    beside = 0
+    if plan.model.family in COUNTED and plan.model.moe.balance_bias:
+        # One bias for each expert, in each block that has experts.
+        beside = sum(map(shape.routed, range(shape.layers))) * (plan.model.experts or 0)
     return Parameters(shape.size() + beside, shape.active() + beside)
 
 
 COUNTED = ("ernie4_5_moe",)
 """Families whose code keeps the load-balancing bias as a parameter, though it gets no gradient. Others keep it as a buffer."""
-
-
-def _balance(plan: Plan, shape: Architecture) -> int:
-    counted = plan.model.family in COUNTED and plan.model.moe.balance_bias
-    return sum(map(shape.routed, range(shape.layers))) * (plan.model.experts or 0) if counted else 0
 
 
 def lacks(plan: Plan) -> list[str]:
@@ -61,9 +59,8 @@ def _needed(values: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"model.attention.latent.{name}" for name in LATENT)
     if values.get("model.experts"):
         yield "model.moe.top_k"
-    if _has_dense(values) or values.get("model.moe.ffn") is None:
+    # Blocks without experts have a layer of that width, and experts without a width of their own
+    # take it.
+    dense = not values.get("model.experts") or not all(values.get("model.moe.layers") or (True,))
+    if dense or values.get("model.moe.ffn") is None:
         yield "model.ffn"
-
-
-def _has_dense(values: Mapping[str, Any]) -> bool:
-    return not values.get("model.experts") or not all(values.get("model.moe.layers") or (True,))

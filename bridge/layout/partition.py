@@ -84,6 +84,7 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
 
 def carry(count: int, size: Fraction) -> Boundaries:
     """`size` layers in each stage. Fractions carry over: 1.5 gives stages of 1, 2, 1, 2."""
+    # Fractions and not floats: a size of 32 / 3 must cut exactly at 32 after three stages.
     cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))
     return tuple(sorted({0, count, *(cut for cut in cuts if cut < count)}))
 
@@ -102,6 +103,7 @@ def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
 def even(count: int, parts: int) -> Boundaries:
     """`parts` stages that differ by at most one layer, the longer ones first."""
     size, longer = divmod(count, parts)
+    # Each of the first `longer` stages moves the cuts behind it by one layer.
     return tuple(index * size + min(index, longer) for index in range(parts + 1))
 
 
@@ -119,14 +121,26 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
     @cache
     def best(first: int, left: int) -> tuple[int, Boundaries]:
+        """The least sum of squared costs of layers from `first` on in `left` stages,
+        with the cuts.
+        """
         if left == 1:
             return (sums[-1] - sums[first]) ** 2, (len(costs),)
+        # The first of these stages may cost at most `limit`, and a layer must be left for each of
+        # the others.
         furthest = min(bisect_right(sums, sums[first] + limit) - 1, len(costs) - left + 1)
-        options = ((cut, *best(cut, left - 1)) for cut in range(first + 1, furthest + 1) if _fits(cut, left - 1))
+        options = (
+            (cut, *best(cut, left - 1))
+            for cut in range(first + 1, furthest + 1)
+            if fits(cut, left - 1)
+        )
         return min(((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options)
 
     @cache
-    def _fits(first: int, left: int) -> bool:
+    def fits(first: int, left: int) -> bool:
+        """Whether layers from `first` on can be cut into `left` stages within the limit, none of
+        them empty.
+        """
         return _greedy(costs[first:], limit) <= left <= len(costs) - first
 
     return (0, *best(0, parts)[1])
@@ -188,7 +202,8 @@ def _explicit(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
 def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
     if len(boundaries) < 2 or boundaries[0] != 0:
         yield (
-            f"stages.boundaries: found {boundaries}, expected 0, the first layer of each further stage, then the number of layers"
+            f"stages.boundaries: found {boundaries}, expected 0, the first layer of each further stage,"
+            " then the number of layers"
         )
     elif boundaries[-1] not in (layers.body, layers.count):
         known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
@@ -208,6 +223,8 @@ def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
 
 
 def _size(stages: Stages) -> Fraction:
+    # By way of its digits: 1.1 as a float is a little more than 11/10, and the difference would add
+    # up over stages.
     return Fraction(str(stages.layers_per_stage or 1))
 
 

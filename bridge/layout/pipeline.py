@@ -43,6 +43,7 @@ class Pipeline:
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
         apart = parts is None and plan.stages.layers_per_stage is None and ranks_of(plan) > 1
         inner = _inner(plan, layers, outer) if apart else outer
+        # Number of parts in each stage of the plan.
         numbers = [sum(part.start <= stage.start < part.stop for stage in inner) for part in outer]
         found = cls(schedule.expanded(numbers) if apart else schedule, inner)
         # The parts of a stage run one after the other, so a proof for the stages holds for their parts.
@@ -88,6 +89,7 @@ def described(plan: Plan, microbatches: int, layers: Layers | None = None) -> tu
     plan, notes = _cut(plan, layers) if layers else (plan, ())
     stages = stages_of(plan, layers) if layers else None
     found = tuple(problems(name_of(plan), _shape(plan, microbatches, stages, True)))
+    # Those two run any number of micro batches on any stages.
     plain = "1f1b" if _shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
     other = _with(plan, name=plain, group=None, depth_first=None)
     if not found or any(problems(plain, _shape(other, microbatches, stages, True))):
@@ -135,6 +137,7 @@ def period_of(plan: Plan, microbatches: int, stages: int) -> int:
         return 0
     shape = _shape(plan, microbatches, stages, True)
     ConfigError.raise_if(problems(name_of(plan), shape))
+    # A group of micro batches passes all stages of a rank before the next group, in each round.
     return shape.rounds * (shape.group or shape.ranks)
 
 
@@ -173,7 +176,9 @@ def _outline(
     wanted = read(table, plan.schedule.csv or "schedule.csv").stages if table is not None else ranks * _virtual(plan)
     outer = parts or partition(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
-        raise ConfigError(f"stages: {len(outer)} where the schedule has {wanted}; change stages, or schedule.virtual")
+        raise ConfigError(
+            f"stages: {len(outer)} stages, but the schedule has {wanted}; change stages, or schedule.virtual"
+        )
     return outer, schedule_of(plan, microbatches, len(outer), table, short)
 
 
@@ -229,7 +234,10 @@ def _name_problems(stages: Sequence[Sequence[str]], layers: Sequence[str], found
         if order.count(index) != 1:
             yield f"layer {layer}: is in {order.count(index)} stages, expected one; name it in one stage"
     if order != sorted(order):
-        yield "stages: are not in the order of the model's layers; let each go on where the one before ends"
+        yield (
+            "stages: not in the order of the model's layers;"
+            " begin each stage with the layer after the one before"
+        )
     for stage, part in enumerate(found):
         if not part:
             yield f"stage {stage}: has no layers; name some, or use fewer stages"

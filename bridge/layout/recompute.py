@@ -44,6 +44,7 @@ def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, i
     if recompute.granularity in ("none", "selective") or (recompute.granularity is None and ratio is None):
         return lambda stage, layer: False
     if ratio is not None:
+        # The share of the whole model, counted from its first layer, and not of each stage.
         number = round(ratio * sum(map(len, stages)))
         return lambda stage, layer: layer < number
     if recompute.method == "block":

@@ -52,6 +52,7 @@ class Residency:
         """
         if self.full:
             return
+        # Buffers that a visit up to here needs as they are.
         busy: set[Home] = set()
         for index in (index for stage in visits for index in self._needed[stage]):
             home = self.flats[index].weight_home

@@ -209,6 +209,8 @@ class Flat:
     @cached_property
     def padded(self) -> int:
         """Elements, a multiple of `shards`."""
+        # Rounded up, so that all slices are equal: torch gathers into one tensor only slices of
+        # equal length.
         return -(-self.size // self.shards) * self.shards
 
     @property
@@ -245,6 +247,8 @@ class Flat:
 
     def owned(self, index: int) -> range:
         """The slice of data rank `index`, in elements of the padded buffer."""
+        # Flats of experts may have fewer shards than there are data ranks; then ranks `shards`
+        # apart own the same slice.
         start = self.shard * (index % self.shards)
         return range(start, start + self.shard)
 
@@ -270,6 +274,8 @@ class Flat:
         """The elements of `part` that data rank `index` owns, counted from the start of its slice."""
         owned = self.owned(index)
         start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
+        # Without overlap, `stop` is before `start`, and the range has to be empty rather than
+        # negative.
         return range(start - owned.start, max(start, stop) - owned.start)
 
 
@@ -286,6 +292,7 @@ class Counts:
         """Counts of `plan` on `data` ranks. Explicit counts override the ZeRO stage; None means all stages."""
         zero = plan.zero
         stage = zero.stage or 0
+        # Two whole buffers: one is in use while the other is gathered into or reduced from.
         weights = zero.weight_buffers or (2 if stage == 3 else None)
         grads = zero.grad_buffers or (2 if stage >= 2 else None)
         replicated = stage == 0 and weights is None and grads is None
@@ -333,7 +340,9 @@ class Layout:
         """The ZeRO stage that these buffers amount to."""
         if not any(flat.sharded for flat in self.flats):
             return 0
-        return 3 if any(flat.weight_shared for flat in self.flats) else 2 if any(flat.grad_shared for flat in self.flats) else 1
+        if any(flat.weight_shared for flat in self.flats):
+            return 3
+        return 2 if any(flat.grad_shared for flat in self.flats) else 1
 
     @property
     def parameters(self) -> int:
@@ -436,5 +445,7 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
 
 def _shared(index: int, buffers: int, number: int) -> bool:
     """Whether another of `number` flats uses the same of `buffers` buffers, which the flats take in turn."""
+    # Flat i lies in buffer i modulo `buffers`, so the others of its buffer are `buffers` places
+    # before and behind it.
     followed, preceded = index + buffers < number, index >= buffers
     return followed or preceded

@@ -44,6 +44,8 @@ class Step:
         """The collectives and messages of data rank `index` among `world` ranks, once training is under way."""
         schedule = self.pipeline.schedule
         local = {stage: place for place, stage in enumerate(self.pipeline.local(self.rank))}
+        # Micro batches of a depth-first step are all alike, so a few of them are simulated. Others
+        # are followed action by action.
         order = None if schedule.name == "depth_first" else Visits.of(self.row, local)
         return added(
             step_traffic(self.layout, schedule.microbatches, world, index, order),
@@ -57,10 +59,10 @@ class Step:
             return {}
         layers = again_by_stage(self.row, self.parts, self.pipeline.layers)
         kept, number = self.pipeline.schedule.kept, self.pipeline.schedule.microbatches
-        alike = Counter(
-            frozenset(layer for stage, own in layers.items() if (stage, microbatch) not in kept for layer in own)
-            for microbatch in range(number)
-        )
+        alike: Counter[frozenset[int]] = Counter()
+        for microbatch in range(number):
+            again = (own for stage, own in layers.items() if (stage, microbatch) not in kept)
+            alike[frozenset().union(*again)] += 1
         return added(*(self._of_one(again, tokens, times) for again, times in alike.items()))
 
     def _of_one(self, again: frozenset[int], tokens: int, times: int) -> dict[str, Traffic]:

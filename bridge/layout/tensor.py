@@ -102,6 +102,7 @@ def matches(name: str, parts: tuple[str, ...]) -> bool:
 def cut(size: int, ranks: int, rank: int) -> range:
     """The part of `size` for `rank`. Parts differ by at most one, longer parts come first."""
     length, longer = divmod(size, ranks)
+    # Each of the first `longer` ranks takes one more and moves those behind it by one.
     start = rank * length + min(rank, longer)
     stop = (rank + 1) * length + min(rank + 1, longer)
     return range(start, stop)

@@ -75,9 +75,16 @@ def step_traffic(
     Without `order` the step runs depth first. Recomputation adds none: it runs within backward, when the weights of the stage
     are whole anyway. A step that is skipped by an overflow makes the same calls without the gathers after an update.
     """
-    times = _repeated(layout, accumulation) if order is None else _times(layout, order.path)
-    writers = _backward(layout) * accumulation if order is None else order.writers
-    traffic = {GATHER: _gathers(layout, times), REDUCE: _reductions(layout, writers), TIED: _tied(layout)}
+    if order is None:
+        times = _repeated(layout, accumulation)
+        writers = tuple(reversed(range(layout.first_trained, layout.stages))) * accumulation
+    else:
+        times, writers = _times(layout, order.path), order.writers
+    # Tied gradients are summed over the pipeline ranks that hold the parameter, after the reduction
+    # over data ranks: each rank sends its slice alone.
+    replicated = [flat for flat in layout.flats if flat.trainable and flat.replicas]
+    tied = sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in replicated), Traffic())
+    traffic = {GATHER: _gathers(layout, times), REDUCE: _reductions(layout, writers), TIED: tied}
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
     return {name: total for name, total in traffic.items() if total.count} | replica_traffic(layout, index)
@@ -131,6 +138,8 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
     if accumulation > followed:
         more = accumulation - followed
         before = _times(layout, path * (followed - 1))
+        # The difference between the last two simulated steps is what one further micro batch
+        # gathers.
         times = Counter({index: number + more * (number - before[index]) for index, number in times.items()})
     return times
 
@@ -155,21 +164,11 @@ def ahead(layout: Layout) -> int:
     return 2 * layout.stages
 
 
-def _backward(layout: Layout) -> tuple[int, ...]:
-    return tuple(reversed(range(layout.first_trained, layout.stages)))
-
-
 def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
     flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
     return sum((Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone), Traffic())
-
-
-def _tied(layout: Layout) -> Traffic:
-    """Sums of tied gradients over the pipeline ranks that hold the parameter."""
-    flats = (flat for flat in layout.flats if flat.trainable and flat.replicas)
-    return sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in flats), Traffic())
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
@@ -191,8 +190,10 @@ def activation_traffic(
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
+        # The loss is computed in fp32 at least, whatever the format of activations.
         size = BYTES["fp32" if site.kind == "logits" and compute != "fp64" else compute]
         forward, backward = _CALLS[site.kind, sequence]
+        # A recomputed layer runs forward twice, and with it its collectives.
         times = 2 if site.name in again and site.kind != "logits" else 1
         for name, width in forward * times + backward:
             found[name] += Traffic(1, tokens * (width or site.width) * size)
@@ -202,6 +203,9 @@ def activation_traffic(
 Calls = tuple[tuple[str, int], ...]
 """Names of collectives, and the elements that each moves for a token (0: the features of the site)."""
 
+# As in Megatron's core/tensor_parallel/mappings.py: what is the identity in one direction is a sum
+# in the other; with sequence parallelism the sum becomes a scatter, and its counterpart a gather of
+# tokens.
 _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("enter", False): ((), ((SUM_BACKWARD, 0),)),
     ("enter", True): (((GATHER_TOKENS, 0),), ((SCATTER_TOKENS, 0),)),

@@ -327,5 +327,5 @@ def test_stages_by_names_of_modules() -> None:
         by_names([["embedding", "block0", "block1"], ["block9", "head"]], layers)
     with pytest.raises(ConfigError, match="layer block1: is in 0 stages, expected one; name it in one stage"):
         by_names([["embedding", "block0"], ["head"]], layers)
-    with pytest.raises(ConfigError, match="stages: are not in the order of the model's layers"):
+    with pytest.raises(ConfigError, match="stages: not in the order of the model's layers"):
         by_names([["block0", "embedding"], ["head"], ["block1"]], layers)

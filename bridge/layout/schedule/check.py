@@ -38,9 +38,13 @@ def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             if action.kind not in COMPUTE:
                 continue
             if not 0 <= action.stage < schedule.stages:
-                yield f"rank {rank}: {action} is of a stage beyond the {schedule.stages} there are; number stages from 0"
+                yield (
+                    f"rank {rank}: {action} belongs to a stage that does not exist"
+                    f" ({schedule.stages} stages); number stages from 0"
+                )
             elif schedule.homes[action.stage] != rank:
-                yield f"rank {rank}: {action} is of a stage on rank {schedule.homes[action.stage]}; keep a stage on one rank"
+                home = schedule.homes[action.stage]
+                yield f"rank {rank}: {action} belongs to a stage on rank {home}; keep a stage on one rank"
 
 
 def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -50,24 +54,27 @@ def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             forward = done[Action(stage, Kind.FORWARD, microbatch)]
             if forward != 1:
                 yield f"rank {home}: {stage}F{microbatch} occurs {forward} times, expected once; {_advice(forward)}"
-            backward = tuple(done[Action(stage, kind, microbatch)] for kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT))
+            kinds = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+            backward = tuple(done[Action(stage, kind, microbatch)] for kind in kinds)
             if backward not in ((1, 0, 0), (0, 1, 1)):
+                told = [
+                    f"{number} {kind}"
+                    for number, kind in zip(backward, kinds, strict=True)
+                    if number
+                ]
                 yield (
-                    f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as {_told(backward)}, expected"
-                    f" one B, or one I and one W; {_advice(sum(backward))}"
+                    f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as"
+                    f" {', '.join(told) or 'nothing'}, expected one B, or one I and one W; {_advice(sum(backward))}"
                 )
 
 
 def _advice(number: int) -> str:
-    return "remove what is too much" if number > 1 else "add it"
-
-
-def _told(numbers: Sequence[int]) -> str:
-    return ", ".join(f"{number} {kind}" for number, kind in zip(numbers, "BIW", strict=True) if number) or "nothing"
+    return "remove the surplus" if number > 1 else "add it"
 
 
 def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
+        # The first place of each action: going backwards, earlier ones overwrite later ones.
         place = {action: index for index, action in reversed(list(enumerate(row)))}
         for action, number in Counter(action for action in row if action.kind is Kind.AGAIN).items():
             stage, _, microbatch = action
@@ -77,7 +84,7 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
                 yield f"rank {rank}: {action} lies outside its forward and backward; put it between the two"
             if (stage, microbatch) in schedule.kept:
-                yield f"rank {rank}: {action} computes again what was kept; remove it"
+                yield f"rank {rank}: {action} recomputes activations that were kept; remove it"
 
 
 def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -114,6 +121,7 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     while moved:
         moved = False
         for rank, row in enumerate(rows):
+            # A send never waits for its receiver: messages are sent without blocking.
             while places[rank] < len(row) and not _missing(schedule, row[places[rank]], done[rank], sent):
                 action = row[places[rank]]
                 (sent if action.kind in MATCH else done[rank]).add(action)

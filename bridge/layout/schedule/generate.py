@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from bridge import limits
 from bridge.errors import ConfigError
-from bridge.layout.schedule.action import Action, Kind, Row, Schedule
+from bridge.layout.schedule.action import Action, Kind, Schedule
 
 F, B, I, W, R = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN  # noqa: E741 - torch's letters
 
@@ -171,11 +170,14 @@ def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
     """
     forward, backward = _order(shape, local, F), _order(shape, local[::-1], I)
     group = shape.group or shape.ranks
+    # One warmup forward for each rank behind, where interleaved 1F1B has two (torch's
+    # `_get_warmup_ops` with a factor of 1).
     first = min(len(forward), shape.ranks - 1 - rank + (len(local) - 1) * group)
     yield from forward[:first]
     ahead = iter(forward[first:])
     for place, action in enumerate(backward):
-        yield from (found for found in (next(ahead, None),) if found is not None)
+        if (next_forward := next(ahead, None)) is not None:
+            yield next_forward
         yield action
         if place >= rank:
             yield _weights(backward[place - rank])
@@ -239,6 +241,7 @@ class _Counter:
 
 def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """1F1B that recomputes before the gradient arrives, for the backward passes of the cooldown."""
+    # As many passes as there are ranks behind; before each of them the rank waits for a gradient.
     draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
     return _ahead(_interleaved(shape, rank, local), draining)
 
@@ -282,14 +285,17 @@ def partly_kept(schedule: Schedule, number: int) -> Schedule:
     This is Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a rank keeps its activations if
     i modulo the number of warmup forwards is below `number`.
     """
-    kept = frozenset(pair for row in schedule.rows for pair in _kept_in(row, number))
-    return replace(schedule, kept=schedule.kept | kept)
-
-
-def _kept_in(row: Row, number: int) -> Iterator[tuple[int, int]]:
-    window = next((place for place, action in enumerate(row) if action.kind in (B, I)), len(row))
-    forward = deque(action for action in row if action.kind is F)
-    return ((action.stage, action.microbatch) for place, action in enumerate(forward) if place % max(window, 1) < number)
+    kept = set(schedule.kept)
+    for row in schedule.rows:
+        # All actions before the first backward are warmup forwards.
+        window = next(
+            (place for place, action in enumerate(row) if action.kind in (B, I)), len(row)
+        )
+        forward = [action for action in row if action.kind is F]
+        for place, action in enumerate(forward):
+            if place % max(window, 1) < number:
+                kept.add((action.stage, action.microbatch))
+    return replace(schedule, kept=frozenset(kept))
 
 
 SCHEDULES: Mapping[str, Recipe] = {

@@ -17,6 +17,7 @@ def program(schedule: Schedule) -> tuple[Row, ...]:
 
 def trimmed(row: Row, first: int) -> Row:
     """`row` of a program without backward on the frozen stages before `first`."""
+    # No gradient is needed below the first stage that trains, so neither is its message.
     forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
     return tuple(action for action in row if action.kind in forward or action.stage >= first)
 

@@ -15,7 +15,9 @@ from bridge.layout.schedule.check import prove
 from bridge.layout.schedule.generate import check_size
 
 CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
+"""One action: stage, kind and microbatch."""
 FAR = re.compile(r"\s*([0-9]+)[A-Z]([0-9]+)\s*")
+"""A cell with numbers of any length, to find those that are too high."""
 LETTERS = tuple(sorted(COMPUTE))
 
 
@@ -54,15 +56,16 @@ def cells(text: str, where: str) -> list[list[str]]:
     number = sum(map(len, rows))
     if number > limits.ACTIONS:
         raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}")
-    far = [cell for row in rows for cell in row if (match := FAR.fullmatch(cell)) and max(map(_number, match.groups())) >= number]
-    if far:
-        found = f"found {shown(far[0].strip(), 16)} among {number:,} cells"
-        raise ConfigError(f"{where}: {found}; number stages and microbatches from 0 without gaps")
+    # Without gaps, no number can reach the number of cells. Such a cell is refused before anything
+    # of that size is built, and more than nine digits are too many without being converted.
+    for cell in (cell for row in rows for cell in row):
+        match = FAR.fullmatch(cell)
+        if match and any(len(digits) > 9 or int(digits) >= number for digits in match.groups()):
+            found = f"found {shown(cell.strip(), 16)} among {number:,} cells"
+            raise ConfigError(
+                f"{where}: {found}; number stages and microbatches from 0 without gaps"
+            )
     return rows
-
-
-def _number(digits: str) -> int:
-    return int(digits) if len(digits) < 10 else limits.COUNT
 
 
 def _actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Action]:

@@ -48,22 +48,34 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time that is idle: (p-1)/(m+p-1) for 1F1B."""
+        """Share of all ranks' time that is idle: (p-1)/(m+p-1) for 1F1B with p ranks and m
+        microbatches.
+        """
         busy = sum(span.end - span.start for row in self.rows for span in row)
         return 1.0 - busy / (self.length * len(self.rows)) if self.length else 0.0
 
     @property
     def overhead(self) -> float:
-        """Idle time divided by busy time: (p-1)/(v m) for interleaved 1F1B."""
+        """Idle time divided by busy time: (p-1)/(v m) for interleaved 1F1B with v stages on each of
+        p ranks.
+        """
         return self.length / self.work - 1.0 if self.length else 0.0
 
 
 def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Simulate `schedule`: each action starts when its rank is free and everything that it needs has run."""
-    cost = _costs(schedule, costs or Costs())
+    ahead = {
+        (action.stage, action.microbatch)
+        for row in schedule.rows
+        for action in row
+        if action.kind is Kind.AGAIN
+    }
+    cost = _Cost(costs or Costs(), schedule.kept | ahead)
     ends: dict[Action, float] = {}
     rows: list[list[Span]] = [[] for _ in schedule.rows]
     moved = True
+    # Each pass runs every rank as far as it can go. If no rank moves any more, the rest waits for
+    # ever.
     while moved:
         moved = False
         for row, spans in zip(schedule.rows, rows, strict=True):
@@ -102,11 +114,6 @@ def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> 
             return None
         found = max(found, *there)
     return found
-
-
-def _costs(schedule: Schedule, costs: Costs) -> _Cost:
-    ahead = {(action.stage, action.microbatch) for row in schedule.rows for action in row if action.kind is Kind.AGAIN}
-    return _Cost(costs, schedule.kept | ahead)
 
 
 @dataclass(frozen=True)
