@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files.shell.pieces import Pieces, Unknown, known, spelled
+from bridge.files.shell.pieces import Piece, Unknown, known, spelled
 from bridge.files.shell.programs import PROGRAMS
 from bridge.files.shell.read import Reader
 from bridge.files.shell.scope import Scope
@@ -21,11 +21,16 @@ STARTER = "torchrun"
 STARTING = ("bash", "sh", "env", "nohup", "xargs")
 """Programs that start others, and that the reader models."""
 SECONDS = 10
+"""Time limit for a script."""
+# Words are ended by null bytes, as they may contain anything else; their number comes first, as a
+# word may be empty.
 STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "$@" >> {target}
 """
 STOPPED = re.compile(r"line (\d+): .*a shell stops", re.DOTALL)
+"""The line in a message of the reader about an error at which a shell would stop."""
 ASSIGNING = re.compile(r"[A-Za-z_]\w*=")
+"""The beginning of a word that assigns to a variable."""
 Runs = list[list[str]]
 
 
@@ -64,6 +69,7 @@ class Bash:
 
     def done(self, text: str) -> tuple[Runs, set[int]]:
         """The words of each run that bash starts, and the lines on which it reports errors."""
+        # Each script gets an empty folder: files of the one before would change what it does.
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
         self.notes.write_bytes(b"")
@@ -101,15 +107,35 @@ def said(text: str) -> Said:
         if first is not None and first not in (STARTER, *STARTING):
             continue
         at = next((index for index, word in enumerate(command.words) if known(word) == STARTER), 0)
-        launch = [piece for index, word in enumerate(command.words) if index >= at or not _sets(word) for piece in word]
+        launch: list[Piece] = []
+        for index, word in enumerate(command.words):
+            # A word before the launcher that sets a variable to an unknown value leaves the launch
+            # itself known.
+            assigns = (
+                bool(word) and ASSIGNING.fullmatch(spelled(word[:1])) is not None and len(word) > 1
+            )
+            if index >= at or not assigns:
+                launch += word
         unknown = next((piece for piece in launch if isinstance(piece, Unknown)), None)
         if unknown is not None and "a shell stops" in unknown.why and not command.branch:
             return Said(runs, unknown.why, unknown.line)
         if unknown is not None or command.branch:
             return Said([], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}")
         words = ["".join(piece.key for piece in word) for word in command.words]
-        if words[0] == "env" and STARTER in words and _between(words):
-            return Said([], f"line {command.line}: a program that is not here may start it")
+        if words[0] == "env" and STARTER in words:
+            before = words[1 : words.index(STARTER)]
+            # Options of env and their values, assignments and known starters may stand before it,
+            # nothing else.
+            plain = [
+                word
+                for last, word in zip(["", *before], before, strict=False)
+                if not last.startswith("-")
+            ]
+            if any(
+                not word.startswith("-") and "=" not in word and word not in STARTING
+                for word in plain
+            ):
+                return Said([], f"line {command.line}: a program that is not here may start it")
         if STARTER in words and "xargs" in words[: words.index(STARTER)]:
             return Said([], f"line {command.line}: xargs adds words of its own")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
@@ -117,21 +143,10 @@ def said(text: str) -> Said:
     return Said(runs, refused, int(stopped[1]) if stopped else 0)
 
 
-def _between(words: list[str]) -> bool:
-    """Whether a program that does not exist is between `env` and the program to start."""
-    before = words[1 : words.index(STARTER)]
-    plain = (word for last, word in zip(["", *before], before, strict=False) if not last.startswith("-"))
-    return any(not word.startswith("-") and "=" not in word and word not in STARTING for word in plain)
-
-
-def _sets(word: Pieces) -> bool:
-    """Whether a word sets a variable for the following command to an unknown value."""
-    return bool(word) and ASSIGNING.fullmatch(spelled(word[:1])) is not None and len(word) > 1
-
-
 def _places(text: str, line: int) -> set[int]:
     """The lines under which bash may report an error of a line: its first line, or that of a here-document's operator."""
     lines, first = text.split("\n"), line
+    # Lines joined by a backslash are one command, which begins on the first of them.
     while first > 1 and lines[first - 2].endswith("\\"):
         first -= 1
     marked = (number for number in range(first, max(first - 10, 0), -1) if "<<" in lines[number - 1])
@@ -149,5 +164,6 @@ def outcome(bash: Bash, text: str) -> tuple[str, str]:
         return ("refused" if found.stopped else "different"), found.refused or "bash does not end"
     if not found.stopped:
         return ("equal" if runs == found.runs else "different"), ""
+    # Bash may go on after an error that ends a shell inside it, so later runs are not compared.
     same = runs[: len(found.runs)] == found.runs and bool(_places(text, found.stopped) & reported)
     return ("stopped" if same else "different"), found.refused

@@ -129,6 +129,7 @@ class CaseWriter(Writer):
     def rule(self, name: str) -> str:
         """One way to write a part. Deeply nested parts get the simplest ways."""
         self.depth += 1
+        # The first way of each rule has no part of the same rule in it, so the nesting ends.
         choices = RULES[name][: 1 if self.depth > 8 else None]
         done = self.filled(self.choose(choices))
         self.depth -= 1

@@ -26,6 +26,7 @@ from bridge.testing.strategies import configs, entries
 from bridge.translation import Result, claims, lift, lower, translate
 
 SUFFIXES = ("json", "yaml", "txt", "sh")
+"""Suffixes of the files that configs are written to, one for each format."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> 
         finally:
             tick(covered)
 
+    # Nothing is kept between runs and no example is timed: the same seed gives the same configs on
+    # every machine.
     limits = settings(
         max_examples=task.examples,
         database=None,
@@ -123,6 +126,8 @@ def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> 
 
 def _smallest(task: Task, failure: Failure) -> Failure:
     """The failure without the settings that it does not need."""
+    # Hypothesis shrinks its own choices; a setting that the core of a config always draws goes only
+    # here.
     for path in failure.config.given:
         rest = {name: value for name, value in failure.config.given.items() if name != path}
         failure = _still(task, failure, rest) or failure
@@ -149,6 +154,8 @@ def _check(task: Task, config: Config, covered: Covered) -> None:
             check(config)
         except BridgeError as error:
             covered.refused[stage] += 1
+            # A config that its own stack accepts must be written, read and lifted; another stack
+            # may refuse it.
             if stage != CONVERTING:
                 raise Broken(stage, f"refused: {error}") from None
         except Broken:
@@ -204,6 +211,7 @@ def _survives(config: Config) -> None:
     mesh = plan.parallel
     if not starts(config):
         return
+    # With spare ranks the batch of the whole run is another one after lowering.
     if config.world_size not in (None, prod(size or 1 for size in (mesh.data, mesh.tensor, mesh.pipeline, mesh.context))):
         return
     again = lift(lower(plan, config.dialect, config.version, config.world_size)).values()
@@ -240,6 +248,8 @@ def _tells(result: Result) -> None:
     named = {finding.path for finding in result.findings if finding.given and finding.how is not None}
     for path, value in config.given.items():
         ours = claims(config.dialect)[path].ours
+        # Such a setting has no effective value to compare, because the stack moves it to another
+        # one; its fields are compared.
         moved = config.effective.get(path) is None and value is not None
         strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
         lost = strayed if moved else config.effective.get(path) != back.get(path)
@@ -250,7 +260,7 @@ def _tells(result: Result) -> None:
 
 
 def _back(result: Result) -> Values:
-    """Effective values after the way there and back; None if the stack refuses the result."""
+    """Effective values after the way there and back; empty if the stack refuses the result."""
     config = result.source
     try:
         return lower(lift(result.config), config.dialect, config.version, config.world_size).effective

@@ -45,6 +45,8 @@ BOTH = st.builds(lambda one, two: {"sliding_attention": one, "full_attention": t
 
 KEYS: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), st.integers(1, 12)),
+    # 192 is a multiple of every number of heads below, and each head is of even width, as rotation
+    # needs.
     **dict.fromkeys(("hidden_size", "n_embd", "n_embed"), st.integers(1, 12).map(lambda count: 192 * count)),
     **dict.fromkeys(("num_attention_heads", "n_head"), st.sampled_from((2, 4, 8, 12, 24))),
     "num_key_value_heads": st.sampled_from((1, 2, 4, NULL)),

@@ -44,7 +44,9 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit: the place, the new value (`REMOVE`: none), the old place of a value that moves, and maybe the plan's field."""
+    """One edit: the place, the new value (`REMOVE`: none), the old place of a value that moves, and
+    the plan field of a size that no longer fits.
+    """
 
     mistake: Mistake
     at: Path
@@ -89,7 +91,7 @@ class Mutation:
 
 
 def _word(text: str) -> str:
-    """The same for a flag and for what it sets."""
+    """A flag as the name of the setting: `--micro-batch` becomes `micro_batch`."""
     return text.lstrip("-").replace("-", "_")
 
 
@@ -113,7 +115,7 @@ def _mutations(draw: DrawFn, dialect: Dialect, version: str | None, world_size: 
 
 
 def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
-    """Every single edit of a config that is a mistake, by what it does."""
+    """Every single edit of a config that is a mistake, by the kind of mistake."""
     found: dict[Mistake, list[Edit]] = {}
     for maker in MAKERS:
         for edit in maker(config):
@@ -124,6 +126,7 @@ def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
 def edited(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
     """A copy of nested `source` with one edit. Missing sections are added, sections that become empty are removed."""
     copy: dict[str, Any] = deepcopy(dict(source))
+    # A renamed key keeps its value, which is taken from its old place first.
     value = _take(copy, edit.leaves) if edit.leaves else edit.value
     if edit.value is REMOVE:
         _take(copy, edit.at)
@@ -177,7 +180,9 @@ def _misspelled(config: Config) -> Iterator[Edit]:
 
 
 def _swapped(name: str) -> str:
-    """The two letters in the middle change places; the first pair that differs, from there on."""
+    """`name` with two neighbouring letters swapped: the first pair that differs, from the middle
+    on.
+    """
     for place in range(len(name) // 2, len(name) - 1):
         if name[place] != name[place + 1] and name[place : place + 2].isalpha():
             return name[:place] + name[place + 1] + name[place] + name[place + 2 :]
@@ -210,7 +215,7 @@ def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
 
 
 def _wrong_values(config: Config) -> Iterator[Edit]:
-    """Each given field with values that its annotation does not take."""
+    """Edits that give a field a value which its annotation does not take."""
     part, known = part_of(config.dialect), fields(config.dialect.schema)
     settable = set(paths_of(config.dialect, Case(config.version, config.world_size, config.entry)))
     for path in config.given:
@@ -235,7 +240,8 @@ def _wrong(kind: _Kind) -> Iterator[tuple[Mistake, Any]]:
 
 
 def _beyond(bound: Any) -> float | int | None:
-    """The nearest whole value outside of a bound."""
+    """The nearest whole value outside a bound."""
+    # A bound of "above 0" already excludes 0 itself, so no step is needed.
     limits: tuple[tuple[Any, str, int], ...] = ((Ge, "ge", -1), (Gt, "gt", 0), (Le, "le", 1), (Lt, "lt", 0))
     for kind, name, step in limits:
         if isinstance(bound, kind):
@@ -260,6 +266,7 @@ def _relations(config: Config) -> Iterator[Edit]:
     for axis in AXES:
         for path in _carried(config, axis, plan.get(axis)):
             yield Edit(Mistake.RELATION, part.spelled(config, path), config.world_size + 1, ours=axis)
+    # A global batch that is one larger cannot be a multiple of micro x data, unless that is 1.
     if not part.rounds and _carried(config, MICRO, plan.get(MICRO)) and plan[MICRO] * (plan.get(DATA) or 1) > 1:
         for path in _carried(config, TOTAL, plan.get(TOTAL)):
             yield Edit(Mistake.RELATION, part.spelled(config, path), config.given[path] + 1, ours=TOTAL)

@@ -1,7 +1,7 @@
-"""A grammar of launch scripts: what shells do with words, conditions, loops and functions, nested as scripts nest it.
+"""A grammar of launch scripts: words, conditions, loops and functions, nested as in real scripts.
 
-A part in angle brackets is written by its rule: `⟨word⟩` one, `⟨word*2⟩` none to two with blanks between them; `№` is a number
-that nothing else has.
+A part in angle brackets is written by its rule: `⟨word⟩` is one of them, `⟨word*2⟩` are none to two
+with blanks between them. `№` is a number that is used once in a script.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
 """A name directly followed by letters. Together they would be another, unset name."""
 DEEPEST = 6
+"""Levels of nesting; deeper parts are the simplest."""
 MOST = 60
 """Parts of a script; further parts are the simplest."""
 
@@ -654,7 +655,7 @@ BEFORE = (
     "if ⟨condition⟩; then B+=y; fi",
     'torchrun a.py $((⟨number⟩)) "⟨parameter⟩" ⟨parameter⟩ "⟨spread⟩" ⟨command⟩',
 )
-"""What each script holds: one of each kind that statements hold deep inside."""
+"""Lines of each script with one of each kind of part that statements contain only deep inside."""
 END = 'torchrun a.py "$A" "$B" "$C" "$D" "$K" "$L" "${P[@]}" . "${Q[@]}" . "${M[k]}" "$#" "$@"'
 
 
@@ -703,10 +704,11 @@ def written(choose: Callable[[Sequence[str]], str]) -> Script:
     lines = [write.filled(line) for line in START]
     lines += [write.rule("statement") for _ in range(int(choose("1234")))]
     lines += [write.filled(line) for line in BEFORE]
+    # A name directly before letters gets braces, or bash would read a longer, unset name.
     return NAMED.sub(r"${\1}", "\n".join([*lines, END, ""])), tuple(write.used)
 
 
 @st.composite
 def scripts(draw: Callable[[st.SearchStrategy[str]], str]) -> Script:
-    """A script, and the productions that it was made with."""
+    """Scripts, each with the productions that made it."""
     return written(lambda choices: draw(st.sampled_from(list(choices))))

@@ -35,23 +35,26 @@ class Share:
         return self.off / max(1, self.having)
 
     def plus(self, off: bool) -> Share:
-        """With one more config."""
+        """The share with one more config."""
         return Share(self.off + off, self.having + 1)
 
     def exceeds(self, share: float, doubt: float) -> bool:
         """Whether the true share exceeds `share`: with exactly `share`, so many hits would be less likely than `doubt`."""
-        fewer = range(self.off)
-        return 1 - sum(comb(self.having, hits) * share**hits * (1 - share) ** (self.having - hits) for hits in fewer) < doubt
+        # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
+        odds = (
+            comb(self.having, hits) * share**hits * (1 - share) ** (self.having - hits)
+            for hits in range(self.off)
+        )
+        return 1 - sum(odds) < doubt
 
 
-def _always(share: Share) -> bool:
-    return True
+def shares(
+    dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = lambda share: True
+) -> dict[str, Share]:
+    """The share of every field in `examples` configs. They are drawn for releases and entry points
+    with a field that is still `wanted`, until there is none.
 
-
-def shares(dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = _always) -> dict[str, Share]:
-    """The share of every field in so many configs, of all releases and entry points with a field that is still wanted.
-
-    A field that nothing can set (`Part.unsettable`) is not among them.
+    Fields that nothing can set (`Part.unsettable`) are left out.
     """
     found = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
     random, among = Random(0), _cases(dialect)
@@ -61,7 +64,10 @@ def shares(dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = _a
             among = tuple(case for case in among if open_ & _paths(dialect, case))
         if not among:
             break
-        _count(found, _drawn(random.choice(among), dialect, random))
+        config = _drawn(random.choice(among), dialect, random)
+        off = off_default(config)
+        for path in _paths(config.dialect, Case(config.version, None, config.entry)):
+            found[path] = found[path].plus(path in off)
     return found
 
 
@@ -86,16 +92,12 @@ def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
     return found[0]
 
 
-def _count(found: dict[str, Share], config: Config) -> None:
-    off = off_default(config)
-    for path in _paths(config.dialect, Case(config.version, None, config.entry)):
-        found[path] = found[path].plus(path in off)
-
-
 def off_default(config: Config) -> set[str]:
     """Fields that differ from the stack's default, in an empty config or within the rest of this one."""
     usual = _usual(config.dialect, Case(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}
+    # A default may depend on other settings: then a value equal to that of an empty config is off
+    # the default here.
     rest = _effective(config, {path: value for path, value in config.given.items() if path not in same})
     restored = {path for path in same if rest and rest.get(path) != config.given[path]}
     return {*config.opaque, *config.given} - same | restored

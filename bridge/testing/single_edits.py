@@ -67,8 +67,10 @@ def _mapping(source: Mapping[str, Any], place: Path, kind: str, chance: Random) 
     above = copy
     for name in place[:-2]:
         above = above[name]
-    there = above if kind == "one level up" else section
-    new = place[-1] if kind == "one level up" else NAMES[kind](place[-1], chance)
+    if kind == "one level up":
+        there, new = above, place[-1]
+    else:
+        there, new = section, NAMES[kind](place[-1], chance)
     if (kind == "one level up" and len(place) < 2) or new in there:
         return None
     del section[place[-1]]
@@ -115,8 +117,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _other_type(value: Any) -> Any:
+    if isinstance(value, int | float):
+        return "many"
+    return 7 if isinstance(value, str) else None
+
+
 VALUES: Mapping[str, Callable[[Any], Any]] = {
-    "other type": lambda value: "many" if isinstance(value, int | float) else 7 if isinstance(value, str) else None,
+    "other type": _other_type,
     "below zero": lambda value: -5 * (abs(value) or 1) if _is_number(value) else None,
     "doubled": lambda value: 2 * value if _is_number(value) and value else None,
 }
@@ -152,17 +160,14 @@ def outcome(base: Base, edit: Edited) -> str:
     said = [f"{finding.path} {finding.message} {finding.origin}" for finding in findings]
     if any(_names(edit.key, text) for text in said):
         return NAMED
-    if plan == base.plan and after.effective == base.config.effective and _same(after, base.config):
+    # Given values are compared too: some have no plan field.
+    same = after.given == base.config.given and after.opaque == base.config.opaque
+    if plan == base.plan and after.effective == base.config.effective and same:
         return EQUAL
     if edit.kind in VALUES:
         moved = plan != base.plan or after.effective != base.config.effective
         return LEGAL if moved and _held(after, edit) else SILENT
     return MISSED if any(_names(edit.was, text) for text in said) else SILENT
-
-
-def _same(after: Config, before: Config) -> bool:
-    """Whether all given values are unchanged, also those without a plan field."""
-    return after.given == before.given and after.opaque == before.opaque
 
 
 def _names(key: str, text: str) -> bool:

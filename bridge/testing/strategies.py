@@ -27,10 +27,12 @@ Group = Mapping[str, Any]
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**6
+"""Largest number that is drawn for a field without a bound."""
 EXTRAS = 64
 """Most fields to try beside the core of a config."""
 NEEDY = 10
 """Number of fields with needs of their own that are tried before the rest."""
+# Hypothesis shrinks towards the first element, so shrinking drops fields.
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
 """Largest factor by which a field is tried more often because few releases have it."""
@@ -45,57 +47,45 @@ class Case:
     entry: str
 
 
-def _empty(case: Case) -> SearchStrategy[Sequence[Group]]:
-    return st.just(())
-
-
-def _typed(case: Case, path: str) -> SearchStrategy[Any] | None:
-    return None
-
-
-def _none(case: Case) -> tuple[str, ...]:
-    return ()
-
-
 def _nested(config: Config) -> Group:
     return nest({path: list(value) if isinstance(value, tuple) else value for path, value in config.given.items()})
-
-
-def _dotted(config: Config, path: str) -> tuple[str, ...]:
-    return tuple(path.split("."))
-
-
-def _nothing(config: Config) -> tuple[str, ...]:
-    return ()
 
 
 @dataclass(frozen=True)
 class Part:
     """What a dialect adds to its schema, as `PART` in its module `strategies`.
 
-    `core` draws groups of values: the first must be accepted, each further one stays if it is. `paths` names the fields of
-    a case (None: all of the schema), `values` draws one field where its type says too little (None: the type is enough),
-    `opaque` names the fields of a case that hold live objects, which are carried as they are. `beside` is what a field
-    cannot do without (such fields are also tried first), `reserved` the paths, or beginnings up to a dot or an underscore,
-    that only the core draws,
-    `entries` the entry points, likelier ones repeated, `unsettable` the fields that take nothing but their default, each
-    with the reason, and `least` what every config needs.
+    - `core`: draws groups of values. The stack must accept the first; each further one stays if it
+      is accepted.
+    - `paths`: the fields of a case; None: all of the schema.
+    - `values`: draws one field if its type says too little; None: the type is enough.
+    - `opaque`: fields of a case that hold live objects, which are carried as they are.
+    - `beside`: settings that a field needs. Such fields are also tried first.
+    - `reserved`: paths, or beginnings up to a dot or an underscore, that only the core draws.
+    - `entries`: the entry points; likelier ones are repeated.
+    - `unsettable`: fields that accept nothing but their default, each with the reason.
+    - `least`: settings that every config needs.
 
-    For mutations: `source` is a config as a mapping that `read` takes, `spelled` where a field stands in it, level by level,
-    `required` what a config cannot do without, `stranger` a key that nobody knows, `coerced` fields whose stack takes other
-    types for the same value, `rounds` whether a batch that does not come out even is read, with a finding.
+    For mutations:
+
+    - `source`: a config as a mapping that `read` accepts.
+    - `spelled`: the place of a field in that mapping, level by level.
+    - `required`: fields without which a config is refused.
+    - `stranger`: a key that nobody knows.
+    - `coerced`: fields whose stack accepts other types for the same value.
+    - `rounds`: true if a batch that does not divide is read, with a finding.
     """
 
-    core: Callable[[Case], SearchStrategy[Sequence[Group]]] = _empty
+    core: Callable[[Case], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())
     paths: Callable[[Case], Iterable[str]] | None = None
-    values: Callable[[Case, str], SearchStrategy[Any] | None] = _typed
-    opaque: Callable[[Case], tuple[str, ...]] = _none
+    values: Callable[[Case, str], SearchStrategy[Any] | None] = lambda case, path: None
+    opaque: Callable[[Case], tuple[str, ...]] = lambda case: ()
     beside: Mapping[str, Group] = field(default_factory=dict)
     reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
     source: Callable[[Config], Group] = _nested
-    spelled: Callable[[Config, str], tuple[str, ...]] = _dotted
-    required: Callable[[Config], Iterable[str]] = _nothing
+    spelled: Callable[[Config, str], tuple[str, ...]] = lambda config, path: tuple(path.split("."))
+    required: Callable[[Config], Iterable[str]] = lambda config: ()
     stranger: str = "made_up_key"
     coerced: tuple[str, ...] = ()
     rounds: bool = False
@@ -124,7 +114,7 @@ def configs(
 ) -> SearchStrategy[Config]:
     """Configs that `dialect` accepts, of any release, world size and entry point unless given.
 
-    Every field of every release is off its default in some of them. What is given is explicit: no value is None.
+    Every field of every release is off its default in some of them. No given value is None.
     """
     if version is not None:
         dialect.release(version)
@@ -139,6 +129,7 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     case = Case(release, world, entry or draw(st.sampled_from(part.entries)))
     first, *more = draw(part.core(case)) or [{}]
     config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
+    # Fields with needs go first: later ones could only be added if they agree with those needs.
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
     config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
     return replace(config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())})
@@ -179,16 +170,13 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
     """Groups for some fields that are not set yet, each with the fields that it needs. Fields with needs come first."""
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
-    chosen = [path for path in _chosen(draw, weights, count) if path not in config.given]
-    drawn = {path: _off(draw, path, config, case) for path in chosen}
-    return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
-
-
-def _chosen(draw: DrawFn, weights: Mapping[str, float], count: int) -> list[str]:
-    """Fields spread evenly by a seed, which Hypothesis's own choices are not; each can be dropped when shrinking."""
+    # By a seed, because Hypothesis's own choices are not spread evenly over the fields. Shrinking
+    # can still drop each of them.
     seed = draw(st.integers(0, 2**32))
     chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
-    return [path for path in dict.fromkeys(chosen) if draw(KEPT)]
+    kept = [path for path in dict.fromkeys(chosen) if draw(KEPT)]
+    drawn = {path: _off(draw, path, config, case) for path in kept if path not in config.given}
+    return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
 
 
 def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
@@ -218,13 +206,13 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
     """Weight of each field of a case: the fewer releases have it, the higher."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
-    open_ = [path for path in paths_of(dialect, case) if not _reserved(path, part)]
-    open_ = [path for path in open_ if path in part.beside] if needy else open_
-    return {path: min(RARE, len(dialect.versions) / spread[path]) for path in open_}
-
-
-def _reserved(path: str, part: Part) -> bool:
-    return path in part.reserved or path.startswith(tuple(begin for begin in part.reserved if begin.endswith((".", "_"))))
+    begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
+    weights: dict[str, float] = {}
+    for path in paths_of(dialect, case):
+        reserved = path in part.reserved or path.startswith(begins)
+        if not reserved and (path in part.beside or not needy):
+            weights[path] = min(RARE, len(dialect.versions) / spread[path])
+    return weights
 
 
 @cache
@@ -248,27 +236,22 @@ def values(annotation: Any) -> SearchStrategy[Any]:
 def _of(annotation: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _of(inside[0], (*_bounds(inside[1:]), *bounds))
+        # Bounds stand among the metadata, or inside a pydantic field that is a part of them.
+        own = tuple(
+            bound for item in inside[1:] for bound in (item, *getattr(item, "metadata", ()))
+        )
+        return _of(inside[0], (*own, *bounds))
     if origin in (Union, UnionType):
         return st.one_of([_of(part, bounds) for part in inside if part is not NoneType])
     if origin is Literal:
         return st.sampled_from(inside)
+    if origin is tuple and inside[-1] is Ellipsis:
+        return st.lists(_of(inside[0], ()), min_size=1, max_size=3).map(tuple)
     if origin is tuple:
-        return _tuple(inside)
+        return st.tuples(*(_of(part, ()) for part in inside))
     if origin is list:
         return st.lists(_of(inside[0], ()), min_size=1, max_size=3)
     return _plain(origin or annotation, bounds)
-
-
-def _bounds(metadata: Iterable[Any]) -> tuple[Any, ...]:
-    """Bounds among an annotation's metadata, also those inside of a pydantic field."""
-    return tuple(bound for item in metadata for bound in (item, *getattr(item, "metadata", ())))
-
-
-def _tuple(inside: tuple[Any, ...]) -> SearchStrategy[tuple[Any, ...]]:
-    if inside[-1] is Ellipsis:
-        return st.lists(_of(inside[0], ()), min_size=1, max_size=3).map(tuple)
-    return st.tuples(*(_of(part, ()) for part in inside))
 
 
 def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
@@ -304,8 +287,13 @@ def _most(bounds: tuple[Any, ...]) -> float | None:
 
 def _whole(bounds: tuple[Any, ...]) -> SearchStrategy[int]:
     least, most = _least(bounds), _most(bounds)
-    low = -8 if least is None else int(least) + (Gt(least) in bounds)
-    high = LARGE if most is None else int(most) - (Lt(most) in bounds)
+    low = -8 if least is None else int(least)
+    if least is not None and Gt(least) in bounds:
+        low += 1
+    high = LARGE if most is None else int(most)
+    if most is not None and Lt(most) in bounds:
+        high -= 1
+    # Small numbers are the usual ones, and edges of ranges are where mistakes are.
     return st.integers(low, min(high, low + 8)) | st.integers(low, min(high, low + 64)) | st.integers(low, high)
 
 
@@ -341,14 +329,11 @@ def plans(draw: DrawFn) -> Plan:
     """Plans with any fields set; batch triangle and stage boundaries agree with the rest."""
     chosen = [path for path in paths() if draw(KEPT)]
     flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in chosen}
-    return Plan.of({**flat, **_batch(flat), **_boundaries(draw, flat)})
-
-
-def _batch(flat: Group) -> Group:
-    """The global batch from the other batch sizes; not set if one of them is not set."""
+    # The global batch follows from the other sides, and is not set if one of them is not.
     sides = [flat.get(side) for side in ("batch.micro", "batch.accumulation", "parallel.data")]
     known = [side for side in sides if side is not None]
-    return {"batch.global_": prod(known) if len(known) == len(sides) else None}
+    whole = prod(known) if len(known) == len(sides) else None
+    return Plan.of({**flat, "batch.global_": whole, **_boundaries(draw, flat)})
 
 
 def _boundaries(draw: DrawFn, flat: Group) -> Group:

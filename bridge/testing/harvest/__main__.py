@@ -36,15 +36,14 @@ own that has torch and this package, or name a source tree:
   pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
   python -m bridge.testing.harvest automodel 0.7.0 --from /tmp/new
 
-A process of its own imports the stack. A release that is not known yet is added: its day to known.json, and to the files of
-rows what it has otherwise than the release before (a row that ends gets "until", a new one "since"; what did not change is
-not touched). Then the stack's own parser judges generated configs, and rows of that go to tests/STACK/releases.jsonl. What a
-person has to decide is printed: fields without a rule, defaults that moved, functions that rules and checks stand on and that
-changed, and where our reader and the release differ. Write the rules, and run it again with --record.
+A process of its own imports the stack. A new release is added to the repository: its day to known.json, and its differences
+from the release before to the files of rows. A row that ends gets "until", and a new one "since"; other rows stay untouched.
+Then the stack's own parser judges generated configs, and a sample of its verdicts goes to tests/STACK/releases.jsonl. The
+output lists what a person has to decide: fields without a rule, defaults that changed, functions that rules and checks name
+and that changed, and differences between our reader and the release. Write the rules, and run it again with --record.
 
-A release that is known is compared with the repository: nothing is written without --record, and 2 is the exit code where
-they differ. What a stack needs lies in its folder: harvest.py (PACKAGE, TABLES, facts, path_of), runtime/real.py (posed,
-answer).
+A known release is compared with the repository. Nothing is written without --record; the exit code is 2 if they differ.
+A stack needs two files in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and runtime/real.py (posed, answer).
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
@@ -77,7 +76,7 @@ class Job:
 
     @property
     def releases(self) -> Releases:
-        """Those that are known."""
+        """The known releases of the stack."""
         return Releases(self.stack, tuple(self.table(KNOWN)))
 
     def table(self, name: str) -> Any:
@@ -139,13 +138,20 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
 def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
     """Print the changes, and the decisions that a person has to make."""
     settings = [change for change in found if change.file != PLACES]
-    came, went = (sum(getattr(change, side) is not None for change in settings) for side in ("after", "before"))
+    came = sum(change.after is not None for change in settings)
+    went = sum(change.before is not None for change in settings)
     same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
     print(f"{todo.stack} {todo.release}: {same} facts as before, {came} rows begin, {went} end")
     for heading, lines in (
-        ("fields and defaults to decide", decide.questions(todo.dialect, settings, todo.part.path_of)),
-        ("functions that rules and checks stand on and that changed", decide.moved([c for c in found if c.file == PLACES])),
-        ("not looked at here", facts.unread),
+        (
+            "fields and defaults to decide",
+            decide.questions(todo.dialect, settings, todo.part.path_of),
+        ),
+        (
+            "functions that rules and checks name and that changed",
+            decide.moved([c for c in found if c.file == PLACES]),
+        ),
+        ("not read from this release", facts.unread),
     ):
         print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
 
@@ -195,11 +201,14 @@ def run(todo: Job, record: bool) -> int:
     """Add the release, or compare it if it is known."""
     known = todo.release in todo.releases.known
     facts = harvested(todo)
+    # For a known release, a function that only one side names is a matter of our rules and not of
+    # the release.
     found = [change for change in compared(todo, facts) if not known or change.file != PLACES or change.both]
     told(todo, facts, found)
     if not known:
         write_all(added(todo, facts, found))
         say(f"{todo.stack} {todo.release}: facts are written; asking it about {todo.count} configs")
+        # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
         return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
     if record:
@@ -223,10 +232,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("release", help="the release, such as 0.7.0; 0.20.0.dev20260822 for a main branch of that day")
     found.add_argument("--from", dest="root", type=Path, metavar="PATH", help="a source tree, or what pip --target made")
     found.add_argument("--count", type=int, default=400, help="generated configs that the release judges; 0: none")
-    found.add_argument("--day", default="", metavar="YYYY-MM-DD", help="when it came out")
+    found.add_argument(
+        "--day", default="", metavar="YYYY-MM-DD", help="the day on which it came out"
+    )
     found.add_argument("--record", action="store_true", help="for a known release: judge configs again, and write the verdicts")
     found.add_argument("--into", type=Path, metavar="FOLDER", help="files of facts; those of the stack unless given")
-    found.add_argument("--tests", type=Path, metavar="FOLDER", help="where verdicts go; tests/STACK unless given")
+    found.add_argument(
+        "--tests", type=Path, metavar="FOLDER", help="folder for verdicts; tests/STACK unless given"
+    )
     return found
 
 

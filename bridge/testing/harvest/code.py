@@ -29,6 +29,8 @@ def first(names: Sequence[str]) -> Any:
         try:
             found = getattr(import_module(module), attribute, None)
         except ModuleNotFoundError as error:
+            # A missing module of the stack is an answer; one that the stack itself needs is a
+            # broken installation.
             if not module.startswith(str(error.name)):
                 raise
             found = None
@@ -49,6 +51,7 @@ def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
         if name in SKIPPED or variable or (fields and name not in fields):
             continue
         default = parameter.default if parameter.default is not parameter.empty else None
+        # In the signature a default from a factory is only a marker object.
         factory = fields[name].default_factory if name in fields else dataclasses.MISSING
         if factory is not dataclasses.MISSING:
             default = factory()
@@ -106,6 +109,8 @@ def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
     files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
     for file, name in wanted:
         here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]
+        # Several files may end in the same name; the one nearest to the root of the package is
+        # meant.
         digests = (digest(path, name) for path in sorted(here, key=lambda path: len(path.parts)))
         if found := next(filter(None, digests), ""):
             yield {"place": f"{file}: {name}", "digest": found}
@@ -118,9 +123,14 @@ def digest(path: Path, name: str) -> str:
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
         defined = (one for one in inside if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
         node = next((one for one in defined if one.name == part), None)
-    return sha256(ast.unparse(_Done().visit(ast.parse(ast.unparse(node)))).encode()).hexdigest()[:12] if node else ""
+    if node is None:
+        return ""
+    # Parsed anew, because the visitor changes the tree, and the tree of the file is cached.
+    bare = ast.unparse(_Done().visit(ast.parse(ast.unparse(node))))
+    return sha256(bare.encode()).hexdigest()[:12]
 
 
+# Rules name many functions of one file, and the largest take a second to parse.
 @cache
 def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))

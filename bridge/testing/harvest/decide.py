@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
@@ -17,7 +17,11 @@ def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[st
     rows = [(path_of(change.file, change.row), change) for change in changes]
     known = fields(dialect.schema)
     for path, change in rows:
-        if change.before is None and not _declared(path, known):
+        # Its own line in the schema, a section that is kept as one mapping, or fields inside it.
+        parents = path.split(".")
+        starts = [".".join(parents[:size]) for size in range(1, len(parents) + 1)]
+        declared = any(start in known or f"{start}.*" in known for start in starts)
+        if change.before is None and not declared:
             yield f"{path}: new, {shown(change.row.get('default'))} by default; add a line to the schema and a rule"
     yield from _each(f"{path}: in the schema, and no rule claims it" for path in known if path not in claims(dialect))
     yield from _each(_default(dialect, path, change) for path, change in rows)
@@ -28,13 +32,6 @@ def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[st
 
 def _each(lines: Iterator[str]) -> Iterator[str]:
     yield from (line for line in dict.fromkeys(lines) if line)
-
-
-def _declared(path: str, known: Container[str]) -> bool:
-    """Whether the schema has the field, has its section as free-form, or has fields within it."""
-    parents = path.split(".")
-    starts = (".".join(parents[:size]) for size in range(1, len(parents) + 1))
-    return any(start in known or f"{start}.*" in known for start in starts)
 
 
 def _default(dialect: Dialect, path: str, change: Change) -> str:

@@ -43,6 +43,7 @@ class Process:
     """A separate process with the release of `stack` in `root`, or the installed one."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
+        # The release comes first: this environment may have another one installed.
         paths = [*([str(root)] if root else []), HERE, os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         command = [sys.executable, "-P", "-m", "bridge.testing.harvest.worker", stack, release, str(root or "")]

@@ -68,6 +68,7 @@ def changes(file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequen
 def updated(rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]) -> list[Row]:
     """The rows with the changes of `release`: old rows end there, new rows begin there, and all other rows stay."""
     ended = {_key(change.before, keys) for change in found if change.before}
+    # A row that ended before is history, and may have the same key as the one that ends now.
     kept = [row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release} for row in rows]
     begun = [{**change.after, **({"since": release} if rows else {})} for change in found if change.after]
     return sorted((*kept, *begun), key=lambda row: _key(row, keys)) if begun else kept
@@ -129,13 +130,14 @@ def text(rows: Any) -> str:
     """The text of a file, with a row, or an entry of a mapping, on each line."""
     if isinstance(rows, list):
         return "[\n" + ",\n".join(_line(row) for row in rows) + "\n]\n"
-    return "{\n" + ",\n".join(f"{_line(name)}: {_value(value)}" for name, value in rows.items()) + "\n}\n"
-
-
-def _value(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return _line(value)
-    return "{\n" + ",\n".join(f"  {_line(name)}: {_line(inner)}" for name, inner in value.items()) + "\n}"
+    entries = []
+    for name, value in rows.items():
+        written = _line(value)
+        if isinstance(value, Mapping):
+            inside = (f"  {_line(key)}: {_line(inner)}" for key, inner in value.items())
+            written = "{\n" + ",\n".join(inside) + "\n}"
+        entries.append(f"{_line(name)}: {written}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def _line(value: Any) -> str:

@@ -44,7 +44,12 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
         raise SourceError(
             f"{path}: no folder {package.folder} in it; name a source tree of {package.name}, or where it is installed"
         )
-    found = next((one for one in distributions(path=[str(path)]) if _named(one) == package.name), None) if path else None
+    found: Distribution | None = None
+    for one in distributions(path=[str(path)]) if path else ():
+        # Registries take `_` and `-` for the same; metadata has either.
+        if str(one.metadata["Name"]).lower().replace("_", "-") == package.name:
+            found = one
+            break
     if path is None:
         try:
             found = distribution(package.name)
@@ -57,10 +62,6 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
         advice = f"pip install --no-deps {package.name}=={release}, or name a tree of it with --from"
         raise VersionError(f"{package.name}: found {told} in {root}, expected {release}; {advice}")
     return Tree(package, root.resolve(), release)
-
-
-def _named(found: Distribution) -> str:
-    return str(found.metadata["Name"]).lower().replace("_", "-")
 
 
 def told_by(file: Path) -> str:

@@ -34,12 +34,13 @@ class Tally:
     @property
     def sample(self) -> list[Row]:
         """Rows to keep: for each verdict the most informative ones, without repetition."""
-        return [row for verdict in (True, False) for row in _most_telling(self.rows[verdict])]
-
-
-def _most_telling(rows: list[Row]) -> list[Row]:
-    unlike = {json.dumps(row, sort_keys=True): row for row in rows}
-    return [unlike[text] for text in sorted(sorted(unlike), key=len, reverse=True)[:KEPT]]
+        found = []
+        for verdict in (True, False):
+            unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[verdict]}
+            # The longest rows set the most. Among equally long ones the order of their texts
+            # decides, the same in each run.
+            found += [unlike[text] for text in sorted(sorted(unlike), key=len, reverse=True)[:KEPT]]
+        return found
 
 
 def drawn(strategy: Any, count: int) -> list[Any]:
@@ -65,33 +66,39 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
     """Ask the release about equal numbers of configs that we accept and of edits that we refuse."""
     tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
-    questions = [*_accepted(dialect, version, count // 2), *_edited(dialect, version, count - count // 2)]
+    valid = drawn(configs(dialect, version), count // 2)
+    questions: list[tuple[Config, Any, Row | None]] = [
+        (config, *_posed(config)) for config in valid
+    ]
+    questions += _edited(dialect, version, count - count // 2)
     for number, (config, question, expected) in enumerate(questions):
         tick(number, len(questions))
         answer = process.ask(question)
         held, refused = answer.get("held", {}), answer.get("refused", "")
         tally.asked += 1
         tally.differences.update(_differences(expected, held, refused, real.LOOSER))
+        # Only verdicts on which we agree become tests. Differences are for a person to decide.
         if (expected is None) == bool(refused):
-            outcome = {"reason": refused} if refused else {"holds": _told(config, held)}
+            outcome: dict[str, Any] = {"reason": refused}
+            if not refused:
+                # Values that the config sets, and others that differ from the default; a class may
+                # be named before the path.
+                usual = config.dialect.defaults(config.version)
+                names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
+                telling = [
+                    path
+                    for path, name in names.items()
+                    if name in config.given or held[path] != usual.get(name)
+                ]
+                outcome = {"holds": {path: held[path] for path in telling}}
             tally.rows[not refused].append({"release": version, **question, "accepted": not refused, **outcome})
     return tally
 
 
-def _told(config: Config, held: Row) -> Row:
-    """What the release holds of what the config sets, and what it holds otherwise than by default; a class may be named first."""
-    usual = config.dialect.defaults(config.version)
-    names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
-    return {path: held[path] for path, name in names.items() if name in config.given or held[path] != usual.get(name)}
-
-
-def _accepted(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
-    for config in drawn(configs(dialect, version), count):
-        yield config, *_posed(config)
-
-
 def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
-    """Edits of a valid config: with what we say of it, or None where we refuse it."""
+    """Edits of valid configs: the config, the question, and our own values (None if we refuse the
+    edit).
+    """
     real = import_module(f"compat.{dialect.name}.runtime.real")
     for mutation in drawn(mutations(dialect, version), count):
         try:

@@ -45,6 +45,8 @@ def main(stack: str, release: str, root: str = "") -> None:
     """Answer until there are no more questions. The stack's own output is discarded."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    # Stacks print when they are imported, and from C too. Answers keep the real output, and
+    # everything else goes nowhere.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for line in sys.stdin:
