@@ -44,6 +44,7 @@ class FastLLMConfig(Config):
     def _object(self, section: str) -> dict[str, Any]:
         from compat.fast_llm.releases import KEYS, release
 
+        # Fast-LLM's objects have every field of their release, also those that are None.
         mine = [path for path in KEYS if path.startswith(section) and path in release(self.version).keys]
         return {path.removeprefix(section): self.effective.get(path) for path in mine}
 
@@ -76,7 +77,7 @@ class FastLLMDialect(PackagedDialect):
         yield from super().beyond(config)
         for path, section in config.given.items():
             for place, value in below_zero(section, path):
-                message = f"found {value}, which no run can mean; expected at least 0"
+                message = f"found {value}, which no run can use; expected at least 0"
                 yield Finding(place, message, Effect.NUMBERS, True, origin=config.origins.get(place) or config.origins.get(path))
 
     def missing(self, config: Config) -> Iterator[Finding]:
@@ -97,6 +98,7 @@ class FastLLMDialect(PackagedDialect):
             return Written(
                 self.name, formats.overrides(config.given), chosen, launch=launch, file=formats.OVERRIDES, arguments=True
             )
+        # The command takes the kind of trainer from the file, or as a word of its own.
         run = ("train",) if "type" in config.given else ("train", "gpt")
         launch = (*launch, *run, "--config", formats.FILE)
         return Written(self.name, formats.text(config.given), chosen, launch=launch, file=formats.FILE)
@@ -108,9 +110,10 @@ class FastLLMDialect(PackagedDialect):
         if not isinstance(data, Mapping):
             return 0
         model = data.get("model")
-        sections = sum(
-            name in part for part in (model, data) if isinstance(part, Mapping) for name in ("multi_stage", "base_model")
-        )
+        parts = [part for part in (model, data) if isinstance(part, Mapping)]
+        sections = sum(name in part for part in parts for name in ("multi_stage", "base_model"))
+        # Other stacks have sections called `model` and `distributed` too, so the names inside them
+        # count more.
         return 4 * sections + 3 * _sizes(model) + 3 * _sizes(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
@@ -132,6 +135,8 @@ class FastLLMDialect(PackagedDialect):
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.fast_llm.releases import release
 
+        # None means "unset" in a plan, but for a key with a default it is Fast-LLM's null, which
+        # overrides that default.
         defaults = release(self.release(version)).defaults
         kept = {path: value for path, value in given.items() if value is not None or path in defaults}
         return super().config(kept, version, world_size, entry)

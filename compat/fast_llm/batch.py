@@ -35,7 +35,12 @@ def _read(values: Group, context: Context) -> Group:
     depth, breadth = _rounds(values, context)
     micro, sequence = _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
     steps = depth * breadth if depth and breadth else values.get(STEPS)
-    data = _data(values) or _told(values.get(TOTAL), micro, steps)
+    total, data = values.get(TOTAL), None
+    if values.get(WORLD):
+        data = values[WORLD] // _product(*map(values.get, AXES)) or None
+    if data is None and total and micro and steps:
+        # Without a world size, the global batch tells how many data ranks there are.
+        data = total // (micro * steps) or None
     return {
         "batch.micro": micro,
         "batch.accumulation": steps,
@@ -51,16 +56,6 @@ def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
     return values.get(depth), values.get(breadth)
 
 
-def _data(values: Group) -> int | None:
-    world = values.get(WORLD)
-    return world // _product(*map(values.get, AXES)) or None if world else None
-
-
-def _told(total: int | None, micro: int | None, steps: int | None) -> int | None:
-    """Data-parallel size by global batch / (micro batch x accumulation), for a config without a world size."""
-    return total // (micro * steps) or None if total and micro and steps else None
-
-
 def _samples(values: Group) -> tuple[int, int]:
     """Sequences of a microbatch, and tokens of each.
 
@@ -74,7 +69,13 @@ def _samples(values: Group) -> tuple[int, int]:
 
 def _write(values: Group, context: Context) -> Group:
     batch = _new(values) if context.since("0.4.0") else _old(values)
-    return {**batch, WORLD: _world(values, context)}
+    data, world = values.get("parallel.data"), None
+    if data:
+        axes = (values.get(f"parallel.{axis}") for axis in ("tensor", "pipeline", "context"))
+        world = data * _product(*axes)
+    # The launcher passes the number of ranks to Fast-LLM, so the file repeats it only if it is
+    # another one.
+    return {**batch, WORLD: None if world == context.world_size else world}
 
 
 def _new(values: Group) -> Group:
@@ -82,24 +83,21 @@ def _new(values: Group) -> Group:
     if micro is None and sequence is None:
         return {}
     length = sequence or USUAL
+    # Documents of at most that length, and a microbatch that is a multiple of it: that reads back
+    # as the same sequences.
     return {TOKENS: (micro or 1) * length, DOCUMENT: length}
 
 
 def _old(values: Group) -> Group:
     micro, steps = values.get("batch.micro"), values.get("batch.accumulation")
+    # With both known the total follows, on any number of ranks. Written too, it would be refused on
+    # another number.
     open_ = micro is None or steps is None
     return {
         MICRO: micro,
         LENGTH: values.get("model.sequence"),
         TOTAL: values.get("batch.global_") if open_ else None,
     }
-
-
-def _world(values: Group, context: Context) -> int | None:
-    """The world size of the plan; None if the launcher passes the same."""
-    data = values.get("parallel.data")
-    world = data * _product(*(values.get(f"parallel.{axis}") for axis in ("tensor", "pipeline", "context"))) if data else None
-    return None if world == context.world_size else world
 
 
 def _read_order(values: Group, context: Context) -> Group:
@@ -115,6 +113,7 @@ def _write_order(values: Group, context: Context) -> Group:
     )
     if piped and not new and (depth or 1) > 1:  # Fast-LLM before 0.4.0 refuses that
         depth = breadth = None
+    # The accumulation of the plan decides; an order that does not multiply to it is replaced.
     if steps is not None and (depth is None or breadth is None or depth * breadth != steps):
         depth, breadth = (1, steps) if piped else (steps, 1)
     return {ROUNDS if new else DEPTH: depth, TOGETHER if new else BREADTH: breadth}

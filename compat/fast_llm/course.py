@@ -7,10 +7,19 @@ from compat.fast_llm import intervals
 
 RANKS = "model.distributed."
 TIMEOUTS = (RANKS + "timeout", RANKS + "distributed_timeout")
+"""The name since 0.3.0, and the one before."""
 
 
 def _timeout(values: Group, context: Context) -> Group:
-    return {TIMEOUTS[0 if context.since("0.3.0") else 1]: values.get("run.timeout")}
+    newer, older = TIMEOUTS
+    return {newer if context.since("0.3.0") else older: values.get("run.timeout")}
+
+
+def _backend(values: Group, context: Context) -> Group:
+    # Another library would be refused, so the setting is left to its default and the loss is
+    # reported.
+    backend = values.get("run.backend")
+    return {RANKS + "backend": backend} if backend in ("nccl", "gloo") else {}
 
 
 RULES = (
@@ -37,7 +46,7 @@ RULES = (
         RANKS + "backend",
         "run.backend",
         lambda values, context: {"run.backend": values.get(RANKS + "backend")},
-        lambda values, context: {RANKS + "backend": values.get("run.backend")} if _known(values) else {},
+        _backend,
         effect=Effect.COST,
         lossy="Fast-LLM runs on nccl or gloo",
     ),
@@ -54,7 +63,3 @@ RULES = (
         note="Fast-LLM has no such setting",
     ),
 )
-
-
-def _known(values: Group) -> bool:
-    return values.get("run.backend") in ("nccl", "gloo")

@@ -30,23 +30,26 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
     every refusal.
     """
     at = release(version)
-    ConfigError.raise_if((*_unknown(given, at), *_untyped(given)))
+    unknown = (
+        f"{path}: not a field of Fast-LLM {at.version}; drop it or name another release"
+        for path in given
+        if path not in at.keys
+    )
+    # Names and types first: the checks below compute with the values.
+    ConfigError.raise_if((*unknown, *_untyped(given)))
     values = {**at.defaults, **given}
     values.setdefault(RANK, 0)
     if values.get(WORLD) is None and world_size is not None:
         values[WORLD] = world_size
     problems = [*_sharded(values, given, at), *_laid_out(values, at), *_other(values)]
     ConfigError.raise_if(problems)
-    _name(values)
+    for path in FORMATS:
+        if path in values:
+            values[path] = DTYPES.get(values[path], values[path])
+    # Last, because it divides by the sizes that were checked above.
     if at.has_batch:
         ConfigError.raise_if(_batched(values))
     return {path: value for path, value in values.items() if value is not None or path in at.defaults}
-
-
-def _unknown(given: Flat, at: Release) -> Iterator[str]:
-    for path in given:
-        if path not in at.keys:
-            yield f"{path}: not a field of Fast-LLM {at.version}; drop it or name another release"
 
 
 def _untyped(given: Flat) -> Iterator[str]:
@@ -114,6 +117,7 @@ def mesh(values: Flat) -> dict[str, int]:
     if world is None:
         return {}
     tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
+    # `place` numbers the tensor groups, which are then divided into pipeline and data ranks.
     data, place = world // (tensor * pipeline), rank // tensor
     first = values[RANKS + "pipeline_first"]
     data_rank, pipeline_rank = divmod(place, pipeline) if first else (place % data, place // data)
@@ -127,12 +131,6 @@ def mesh(values: Flat) -> dict[str, int]:
         "sequence_data_rank": data_rank % split,
         "batch_data_rank": data_rank // split,
     }
-
-
-def _name(values: dict[str, Any]) -> None:
-    for path in FORMATS:
-        if path in values:
-            values[path] = DTYPES.get(values[path], values[path])
 
 
 # The rest
@@ -155,6 +153,7 @@ def _other(values: Flat) -> Iterator[str]:
 def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
     """Checks that a run stops at a checkpoint (training/config.py, TrainingConfig._validate; interval.py, is_sub_interval)."""
     stop, every = shutdown.get("interval"), checkpoint.get("interval")
+    # `type`, not isinstance: True is an int in Python, and no interval.
     if type(stop) is not int:
         return
     if type(every) is not int or every < 1:
@@ -184,6 +183,8 @@ def _batched(values: dict[str, Any]) -> Iterator[str]:
 
 def _multiplied(values: dict[str, Any]) -> Iterator[str]:
     data = data_ranks(values)
+    # Without a total and a micro batch, the number of microbatches is what the two orders say, 1 by
+    # default.
     values[DEPTH], values[BREADTH] = values.get(DEPTH) or 1, values.get(BREADTH) or 1
     values[STEPS] = values[DEPTH] * values[BREADTH]
     if values.get(TOTAL) is None:
@@ -208,6 +209,7 @@ def _divided(values: dict[str, Any]) -> Iterator[str]:
     depth, breadth = values.get(DEPTH), values.get(BREADTH)
     if depth is None and breadth is None:
         depth, breadth = (1, steps) if values[PIPELINE] > 1 else (steps, 1)
+    # One that is open is the quotient; the right side is computed before either is set.
     depth, breadth = depth or steps // (breadth or 1), breadth or steps // (depth or 1)
     if depth * breadth != steps:
         beside = BREADTH.removeprefix(BATCH)

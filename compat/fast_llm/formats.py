@@ -57,6 +57,8 @@ class _Source:
 
     def written(self, path: str) -> str:
         """`path` as the source spells it."""
+        # A section that stands alone at the top was moved into `model`; messages name it as the
+        # user wrote it.
         inner = path.removeprefix("model.")
         return inner if inner != path and inner.partition(".")[0] in self.alone else path
 
@@ -77,6 +79,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     """
     found = _placed(_loaded(source))
     reader = _Reader(release, lenient, found)
+    # Before the values: a key that stands twice explains a value that the user does not expect.
     reader.findings += twice(found.document)
     reader.section(found.data, "", _tree(release))
     reader.dump()
@@ -90,8 +93,12 @@ def _loaded(source: Any) -> _Source:
         return _mapping(source)
     if (words := flags_of(source)) is not None:
         return _command(words)
-    if isinstance(source, str) and _is_override(source):
-        return _command(load_words(source).data, _named)
+    if isinstance(source, str):
+        lines = (line.strip() for line in source.splitlines())
+        first = next((line for line in lines if line and not line.startswith("#")), "")
+        # YAML has a colon behind a name; `name=value` and `train gpt` are words of a command line.
+        if OVERRIDE.match(first) or RUNNABLE.match(first):
+            return _command(load_words(source).data, _named)
     if not isinstance(source, str | Path | Document):
         raise SourceError(f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides")
     document = load(source)
@@ -102,12 +109,6 @@ def _loaded(source: Any) -> _Source:
             )
         return _command(document.data, partial(_named, folder=folder_of(document)))
     return _Source(document.data, document, strings=_strings(document))
-
-
-def _is_override(text: str) -> bool:
-    lines = (line.strip() for line in text.splitlines())
-    first = next((line for line in lines if line and not line.startswith("#")), "")
-    return any(form.match(first) for form in (OVERRIDE, RUNNABLE))
 
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
@@ -132,7 +133,9 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if name in VALUED:
-            value = value if equals else rest.pop(0) if rest else ""
+            if not equals:
+                value = rest.pop(0) if rest else ""
+            # Only the first two name the config; the others are options of the program.
             found = _based(place(value)) if name in VALUED[:2] else found
         elif OVERRIDE.match(word):
             overrides.append(word)
@@ -162,6 +165,7 @@ def _strings(document: Document) -> dict[str, str]:
 
 def _override(found: _Source, name: str, text: str) -> None:
     document = load_yaml(text) if text.strip() else None
+    # An override replaces the whole value at its name, so notes on texts below that name are void.
     found.strings = {path: text for path, text in found.strings.items() if not f"{path}.".startswith(f"{name}.")}
     if document is not None and () in document.strings:
         found.strings[name] = document.strings[()]
@@ -172,9 +176,12 @@ def _override(found: _Source, name: str, text: str) -> None:
 def _put(found: _Source, name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     if len(parents) > limits.DEPTH:
-        raise SourceError(f"{shown(name)}: found a name of more than {limits.DEPTH} parts; a config is flatter")
+        raise SourceError(
+            f"{shown(name)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
+        )
     place = found.data
     for parent in parents:
+        # Copied on the way down: the data may belong to the caller.
         inner = place.get(parent)
         place[parent] = inner = dict(inner) if isinstance(inner, Mapping) else {}
         place = inner
@@ -215,6 +222,7 @@ class _Reader:
         for name, value in data.items():
             inner = f"{path}.{name}" if path else str(name)
             entry = tree.get(name) if isinstance(name, str) else None
+            # A null type chooses no class, in every section.
             if name == "type" and value is None:
                 continue
             if entry is None:
@@ -236,6 +244,8 @@ class _Reader:
         except ValueError as error:
             self.problem(path, str(error))
             return
+        # A null that is the default says nothing. For buffer counts it does: Fast-LLM refuses a
+        # given null beside a level.
         if known is None and fields(FastLLM)[path].default is None and path not in (WEIGHTS, GRADS):
             return
         if isinstance(known, Mapping):
@@ -270,10 +280,10 @@ class _Reader:
 
         Fast-LLM writes them into a dump of all fields, and then refuses to read that dump.
         """
-        sets, written = (
-            implied(self.given.get(LEVEL)),
-            {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given},
-        )
+        sets = implied(self.given.get(LEVEL))
+        written = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
+        # Only a dump has both counts. A single one was written by a person, and Fast-LLM's refusal
+        # is the right answer to it.
         agrees = all(written.get(path) == count for path, count in sets.items())
         if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
             for path in sets:
@@ -339,7 +349,9 @@ FILE, OVERRIDES = "config.yaml", "overrides.args"
 
 
 def overrides(given: Mapping[str, Any]) -> str:
-    """The words after `fast-llm`: what to run, then one `key.key=value` a line, quoted for a shell."""
+    """The words after `fast-llm`: the command, then one `key.key=value` on each line, quoted for a
+    shell.
+    """
     from shlex import quote
 
     words = [quote(f"{path}={flow(value)}") for path, value in given.items()]
@@ -365,20 +377,19 @@ def scalar(value: Any) -> str:
         return number(value)
     if not isinstance(value, str):
         return str(value)
-    return value if PLAIN.fullmatch(value) and value.lower() not in WORDS else _quoted(value)
+    if PLAIN.fullmatch(value) and value.lower() not in WORDS:
+        return value
+    # Double quotes, because only they have escapes for characters that do not print.
+    escaped = []
+    for character in value:
+        if character in '"\\':
+            escaped.append("\\" + character)
+        else:
+            escaped.append(character if character.isprintable() else f"\\U{ord(character):08x}")
+    return f'"{"".join(escaped)}"'
 
 
 def number(value: float) -> str:
     """A float that any YAML reader reads as one: with a point, and with a sign in the exponent."""
     digits, e, exponent = repr(float(value)).partition("e")
     return digits if not e else f"{digits if '.' in digits else digits + '.0'}e{exponent}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + "".join(_escaped(character) for character in text) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -25,11 +25,13 @@ def _section(values: Group, path: str) -> Mapping[str, Any]:
 
 def _steps(section: Mapping[str, Any], name: str = "interval") -> int | None:
     steps = section.get(name)
+    # `type`, not isinstance: True is an int in Python, and no number of steps.
     return steps if type(steps) is int and steps > 0 else None
 
 
 def _read_logs(values: Group, context: Context) -> Group:
     section = _section(values, LOGS)
+    # A null switches the log off; a missing key leaves the default.
     return {"run.log_interval": _steps(section) or (0 if "interval" in section else LOGGED)}
 
 
@@ -54,6 +56,7 @@ def _write_saves(values: Group, context: Context) -> Group:
     every = interval or stop
     if not every:
         return {}
+    # A stop between two checkpoints would be refused, so it is left out and reported as lost.
     stops = {SHUTDOWN: {"interval": stop}} if stop and stop % every == 0 else {}
     return {CHECKPOINT: {"interval": every, "keep": values.get("run.keep_checkpoints")}, FOLDER: PLACE, **stops}
 
@@ -83,10 +86,14 @@ def _write_evaluations(values: Group, context: Context) -> Group:
     interval, steps = values.get("run.eval_interval"), values.get("run.eval_steps")
     if not interval:
         return {}
-    dates, length = {"interval": interval}, {"iterations": steps} if steps else {}
+    one: dict[str, Any] = {"interval": interval}
+    length = {"iterations": steps} if steps else {}
     if not context.since("0.3.0"):
-        return {VALIDATION: {**dates, **length}}
-    one = {**dates, **length} if context.since("0.4.0") else {**dates, **({"evaluator": length} if length else {})}
+        return {VALIDATION: {**one, **length}}
+    if context.since("0.4.0"):
+        one |= length
+    elif length:
+        one["evaluator"] = length
     return {EVALUATORS: {NAME: one}}
 
 

@@ -42,12 +42,6 @@ def _shape(values: Group) -> str:
     return "linear" if style == "power" else str(style)
 
 
-def _told(values: Group) -> bool:
-    """Whether a Plan has a name for exactly this decay shape."""
-    decays = values.get(STYLE) in (*DECAYS, "power")
-    return values.get(TEXT) is None and (values.get(POWER) == 1 if decays else values.get(STYLE) == "constant")
-
-
 def _total(values: Group) -> int | None:
     end = values.get(END) if _shape(values) in DECAYS else None
     total = end if end is not None and end > 0 else values.get(STEPS)
@@ -61,6 +55,7 @@ def _as_text(values: Group) -> Group | None:
 
 def _read(values: Group, context: Context) -> Group:
     if (said := _as_text(values)) is not None:
+        # The factor applies to every rate of the schedule; `peak` has it in `optimizer.lr`.
         rates = {name: said[name] * _scale(values) for name in ("warmup_from", "minimum") if name in said}
         usual = {"total_steps": _total(values), "minimum": 0.0}
         return {PLAN + name: value for name, value in {**usual, **said, **rates}.items()}
@@ -93,7 +88,11 @@ def _blurs(values: Group) -> bool:
     if _as_text(values) is not None:
         return False
     ended = values.get(END) is not None and values[END] <= 0
-    return ended or not _told(values) or any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM))
+    # Each decay has a power, and a plan has names for the shapes of power 1.
+    decays = values.get(STYLE) in (*DECAYS, "power")
+    named = values.get(POWER) == 1 if decays else values.get(STYLE) == "constant"
+    told = values.get(TEXT) is None and named
+    return ended or not told or any((values.get(path) or 0) < 0 for path in (WARMUP, MINIMUM))
 
 
 RULE = convert(

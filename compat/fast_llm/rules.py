@@ -70,7 +70,8 @@ SPLIT_FIRST = "tensor-pipeline-context-expert-data"
 
 def _read_order(values: Group, context: Context) -> Group:
     first = bool(values.get(RANKS + "pipeline_first"))
-    return {"parallel.order": SPLIT_FIRST if first and (values.get(SPLIT) or 1) > 1 else ORDERS[first]}
+    split = (values.get(SPLIT) or 1) > 1
+    return {"parallel.order": SPLIT_FIRST if first and split else ORDERS[first]}
 
 
 def _write_order(values: Group, context: Context) -> Group:
@@ -111,21 +112,22 @@ ZERO = convert(
 def _read_zero(values: Group) -> Group:
     """The ZeRO stage by the buffer counts: a limited number of whole stages means that the rest is sharded."""
     weights, grads = values.get(WEIGHTS), values.get(GRADS)
-    stage = 3 if weights is not None else 2 if grads is not None else 1
+    stage = 1 if grads is None else 2
+    if weights is not None:
+        stage = 3
     return {"zero.stage": stage, "zero.weight_buffers": weights, "zero.grad_buffers": grads}
 
 
 def _write_zero(values: Group) -> Group:
-    stage, counts = values.get("zero.stage"), _counts(values)
+    stage = values.get("zero.stage")
+    both = {WEIGHTS: values.get("zero.weight_buffers"), GRADS: values.get("zero.grad_buffers")}
+    counts = {path: count for path, count in both.items() if count is not None}
+    # A level that sets these very counts is written in their place: newer releases refuse both
+    # together.
     level = next((level for level in (3, 2) if implied(level) == counts), None)
     if counts:
         return {LEVEL: level} if level else counts
     return {} if stage is None else {LEVEL: max(1, stage)}
-
-
-def _counts(values: Group) -> dict[str, int]:
-    counts = {WEIGHTS: values.get("zero.weight_buffers"), GRADS: values.get("zero.grad_buffers")}
-    return {path: count for path, count in counts.items() if count is not None}
 
 
 def exchange_rules() -> tuple[Rule, ...]:
@@ -160,6 +162,7 @@ def exchange_rules() -> tuple[Rule, ...]:
 
 def _write_overlap(values: Group, context: Context) -> Group:
     switches = [values[path] for path in ("zero.overlap", "zero.overlap_gather") if values.get(path) is not None]
+    # One switch for both: on if either is on, as overlap changes no numbers.
     return {"schedule.data_overlap": any(switches)} if switches else {}
 
 
@@ -209,6 +212,7 @@ def stage_rules() -> tuple[Rule, ...]:
 
 def _write_stages(values: Group, context: Context) -> Group:
     size = values.get("stages.layers_per_stage")
+    # Of another rule the number would cut the layers at other places.
     return {STAGES + "layers_per_stage": size} if size is not None and values.get("stages.rule") == "ceil" else {}
 
 
@@ -257,6 +261,7 @@ def _write_precision(values: Group, context: Context) -> Group:
     compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
     given = {COMPUTE if context.since("0.3.0") else OLD_COMPUTE: compute, MASTER: master}
     if reduce is not None:
+        # Fast-LLM chooses between two formats. A third one becomes the more precise of them.
         given[FULL] = reduce == (master or "fp32") or reduce != compute
     return given
 
@@ -314,7 +319,9 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """A setting of the dynamic loss scale, and one (`otherwise`) that says Fast-LLM lacks a variant of other stacks."""
+    """A setting of the dynamic loss scale, and false for `otherwise`, a variant of other stacks
+    that Fast-LLM lacks.
+    """
     if values.get(SCALER + "constant") or not _half(values):
         return {}
     return {f"precision.loss_scale.{name}": values.get(SCALER + name), f"precision.loss_scale.{otherwise}": False}
@@ -395,10 +402,16 @@ def optimizer_rules() -> tuple[Rule, ...]:
 
 
 def _read_betas(values: Group, context: Context) -> Group:
-    betas = values.get("optimizer.beta_1"), values.get("optimizer.beta_2")
-    return (
-        {} if None in betas else {"optimizer.betas": tuple(min(beta, nextafter(1.0, 0.0)) for beta in betas if beta is not None)}
-    )
+    betas = [
+        beta
+        for beta in (values.get("optimizer.beta_1"), values.get("optimizer.beta_2"))
+        if beta is not None
+    ]
+    if len(betas) < 2:
+        return {}
+    # Fast-LLM takes 1, a plan only what is below; the nearest float keeps the difference as small
+    # as it can be.
+    return {"optimizer.betas": tuple(min(beta, nextafter(1.0, 0.0)) for beta in betas)}
 
 
 def _read_clip(values: Group, context: Context) -> Group:
@@ -496,7 +509,8 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     for path in fields(FastLLM):
         if path not in claimed:
             starts = [start for start in SECTIONS if path.startswith(start)]
-            rows.setdefault(SECTIONS[max(starts, key=len)] if starts else OTHER, []).append(path)
+            reason = SECTIONS[max(starts, key=len)] if starts else OTHER
+            rows.setdefault(reason, []).append(path)
     return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
 
 

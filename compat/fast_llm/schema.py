@@ -33,6 +33,7 @@ PREFIXES = ("DataType", "numpy", "np", "torch", "triton.language", "tl")
 
 
 def _dtype(value: Any) -> Any:
+    """The name of a number format without its module: `torch.bfloat16` becomes `bfloat16`."""
     prefix, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", value)
     return name if prefix in PREFIXES else value
 
@@ -71,7 +72,7 @@ def _has(default: Any, hint: str, doc: str) -> Any:
 
 
 class TensorLogs(Section):
-    """What happens to logged tensors."""
+    """Logged tensors: where they go, and how much of each is kept."""
 
     save: bool = _has(False, "logging", "Keep logged tensors in the experiment directory.")
     show: bool = _has(True, "logging", "Print logged tensors.")
@@ -80,7 +81,7 @@ class TensorLogs(Section):
 
 
 class Run(Section):
-    """Where an experiment lives and how it logs."""
+    """The folder of an experiment, and its logs."""
 
     tensor_logs: TensorLogs = field(TensorLogs(), description="Logged tensors.")
     structured_logs: bool = _has(True, "logging", "Log in Fast-LLM's own format.")
@@ -95,7 +96,7 @@ class Run(Section):
 
 
 class MultiStage(Section):
-    """How layers form stages, what is sharded, and what is logged of each layer."""
+    """Stages of layers, sharding, and logs of each layer."""
 
     full_precision_gradients: bool = _has(True, "optional", "Accumulate and reduce gradients in the optimizer's format.")
     store_frozen_weights_in_optimization_precision: bool = _has(
@@ -183,7 +184,7 @@ class Training(Section):
 
 
 class Batch(Section):
-    """The batch, before 0.4.0; what is open is worked out from the rest."""
+    """The batch, before 0.4.0; sizes that are not set follow from the others."""
 
     micro_batch_size: Positive | None = _has(None, "core", "Samples in a microbatch.")
     depth_first_micro_batches: Positive | None = _has(None, "core", "Microbatches accumulated one after the other.")
@@ -198,7 +199,7 @@ class Batch(Section):
 
 
 class Schedule(Section):
-    """The order of microbatches, and what overlaps."""
+    """The order of microbatches, and the overlap of messages with compute."""
 
     depth_first_micro_batches: Positive = _has(1, "core", "Microbatches accumulated one after the other.")
     breadth_first_micro_batches: Positive = _has(1, "core", "Microbatches that pass each stage together.")
@@ -289,4 +290,4 @@ class FastLLM(Section):
 
 
 SCHEMA = FastLLM
-"""What the dialect's package is asked for."""
+"""The schema by the name under which `PackagedDialect` looks for it."""

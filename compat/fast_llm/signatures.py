@@ -95,6 +95,7 @@ def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(data: Any, path: str, name: str, classes: Mapping[str, Class]) -> Iterator[tuple[str, str]]:
+    """Refusals of `data`, which stands at `path`, as a section of class `name`."""
     if data is None:
         return
     if not isinstance(data, Mapping):
@@ -103,18 +104,22 @@ def _walk(data: Any, path: str, name: str, classes: Mapping[str, Class]) -> Iter
     known = _fields(name, data.get(TYPE), classes)
     for before, (key, value) in enumerate(data.items()):
         inner = f"{path}.{key}"
-        if key == TYPE and _has_types(classes):
-            yield from _type(value, inner, _types(name, classes))
+        # Since 0.3.0 every class has the key `type` (fast_llm/config.py, Config).
+        if key == TYPE and any("types" in found for one, found in classes.items() if one != BAGS):
+            types = _types(name, classes)
+            # Unregistered types are refused as `Unknown type ... for base class`.
+            if value is not None and not (isinstance(value, str) and value in types):
+                expected = (
+                    f"one of {', '.join(types)}"
+                    if types
+                    else "no type, because this section has only one class"
+                )
+                yield inner, f"found {shown(value)}; expected {expected}"
         elif key not in known:
             of = " of the model" if path.startswith(MODEL) else ""
             yield inner, f"unknown field{of}{nearest(str(key), (*known, TYPE), before)}"
         else:
             yield from _value(value, inner, known[key], classes)
-
-
-def _has_types(classes: Mapping[str, Class]) -> bool:
-    """Whether the release has the key `type`: since 0.3.0 it is a field of every class (fast_llm/config.py, Config)."""
-    return any("types" in found for name, found in classes.items() if name != BAGS)
 
 
 def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
@@ -129,18 +134,12 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
     return {kind: chosen for kind, chosen in (*registered, *ELSEWHERE) if chosen in allowed}
 
 
-def _type(value: Any, path: str, types: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Refuse a type that is not registered (`Unknown type ... for base class`)."""
-    if value is not None and not (isinstance(value, str) and value in types):
-        expected = f"one of {', '.join(types)}" if types else "no type, because this section has only one class"
-        yield path, f"found {shown(value)}; expected {expected}"
-
-
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
     """Fields of the class that `type` chooses, or of the default class; without either, of the class and all its subclasses."""
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
     chosen = chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)
     names = (chosen,) if chosen in classes else (name, *classes[name].get("below", ()))
+    # Reversed, so that a field of the class itself wins over one of a subclass.
     return {field: kind for one in reversed(names) for field, kind in classes[one]["fields"].items()}
 
 

@@ -33,7 +33,19 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
     data = (world or 0) // (axes[AXES[0]] * axes[AXES[1]] * axes[AXES[2]])
-    told = _told(draw, world, axes) if world is not None and draw(st.booleans()) else {}
+    told: Group = {}
+    if world is not None and draw(st.booleans()):
+        # Settings that the launcher makes otherwise; a tensor group stays within a node.
+        nodes = [
+            ranks
+            for ranks in range(1, world + 1)
+            if world % ranks == 0 and ranks % axes[AXES[0]] == 0
+        ]
+        told = {
+            WORLD: world,
+            RANK: draw(st.integers(0, world - 1)),
+            NODE: draw(st.sampled_from(nodes)),
+        }
     batch = _old_batch(draw, data) if release(case.version).has_batch else _new_batch(draw)
     return [{**told, **axes}, batch, *(draw(choice) for choice in CHOICES)]
 
@@ -44,12 +56,6 @@ def _axes(draw: DrawFn, world: int | None) -> dict[str, int]:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
         left //= sizes[axis]
     return sizes
-
-
-def _told(draw: DrawFn, world: int, axes: Mapping[str, int]) -> Group:
-    """Settings that the launcher makes otherwise; a tensor group stays within a node."""
-    nodes = [ranks for ranks in range(1, world + 1) if world % ranks == 0 and ranks % axes[AXES[0]] == 0]
-    return {WORLD: world, RANK: draw(st.integers(0, world - 1)), NODE: draw(st.sampled_from(nodes))}
 
 
 def _new_batch(draw: DrawFn) -> Group:
@@ -150,12 +156,15 @@ def _rotary() -> SearchStrategy[Group]:
     llama = {"scaling.kind": st.just("llama3"), "scaling.low": st.just(1.0), "scaling.high": st.just(4.0)}
     ramp = {"scaling.fast": st.just(32.0), "scaling.slow": st.just(1.0), "scaling.attention": st.just(1.2)}
     yarn = {"scaling.kind": st.just("yarn"), **ramp}
-    kinds = ({**base}, {**base, **stretched, **llama}, {**base, **stretched, **yarn})
-    return st.one_of(*(st.fixed_dictionaries({"model.embedding.positions": st.just("rotary"), **_named(kind)}) for kind in kinds))
-
-
-def _named(kind: Mapping[str, SearchStrategy[Any]]) -> dict[str, SearchStrategy[Any]]:
-    return {f"model.rotary.{name}": drawn for name, drawn in kind.items()}
+    found = []
+    for kind in ({**base}, {**base, **stretched, **llama}, {**base, **stretched, **yarn}):
+        named: dict[str, SearchStrategy[Any]] = {
+            f"model.rotary.{name}": drawn for name, drawn in kind.items()
+        }
+        found.append(
+            st.fixed_dictionaries({"model.embedding.positions": st.just("rotary"), **named})
+        )
+    return st.one_of(*found)
 
 
 _POSITIONS = _rotary() | st.fixed_dictionaries(

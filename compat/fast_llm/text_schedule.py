@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.rules import Group
 
@@ -28,7 +28,9 @@ class Stage(NamedTuple):
     def of(cls, text: str) -> Stage:
         """Parse a stage. Raises `ValueError` if Fast-LLM would."""
         kind, steps, begin, *more = text.split(",")
-        end, power = (float(more[0]) if more else float(begin)), (float(more[1]) if len(more) > 1 else 1.0)
+        # A constant stage has no last rate, and stages without a power are straight.
+        end = float(more[0]) if more else float(begin)
+        power = float(more[1]) if len(more) > 1 else 1.0
         return cls(kind, int(steps), float(begin), end, power)
 
     def __str__(self) -> str:
@@ -46,34 +48,33 @@ def read(text: str, peak: float | None) -> Group | None:
     except ValueError:
         return None
     warmup, rest = (stages[:1], stages[1:]) if stages[0].kind == "linear" and len(stages) > 1 else ([], stages)
-    name = _name([stage.kind for stage in rest])
+    # A plan has names for one stage, and for a constant one with a decay behind it.
+    kinds, name = [stage.kind for stage in rest], None
+    if len(kinds) == 1 and kinds[0] in ("constant", "linear", "cosine"):
+        name = kinds[0]
+    elif len(kinds) == 2 and kinds[0] == "constant" and kinds[1] != "constant":
+        name = "wsd"
     if name is None or not _is_sound(stages, rest, peak, name):
         return None
-    fields = {"name": name, "warmup_steps": sum(stage.steps for stage in warmup)}
+    fields: dict[str, Any] = {"name": name, "warmup_steps": sum(stage.steps for stage in warmup)}
     fields["warmup_from"] = warmup[0].begin if warmup else 0.0
-    return fields if name == "constant" else {**fields, **_decay(stages, name)}
-
-
-def _name(kinds: Sequence[str]) -> str | None:
-    """The plan's name for the stages after the warmup; None if it has none."""
-    if len(kinds) == 1:
-        return kinds[0] if kinds[0] in ("constant", "linear", "cosine") else None
-    return "wsd" if len(kinds) == 2 and kinds[0] == "constant" and kinds[1] != "constant" else None
+    if name == "constant":
+        return fields
+    last = stages[-1]
+    fields |= {"total_steps": sum(stage.steps for stage in stages), "minimum": last.end}
+    if name == "wsd":
+        fields |= {"decay_steps": last.steps, "decay_shape": KINDS[last.kind, last.power]}
+    return fields
 
 
 def _is_sound(stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str) -> bool:
     """Whether stages join without jumps and start at the peak, and no stage before the last is open or bent."""
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
+    # Only a last constant stage is open: a decay needs its length.
     whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (name != "constant")
     shaped = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
     return joined and whole and shaped and rest[0].begin == peak and min(min(stage.begin, stage.end) for stage in stages) >= 0
-
-
-def _decay(stages: Sequence[Stage], name: str) -> Group:
-    last = stages[-1]
-    fields = {"total_steps": sum(stage.steps for stage in stages), "minimum": last.end}
-    return fields | ({"decay_steps": last.steps, "decay_shape": KINDS[last.kind, last.power]} if name == "wsd" else {})
 
 
 def written(values: Group) -> str | None:

@@ -59,6 +59,7 @@ EMBEDDING = 1000
 def stages_of(layers: int, size: float) -> int:
     """Stages of embedding, `layers` blocks and head at `size` layers each (multi_stage.py, _split_into_stages)."""
     blocks_and_head = layers + 1
+    # Only a size beyond the embedding's cost leaves room for other layers in the first stage.
     beside = min(blocks_and_head, max(0, ceil(size - EMBEDDING)))
     return 1 + ceil((blocks_and_head - beside) / ceil(size))
 
@@ -84,10 +85,8 @@ def _buffers(config: Config) -> Iterator[Remark]:
 
 def _formats(config: Config) -> Iterator[Remark]:
     values = config.effective
-    compute, master = (
-        values.get(RANKS + "compute_dtype") or values.get(RANKS + "training_dtype"),
-        values[RANKS + "optimization_dtype"],
-    )
+    compute = values.get(RANKS + "compute_dtype") or values.get(RANKS + "training_dtype")
+    master = values[RANKS + "optimization_dtype"]
     if values[STAGES + "full_precision_gradients"] is False and compute == "bfloat16":
         yield (
             STAGES + "full_precision_gradients",

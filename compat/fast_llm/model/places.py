@@ -70,7 +70,9 @@ INSIDE = ("mixer.", "mlp.", "normalization.", "dropout", "pre_m", "post_m")
 
 def layout_of(context: Context) -> Layout:
     """The layout that the release of `context` reads."""
-    return "newest" if context.since("0.4.0") else "middle" if context.since("0.3.0") else "oldest"
+    if context.since("0.4.0"):
+        return "newest"
+    return "middle" if context.since("0.3.0") else "oldest"
 
 
 def found_layout(model: Leaf, context: Context | None) -> Layout:
@@ -82,6 +84,7 @@ def found_layout(model: Leaf, context: Context | None) -> Layout:
     if {"embeddings", "head", "hidden_size", "tied_embedding_weight"} & model.keys():
         return "newest"
     layout = layout_of(context) if context else "newest"
+    # The oldest layout has no `decoder`, whatever release was named.
     return "newest" if layout == "oldest" and "decoder" in model else layout
 
 
@@ -166,7 +169,10 @@ def sections(model: Leaf, context: Context | None) -> Sections:
     common: dict[str, Any] = {}
     for path, value in leaves.items():
         name, place = _inside(path, layout, pattern)
-        (common if place is None else blocks.setdefault(name, {}))[place or path] = value
+        if place is None:
+            common[path] = value
+        else:
+            blocks.setdefault(name, {})[place or path] = value
     taken = Leaves(common)
     order = _order(taken, tuple(blocks)) if pattern else ("",)
     return Sections(layout, taken, {name: Leaves(values) for name, values in blocks.items()}, order)

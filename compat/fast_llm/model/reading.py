@@ -71,6 +71,8 @@ def unsaid(values: Group) -> list[str]:
     if not isinstance(model, Mapping):
         return []
     parts = sections(model, None)
+    # Reading marks the leaves that a plan field stands for, so it comes before the question which
+    # are left.
     _, odd = _read(parts, values)
     return [*parts.unsaid(NEUTRAL), *odd]
 
@@ -79,7 +81,11 @@ def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
     odd: list[str] = []
     facts = _common(parts, values, odd)
     defaults = _defaults(parts, facts)
-    blocks = {name: _block(leaves, defaults, odd) for name, leaves in parts.blocks.items()}
+    blocks = {}
+    for name, at in parts.blocks.items():
+        at.name("type", "decoder", ("decoder",))
+        block = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
+        blocks[name] = block | _attention(at, defaults, block, odd) | _mlp(at, defaults, odd)
     facts |= _together(blocks, parts, facts, odd)
     _positions(parts, facts)
     _head(parts, facts, odd)
@@ -92,6 +98,7 @@ def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
     hidden = facts["model.hidden"]
     if parts.layout != "oldest":
         return {"head_size": 128, "ffn": 4096}
+    # Through leaves of its own, so that the number is not marked as read here.
     heads = Leaves(parts.blocks[""].values).count("mixer.heads", 8)
     whole = hidden and heads and hidden % heads == 0
     return {"head_size": hidden // heads if whole else None, "ffn": 4 * hidden if hidden else None, "oldest": True}
@@ -126,6 +133,7 @@ def _factors(at: Leaves, values: Group) -> Facts:
     """Learning-rate factors of embedding and output layer, relative to the default factor, which they replace (optimizer.py)."""
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
+    # A plan's factors are relative to its peak rate, which has the default factor in it already.
     places = {"optimizer.embedding_lr": "embeddings.lr_scale", "optimizer.output_lr": "head.lr_scale"}
     factors = {ours: at.real(place) for ours, place in places.items()}
     return {ours: factor / usual for ours, factor in factors.items() if factor is not None and usual}
@@ -141,13 +149,6 @@ def _adapters(at: Leaves, odd: list[str]) -> Facts:
 
 
 # A block
-
-
-def _block(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
-    """Plan fields of one kind of block. `OWN` lists the keys that may differ between blocks."""
-    at.name("type", "decoder", ("decoder",))
-    facts = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
-    return facts | _attention(at, defaults, facts, odd) | _mlp(at, defaults, odd)
 
 
 def _norm(at: Leaves, odd: list[str]) -> Facts:
@@ -175,6 +176,7 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
     """The place of the norms in a block: before, after, or both (layers/decoder/block.py)."""
     before = {_one(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")}
     after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
+    # A plan has one place for both layers, so both must answer alike.
     places: dict[tuple[str, ...], str]
     places = {("before", "none"): "before", ("before", "before"): "both", ("none", "before"): "after"}
     found = places.get((*before, *after)) if len(before) == len(after) == 1 else None
@@ -211,6 +213,8 @@ def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[s
         "model.attention.output_bias": output,
         "model.attention.norm": _query_norm(at, norm, odd),
         "window": at.count("mixer.window_size"),
+        # Logits are multiplied by size ** -power; a power of 0.5 is the usual 1 / sqrt(size), which
+        # a plan leaves open.
         "model.attention.scale": rounded(size**-power) if size and power != 0.5 else None,
         "model.attention.dropout": at.share("mixer.dropout"),
         **_rotary(at, defaults),
@@ -300,6 +304,7 @@ def _experts(at: Leaves, width: int | None) -> Facts:
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
     count, balanced = at.count("mlp.experts", 2), at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss"
     loss = at.real("mlp.auxiliary_loss_coefficient", 0.01)
+    balance = "batch" if loss else "none"
     return {
         "model.experts": max(1, count - shared),
         "model.moe.ffn": width,
@@ -308,7 +313,7 @@ def _experts(at: Leaves, width: int | None) -> Facts:
         "model.moe.shared_gate": False,
         "model.moe.score": "softmax" if balanced else None,
         "model.moe.normalised": True if balanced else None,
-        "model.moe.balance": "sinkhorn" if not balanced else "batch" if loss else "none",
+        "model.moe.balance": balance if balanced else "sinkhorn",
         "model.moe.aux_loss": loss if balanced else None,
         "model.moe.aux_trained": True if balanced and loss else None,
         "model.moe.z_loss": at.real("mlp.z_loss_coefficient", 0.0),
@@ -327,13 +332,19 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
     """Plan fields of all blocks together. If blocks differ in a way that a plan cannot hold, the first block is taken."""
     names = _expanded(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
+    # Reversed, so that the first block is the last to set a value.
     found = {path: value for block in reversed(used) for path, value in block.items() if path not in OWN}
     for path, value in found.items():
         routed = path.startswith(("model.moe.", "model.experts"))
         if any(block.get(path) != value for block in used if path in block or not routed):
             odd.append(path)
     layers = [blocks[name] for name in names]
-    return found | _windows(layers, odd) | _bases(layers, odd) | _widths(layers, odd) | _recomputed(layers, odd)
+    window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
+    found["model.attention.window"] = window
+    found["model.attention.windowed"] = (
+        _told([block.get("window") is not None for block in layers]) if window else None
+    )
+    return found | _bases(layers, odd) | _widths(layers, odd) | _recomputed(layers, odd)
 
 
 def _expanded(parts: Sections, layers: int | None) -> list[str]:
@@ -363,18 +374,13 @@ def _only(values: list[Any], what: str, odd: list[str]) -> Any:
     return known[0] if known else None
 
 
-def _windows(layers: list[Facts], odd: list[str]) -> Facts:
-    window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
-    windowed = _told([block.get("window") is not None for block in layers]) if window else None
-    return {"model.attention.window": window, "model.attention.windowed": windowed}
-
-
 def _bases(layers: list[Facts], odd: list[str]) -> Facts:
     rotating = [block for block in layers if block.get("rotary")]
     bases = {block.get("base") for block in rotating}
     facts = {"rotary": bool(rotating), "model.rotary.layers": _told([bool(block.get("rotary")) for block in layers])}
     if len(bases) < 2:
         return facts | {"model.rotary.base": next(iter(bases), None)}
+    # A plan has two bases, one for blocks with a window and one for the others.
     local = _only([block["base"] for block in rotating if block.get("window")], "mixer.rotary.theta", odd)
     base = _only([block["base"] for block in rotating if not block.get("window")], "mixer.rotary.theta", odd)
     return facts | {"model.rotary.base": base, "model.rotary.local_base": local}
@@ -405,8 +411,10 @@ def _positions(parts: Sections, facts: Facts) -> None:
     at, rotary = parts.common, facts.pop("rotary", False)
     learned = at.flag("embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary)
     if learned and rotary:
+        # A plan has one kind of positions. Learned ones beside rotary ones are reported as lost.
         at.known.discard("embeddings.position_embeddings.enabled")
-    kind = "rotary" if rotary else "learned" if learned else "none"
+    kind = "learned" if learned else "none"
+    kind = "rotary" if rotary else kind
     facts["model.embedding.positions"] = kind
     facts["model.embedding.max_positions"] = at.count("embeddings.num_position_embeddings", 2048 if kind == "learned" else None)
     facts["model.embedding.offset"] = 0 if kind == "learned" else None
@@ -434,6 +442,8 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
     usual = hidden**-0.5
     oldest = parts.layout == "oldest"
     plain, out = _oldest_initial(parts.common, usual, layers, odd) if oldest else _deviations(parts, facts, usual, odd)
+    # Projections back into the residual are either drawn like the others or smaller by sqrt(2 x
+    # layers).
     shrunk = math.isclose(out, plain / math.sqrt(2 * layers), rel_tol=1e-9) and not math.isclose(out, plain, rel_tol=1e-9)
     if not shrunk and not math.isclose(plain, out, rel_tol=1e-9):
         odd.append("initialization")
@@ -455,8 +465,11 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
         plain += [_deviation(block, place, usual) for place in (*PLAIN, *routed)]
         out += [_deviation(block, place, usual) for place in OUT]
         _deviation(block, "mixer.value_layer.weight", usual)
-    heads = ("embeddings.word_embeddings", *(() if facts.get("model.tied") else ("head.output_weight",)))
-    heads += ("embeddings.position_embeddings",) * (facts["model.embedding.positions"] == "learned")
+    heads = ["embeddings.word_embeddings"]
+    if not facts.get("model.tied"):
+        heads.append("head.output_weight")
+    if facts["model.embedding.positions"] == "learned":
+        heads.append("embeddings.position_embeddings")
     plain += [_deviation(parts.common, place, usual) for place in heads]
     if None in plain or None in out:
         odd.append("initialization")
@@ -471,4 +484,5 @@ def _deviation(at: Leaves, place: str, usual: float) -> float | None:
     if at.name(f"{start}.type", "default", ("normal",)) is None or any(at.within(f"{start}.{name}") for name in ("min", "max")):
         return None
     mean, std = at.real(f"{start}.mean", 0.0, -math.inf), at.real(f"{start}.std", 1.0)
+    # Without a type the distribution is the default one of the layer, not the one of these numbers.
     return std if at.within(f"{start}.type") and mean == 0 else None

@@ -69,35 +69,38 @@ def write(values: Group, context: Context) -> Group:
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
-    section = nest(_taken(placed(_whole(values, context, layout), layout), context))
-    return {BASE: section} if section else {}
-
-
-def _taken(leaves: Leaves, context: Context) -> Leaves:
-    """The leaves that the classes of the release accept."""
+    leaves = placed(_whole(values, context, layout), layout)
     said = {path: value for path, value in leaves.items() if value is not None}
+    # Settings that the classes of the release refuse are left out, and show as lost on the way
+    # back.
     refused = {path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)}
-    return {path: value for path, value in said.items() if not any(f"{path}.".startswith(f"{bad}.") for bad in refused)}
+    taken = {
+        path: value
+        for path, value in said.items()
+        if not any(f"{path}.".startswith(f"{bad}.") for bad in refused)
+    }
+    section = nest(taken)
+    return {BASE: section} if section else {}
 
 
 def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
     leaves: Leaves = {place: values.get(ours) for ours, place in COMMON.items()}
     leaves["embeddings.vocab_size"] = values.get("model.embedding.padded_vocab") or values.get("model.vocab")
-    leaves |= _positions(values, layout) | _outside(values) | _adapters(values)
+    positions = values.get("model.embedding.positions")
+    # Learned positions are off by default since 0.3.0. Before, they were on, so "off" has to be
+    # written.
+    if positions == "learned" or (positions is not None and layout == "oldest"):
+        leaves["embeddings.position_embeddings.enabled"] = positions == "learned"
+    leaves |= _outside(values) | _adapters(values)
     leaves |= {f"head.normalization.{name}": value for name, value in _norm(values).items()}
     kinds = _kinds(values) if layout != "oldest" else []
     if len(set(kinds)) > 1:
         return leaves | _pattern(values, context, kinds)
+    # The oldest layout has one kind of block, with all features that the model has.
     kind = kinds[0] if kinds else Kind(values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
     block = _block(values, context, kind, layout)
     initial = _initial(values, layout)
     return leaves | {f"{BLOCK}{place}": value for place, value in block.items()} | initial
-
-
-def _positions(values: Group, layout: Layout) -> Leaves:
-    kind = values.get("model.embedding.positions")
-    learned = kind == "learned" if kind is not None else None
-    return {"embeddings.position_embeddings.enabled": learned if learned or layout == "oldest" else None}
 
 
 def _outside(values: Group) -> Leaves:
@@ -135,12 +138,17 @@ def _kinds(values: Group) -> list[Kind]:
     there = (values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
     if not any(patterns) or count > MOST:
         return []
-    axes = list(zip(patterns, there, strict=True))
-    return [Kind(*(_at(pattern, place, default) for pattern, default in axes)) for place in range(count)]
-
-
-def _at(pattern: tuple[bool, ...] | None, place: int, there: bool) -> bool:
-    return there and (pattern is None or (place < len(pattern) and pattern[place]))
+    # A block has a feature if the model does, and its pattern, if there is one, is true at the
+    # block's place.
+    columns = []
+    for pattern, has in zip(patterns, there, strict=True):
+        own = (
+            (True,) * count
+            if pattern is None
+            else tuple(pattern[:count]) + (False,) * (count - len(pattern))
+        )
+        columns.append([has and one for one in own])
+    return [Kind(*features) for features in zip(*columns, strict=True)]
 
 
 NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
@@ -155,6 +163,7 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
     for kind, name in names.items():
         block = _block(values, context, kind, "newest")
         own = {path.removeprefix(BLOCK): value for path, value in initial.items() if path.startswith(BLOCK)}
+        # A block without experts has no router to initialise, and its class refuses the key.
         routed = {path: value for path, value in own.items() if kind.experts or not path.startswith("mlp.router")}
         leaves |= {f"{BLOCKS}{name}.{place}": value for place, value in {**block, **routed}.items()}
     return leaves | {path: value for path, value in initial.items() if not path.startswith(BLOCK)}
@@ -209,9 +218,13 @@ def _biases(values: Group) -> Leaves:
 
 def _rotary(values: Group, context: Context, kind: Kind) -> Leaves:
     positions, base = values.get("model.embedding.positions"), values.get("model.rotary.base")
-    if not kind.rotary or (positions != "rotary" if positions is not None else base is None):
-        return {} if positions is None and kind.rotary else _no_rotary(context)
-    base = values.get("model.rotary.local_base") or base if kind.windowed else base
+    rotates = base is not None if positions is None else positions == "rotary"
+    if not kind.rotary or not rotates:
+        if positions is None and kind.rotary:
+            return {}
+        return {"rotary.type": "none"} if context.since("0.2.0") else {"rotary.enabled": False}
+    if kind.windowed:
+        base = values.get("model.rotary.local_base") or base
     if not context.since("0.2.0"):
         return {"rotary.enabled": True, "rotary.scale": -math.log(base) if base else None}
     stretched = values.get("model.rotary.scaling.kind") or "none"
@@ -219,10 +232,6 @@ def _rotary(values: Group, context: Context, kind: Kind) -> Leaves:
     names = STRETCHED[stretched] if known else {}
     leaves = {f"rotary.{name}": values.get(f"model.rotary.scaling.{ours}") for ours, name in names.items()}
     return {"rotary.type": stretched if known else "default", "rotary.theta": base, **leaves}
-
-
-def _no_rotary(context: Context) -> Leaves:
-    return {"rotary.type": "none"} if context.since("0.2.0") else {"rotary.enabled": False}
 
 
 def _mlp(values: Group, kind: Kind) -> Leaves:
@@ -237,6 +246,8 @@ def _experts(values: Group, layout: Layout) -> Leaves:
     """Experts. Fast-LLM's shared experts are as wide as the others and are included in `experts`."""
     width = values.get("model.moe.ffn") or values.get("model.ffn")
     wide, balance = values.get("model.moe.shared_ffn") or 0, values.get("model.moe.balance")
+    # A plan has the width of all shared experts together; one that is no multiple of a routed one
+    # cannot be written.
     shared = wide // width if width and wide % width == 0 else 0
     loss = values.get("model.moe.aux_loss")
     return {
@@ -281,7 +292,7 @@ def _initial(values: Group, layout: Layout) -> Leaves:
         whole = {} if scaled else {"init.dense": out, "init.layer_2": out}
         return {"init.std": std, **whole}
     if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
-        return {}
+        return {}  # Fast-LLM's own default
     drawn = {f"{place}.initialization": size for place, size in _drawn(values, std, out)}
     return {f"{place}.{name}": value for place, size in drawn.items() for name, value in (("type", "normal"), ("std", size))}
 

@@ -56,7 +56,7 @@ def moves() -> tuple[Move, ...]:
 
 @dataclass(frozen=True)
 class Release(AnyRelease):
-    """One release: the keys that it has, their defaults, and what it checks."""
+    """One release: its keys, their defaults, and checks that not all releases make."""
 
     among: ClassVar[Releases] = RELEASES
 
