@@ -27,13 +27,21 @@ def effective(given: Given) -> dict[str, Any]:
     if family is None:
         name = given["model_type"]
         raise ConfigError(f"model_type: found {name!r}, whose layers no plan can describe{nearest(name, FAMILIES)}")
+    # A field may have several names. If one of them is given, the defaults of the others must not
+    # stand beside it.
     spelled = {name for key in family.keys.values() if any(name in given for name in key.names) for name in key.names}
-    filled = {key: value for key, value in family.defaults.items() if key not in spelled and not _other(key, given)}
+    filled = {}
+    for key, value in family.defaults.items():
+        # The other spelling of rotary positions, one mapping for all of them, replaces the defaults
+        # of single keys.
+        replaced = key in ROTARY and "rope_parameters" in given
+        if key not in spelled and not replaced and not (key == "rope_scaling" and key in given):
+            filled[key] = value
     model = meaning(keys_of(given), family)
     # A default number of key and value heads belongs to the family's default model, and need not fit this one.
     if filled.get(KV) != model.get("model.kv_heads"):
         filled.pop(KV, None)
-    ConfigError.raise_if((*_sizes(model, given), *_width(model, family)))
+    ConfigError.raise_if(_sizes(model, given, family))
     try:
         Plan.of(model)
     except BridgeError as error:
@@ -41,23 +49,35 @@ def effective(given: Given) -> dict[str, Any]:
     return {**{key: tuple(value) if isinstance(value, list) else value for key, value in filled.items()}, **given}
 
 
-def _other(key: str, given: Given) -> bool:
-    """Whether the other spelling of rotary positions is given, which replaces the default of `key`."""
-    return key in ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct") and (
-        "rope_parameters" in given or (key == "rope_scaling" and "rope_scaling" in given)
-    )
-
-
+ROTARY = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "rotary_pct",
+)
+"""Single keys of rotary positions, which `rope_parameters` replaces."""
 LISTS = {
     "attention.windowed": ("layer_types",),
     "rotary.layers": ("no_rope_layers", "layer_types"),
     "moe.layers": ("mlp_layer_types", "is_moe_layer"),
 }
 """Keys that may list the blocks of a model, by the field that they set."""
+DIVIDING = frozenset(
+    {"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"}
+)
+"""Families whose code stops if the heads do not divide the hidden size; others round the quotient
+down.
+"""
 
 
-def _sizes(model: Mapping[str, Any], given: Given) -> Iterator[str]:
-    heads, kv = model.get("model.heads"), model.get("model.kv_heads")
+def _sizes(model: Mapping[str, Any], given: Given, family: Family) -> Iterator[str]:
+    heads, kv, hidden = (
+        model.get("model.heads"),
+        model.get("model.kv_heads"),
+        model.get("model.hidden"),
+    )
+    # Latent attention makes keys and values for every head, whatever their number is.
     latent = model.get("model.attention.latent.kv_rank")
     if heads and kv and heads % kv and not latent:
         yield f"num_key_value_heads: found {kv}; expected a divisor of the attention heads ({heads})"
@@ -69,14 +89,6 @@ def _sizes(model: Mapping[str, Any], given: Given) -> Iterator[str]:
         if (blocks := model.get(f"model.{path}")) is not None and layers and len(blocks) != layers:
             key = next((key for key in keys if key in given), "model_type")
             yield f"{key}: found a list for {len(blocks)} blocks; expected one entry for each of the {layers} blocks"
-
-
-DIVIDING = frozenset({"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"})
-"""Families whose code stops if the heads do not divide the hidden size; others round the quotient down."""
-
-
-def _width(model: Mapping[str, Any], family: Family) -> Iterator[str]:
-    heads, hidden = model.get("model.heads"), model.get("model.hidden")
     if family.name in DIVIDING and heads and hidden and hidden % heads:
         yield f"num_attention_heads: found {heads}; {family.name} expects a divisor of the hidden size ({hidden})"
 

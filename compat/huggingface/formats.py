@@ -52,6 +52,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
     elif flaw:
         problems.append(flaw)
     findings += (*_unread(data, given.get("model_type"), document), *_unread_rope(data, document))
+    # Keys that no family reads are kept as they are, so that a file that is written again has them.
     return Reading(Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings)).unless(problems)
 
 
@@ -77,6 +78,7 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
     for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
         if key in _read_by(family) or key.startswith("_"):
             continue
+        # A misspelled key changes the model that the user meant; any other unread key is harmless.
         meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
         message = f"has no effect: transformers keeps it, but no {family} model reads it{meant}"
         yield Finding(key, message, Effect.NUMBERS if meant else Effect.NONE, True, origin=_origin(document, key))
@@ -138,6 +140,8 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
     return f"model_type: found {shown(model_type)}, whose layers no plan can describe{nearest(str(model_type), FAMILIES)}"
 
 
+# pydantic compiles a validator for each adapter, which takes far longer than the check of one
+# value.
 @cache
 def _adapter(key: str) -> TypeAdapter[Any]:
     from pydantic import ConfigDict

@@ -40,15 +40,15 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     return write
 
 
+# Every row of the table writes a part of the same config, so the choice of the family is made once.
 @lru_cache(32)
 def _spelled(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     values = dict(plan)
     family, _ = choose(values, grouped)
-    return family, {key: _kept(value) for key, value in spelling(values, family, grouped).items()}
-
-
-def _kept(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    keys = spelling(values, family, grouped)
+    return family, {
+        key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()
+    }
 
 
 OWN = "not every family of models can express this; the nearest family was taken"
@@ -56,6 +56,7 @@ OWN = "not every family of models can express this; the nearest family was taken
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     ours = tuple(f"model.{path}" for path in said)
+    # The family decides about every key, so each row sees the whole config and the whole model.
     others = tuple(path for path in (*KEYS, TYPE, *MODEL) if path not in keys and path not in ours)
     carries = {key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {TYPE: ours}
     effect = min((EFFECTS[path] for path in ours), key=lambda one: one.rank)
@@ -73,12 +74,14 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     )
 
 
-def _quiet(values: Group, *harmless: Any) -> bool:
-    return all(value in harmless or value is None for value in values.values())
-
-
 def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]:
-    return lambda values: Effect.NONE if _quiet(values, *harmless) else worse
+    """The effect of losing keys: none if all values are null or `harmless`, else `worse`."""
+
+    def effect(values: Group) -> Effect:
+        quiet = all(value in harmless or value is None for value in values.values())
+        return Effect.NONE if quiet else worse
+
+    return effect
 
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
@@ -127,8 +130,6 @@ def table() -> tuple[Rule, ...]:
     left = tuple(path for path in fields(HuggingFace) if path not in taken)
     note = "names, tokens and classes, which do not change what the model computes"
     said = {path for rule in mapped for path in rule.ours}
-    lacking = (
-        each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY),
-        tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL),
-    )
-    return (*mapped, *lacking[0], *lacking[1], *rows, only_theirs(*left, note=note))
+    without_key = each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY)
+    training = tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL)
+    return (*mapped, *without_key, *training, *rows, only_theirs(*left, note=note))

@@ -43,4 +43,4 @@ class HuggingFace(ModelKeys):
 
 
 SCHEMA = HuggingFace
-"""What the dialect's package is asked for."""
+"""The schema by the name under which `PackagedDialect` looks for it."""

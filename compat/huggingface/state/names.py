@@ -65,6 +65,8 @@ MIXTRAL = (
         }
     ),
 )
+# Since transformers 5 a running model holds gate and up of all experts in one tensor, one behind
+# the other.
 STACKED = (
     Row("model.layers.{layer}.mlp.experts.gate_up_proj", (f"{EXPERT}.gate.weight", f"{EXPERT}.up.weight"), stacked=True),
     Row("model.layers.{layer}.mlp.experts.down_proj", (f"{EXPERT}.down.weight",), stacked=True),
@@ -89,6 +91,9 @@ EXPERTS_RUNNING = _decoder("decoder with experts in one tensor", DENSE, ROUTER, 
 
 
 def _gpt2(top: str) -> Table:
+    """GPT-2's table, for names that begin with `top`; the layers are transformers' `Conv1D`, whose
+    weights are transposed.
+    """
     inside = f"{top}h.{{layer}}."
     heads = tuple(f"block{{layer}}.attention.{part}.{{kind}}" for part in ("query", "key", "value"))
     norms = {f"{inside}ln_{number}.{{kind}}": f"block{{layer}}.norm{number}.{{kind}}" for number in (1, 2)}
@@ -164,6 +169,8 @@ def _family(shapes: Shapes, facts: Model, experts: Table) -> Table:
         return experts
     if "embedding.positions.weight" not in shapes:
         return LLAMA
+    # GPT-2 has learned positions, equally wide queries and keys, and no gates; with any of these it
+    # is no family's model.
     wide = {name: shape for name, shape in shapes.items() if name.endswith(("attention.query.weight", "attention.key.weight"))}
     if len(set(wide.values())) > 1 or any(name.endswith(".mlp.gate.weight") for name in shapes):
         raise SourceError(
