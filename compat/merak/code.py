@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.launching import torchrun
@@ -17,12 +17,18 @@ Flat = Mapping[str, Any]
 
 def script(given: Flat, values: Flat, version: str) -> str:
     """A short training script for the command line, with names for the parts that the user writes."""
+    sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
+    # An open size stands in the script as a name in capitals, for the user to fill in; `sp` is
+    # optional.
+    named = ", ".join(
+        f"{axis}={size or axis.upper()}" for axis, size in sizes.items() if size or axis != "sp"
+    )
     parts = (
         _imports(given, version),
-        _start(values),
+        (f"Merak.init({named})  # by name: its documentation and its source give another order",),
         _lists(given),
         _loss(given, version),
-        _arguments(),
+        ("(args,) = HfArgumentParser(MerakArguments).parse_args_into_dataclasses()",),
         _trainer(given, version),
     )
     return "\n\n".join(text for text in map("\n".join, parts) if text) + "\n"
@@ -42,25 +48,17 @@ def _section(given: Flat, name: str) -> dict[str, Any]:
     return {path.removeprefix(prefix): value for path, value in given.items() if path.startswith(prefix)}
 
 
-def _start(values: Flat) -> Iterator[str]:
-    sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
-    named = (f"{axis}={size or axis.upper()}" for axis, size in sizes.items() if size or axis != "sp")
-    yield f"Merak.init({', '.join(named)})  # by name: its documentation and its source give another order"
-
-
 def _lists(given: Flat) -> Iterator[str]:
     lists = _section(given, "tp_lists")
     if lists:
         yield "set_tp_layer_lists("
-        yield from (f"    {name}={_listed(value)}," for name, value in lists.items())
+        for name, value in lists.items():
+            yield f"    {name}={list(value) if isinstance(value, tuple) else value!r},"
         yield ")"
 
 
-def _listed(value: Any) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
-
-
 def _loss(given: Flat, version: str) -> Iterator[str]:
+    # Since 2.0.0 a loss is a method to override; before, it was an argument of the trainer.
     loss = given.get("trainer.loss_fn")
     if loss and release(version).since(REWRITTEN):
         yield ""
@@ -70,24 +68,23 @@ def _loss(given: Flat, version: str) -> Iterator[str]:
         yield ""
 
 
-def _arguments() -> Iterator[str]:
-    yield "(args,) = HfArgumentParser(MerakArguments).parse_args_into_dataclasses()"
-
-
 def _trainer(given: Flat, version: str) -> Iterator[str]:
     said, own = _section(given, "trainer"), release(version).since(REWRITTEN)
     loss = said.pop("loss_fn", None)
     said = {"model": "model", "args": "args", "train_dataset": "train_dataset", **said}
     yield f"trainer = {'Trainer' if loss and own else 'MerakTrainer'}("
-    yield from (f"    {name}={_object(value)}," for name, value in said.items())
+    for name, value in said.items():
+        # Names of objects in the script, written without quotes; several of them as a tuple.
+        written = (
+            value
+            if isinstance(value, str)
+            else "(" + "".join(f"{one}, " for one in value).rstrip(" ") + ")"
+        )
+        yield f"    {name}={written},"
     if loss and not own:
         yield f"    loss_fn={loss},"
     yield ")"
     yield "trainer.train()"
-
-
-def _object(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else "(" + "".join(f"{name}, " for name in value).rstrip(" ") + ")"
 
 
 def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ def _interval(theirs: str, ours: str) -> Rule:
     return convert(
         theirs,
         ours,
+        # A share of the run becomes 1 step: its length in steps may not be known, and the loss is
+        # reported.
         lambda values, context: {ours: max(1, round(values[theirs]))} if values.get(theirs) is not None else {},
         lambda values, context: {theirs: values.get(ours) or None},
         effect=EFFECTS[ours],
@@ -81,6 +83,7 @@ RULES = (
         "args.seed",
         "run.seed",
         lambda values, context: {"run.seed": values.get("args.seed")},
+        # A negative seed is left out, and so is an open one.
         lambda values, context: {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {},
         effect=EFFECTS["run.seed"],
         lossy="Merak takes no negative seed",

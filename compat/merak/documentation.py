@@ -24,7 +24,7 @@ STATED: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "args.sequence_parallel",
-        "it works where tensor parallelism does (Megatron's kind)",
+        "it works together with tensor parallelism, as in Megatron",
         "on main it is Ulysses attention over the ranks of init(sp=), for Llama models only",
         PAGE,
         "Merak/core/sequence_parallel, commit 856746c",
@@ -40,7 +40,7 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.loss_scale",
         "a value other than 0 is a constant scale",
-        "the scale is dynamic whatever it says",
+        "the scale is always dynamic",
         PAGE,
         "Merak/core/amp/amp_engine.py: dynamic_loss_scale=True",
         since=REWRITTEN,
@@ -48,15 +48,15 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.hysteresis",
         "overflows that are tolerated",
-        "nothing reads it: 2 are",
+        "nothing reads it; 2 overflows are tolerated",
         PAGE,
         "Merak/core/amp/amp_engine.py: dynamic_loss_args",
         since=REWRITTEN,
     ),
     Disagreement(
         "args.partition_method",
-        "uniform, uniform_floor and parameters are there, and uniform cuts evenly",
-        "custom and autopipe are there too, and uniform runs past the end unless the stages divide the shards",
+        "the methods are uniform, uniform_floor and parameters, and uniform cuts evenly",
+        "there are also custom and autopipe, and uniform exceeds the last shard unless the stages divide the shards",
         PAGE,
         "Merak/core/pipeline/module_utils.py: partition_uniform",
         since=REWRITTEN,
@@ -79,8 +79,8 @@ STATED: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "tp_lists.col_para_list",
-        "set_tp_layer_lists is found at Merak.set_tp_layer_lists",
-        "it is found at Merak.core.tensor_parallel.mp_attrs.set_tp_layer_lists",
+        "the function is Merak.set_tp_layer_lists",
+        "the function is Merak.core.tensor_parallel.mp_attrs.set_tp_layer_lists",
         PAGE,
         "Merak/__init__.py",
         since=REWRITTEN,

@@ -26,17 +26,22 @@ def effective(given: Flat, version: str, world_size: int | None) -> dict[str, An
     Raises one `ConfigError` with everything that Merak, or the class of arguments it inherits from, refuses.
     """
     at = release(version)
-    ConfigError.raise_if(f"{path}: not in Merak {version}{_instead(path, at)}" for path in given if path not in at.defaults)
+    unknown = []
+    for path in given:
+        if path not in at.defaults:
+            found = lifetime(path)
+            hint = f"; Merak {found} has it" if found != "none" else nearest(path, at.defaults)
+            unknown.append(f"{path}: not in Merak {version}{hint}")
+    ConfigError.raise_if(unknown)
     values = {path: value for path, value in {**at.defaults, **given}.items() if value is not None}
     _merge(values, at)
-    _axes(values, world_size)
+    # Without a value in `init`, data-parallel replicas are the ranks that the other axes leave.
+    others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
+    if world_size and "init.dp" not in values and world_size % others == 0:
+        values["init.dp"] = world_size // others
+    # All checks are made, so that one error has every refusal; Merak itself stops at the first.
     ConfigError.raise_if(problem for check in CHECKS for problem in check(values, at, world_size))
     return values
-
-
-def _instead(path: str, at: Release) -> str:
-    found = lifetime(path)
-    return f"; it is there in {found}" if found != "none" else nearest(path, at.defaults)
 
 
 def _merge(values: dict[str, Any], at: Release) -> None:
@@ -60,13 +65,6 @@ def _merge(values: dict[str, Any], at: Release) -> None:
 
 def _evaluates(values: Flat) -> str:
     return str(values.get("args.eval_strategy") or values.get("args.evaluation_strategy") or "no")
-
-
-def _axes(values: dict[str, Any], world_size: int | None) -> None:
-    """Without a value in `init`, data-parallel replicas are the ranks that the other axes leave."""
-    others = prod(values.get(axis) or 1 for axis in AXES if axis != "init.dp")
-    if world_size and "init.dp" not in values and world_size % others == 0:
-        values["init.dp"] = world_size // others
 
 
 Check = Callable[[Flat, Release, int | None], Iterator[str]]
@@ -139,11 +137,14 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     if split == "min_deps" and at.version != REWRITTEN:
         yield f"args.split_method: found 'min_deps', Merak {at.version} takes {', '.join(SPLITS)}"
     if trace not in ("fx", "dynamo") and pipeline * tensor > 1:
-        yield f"args.trace_method: {shown(trace)} means no tracing, which takes pp x tp = 1; found {pipeline} x {tensor}; use fx"
+        yield (
+            f"args.trace_method: {shown(trace)} means no tracing, which needs pp x tp = 1; "
+            f"found {pipeline} x {tensor}; use fx"
+        )
     if trace == "dynamo" and tensor > 1:
-        yield f"args.trace_method: dynamo takes tp = 1, found {tensor}; use fx"
+        yield f"args.trace_method: dynamo needs tp = 1, found {tensor}; use fx"
     if "args.lora_config" in values and tensor > 1:
-        yield f"args.lora_config: LoRA takes tp = 1, found {tensor}"
+        yield f"args.lora_config: LoRA needs tp = 1, found {tensor}; use one tensor rank, or drop it"
 
 
 def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
@@ -179,6 +180,7 @@ def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterato
         yield f"args.lr_scheduler_type: found {shown(name)}, Merak {at.version} takes {', '.join(OLD_SCHEDULES)}"
         return
     for key, value in kwargs.items():
+        # One problem is enough: the checks of the shape below compute with these values.
         if isinstance(value, bool) or not isinstance(value, int | float):
             yield f"args.lr_scheduler_kwargs.{key}: found {shown(value)}, expected a number"
             return
@@ -203,6 +205,7 @@ def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
             yield f"args.lr_scheduler_kwargs.{key}: {name} does not take it{nearest(key, SHAPE_KEYS.get(name, ()))}"
         elif kwargs[key] < 0:
             yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs[key])}, expected 0 or more"
+    # Exactly one of the two: neither and both are refused.
     if name == "cosine_with_min_lr" and ("min_lr" in kwargs) == ("min_lr_rate" in kwargs):
         yield "args.lr_scheduler_kwargs: cosine_with_min_lr takes one of min_lr and min_lr_rate"
     end = kwargs.get("lr_end", POLYNOMIAL_END)
@@ -214,6 +217,9 @@ def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
 
 
 POLYNOMIAL_END = 1e-7
+"""Default of `lr_end` (transformers, optimization.py:
+get_polynomial_decay_schedule_with_warmup).
+"""
 
 
 def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:

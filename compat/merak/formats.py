@@ -33,7 +33,9 @@ YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 FLOATS = ("args.zero_stage", "args.zero_allgather_bucket_size", "args.zero_reduce_bucket_size")
 """Whole numbers that the parser reads as floats."""
 LAUNCHER = re.compile(r"\s*(\w+=\S*\s+)*(\S*/)?(python[\d.]*|torchrun|srun|mpirun|deepspeed)\s")
+"""The beginning of a command that starts a script, with assignments before it."""
 NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+"""A negative number, which argparse takes for a value though it starts with a dash."""
 
 
 # Reading
@@ -45,10 +47,12 @@ def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | Non
     `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the source's own.
     """
     reader = _Reader(version, lenient)
+    # In this order: the source overrides the file beside it, and `code` overrides both.
     reader.script(_beside(source))
     content = _content(source)
-    launch = _launch(content)
-    if launch is not None:
+    launch: Launch | None = None
+    if isinstance(content.data, Script):
+        launch = content.data.launch(is_launch, "arguments of Merak")
         reader.findings += assumed(content.data)
         reader.opaque = launch.opaque
         lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
@@ -63,10 +67,11 @@ def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | Non
 
 
 def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Values as the schema has them, and what is wrong with the others."""
+    """Values as the schema types them, and a problem for each of the others."""
     try:
         return flatten(validate(Merak, nest(raw))), ()
     except ConfigError as error:
+        # Once more without the values that are wrong, so that checks of the others can go on.
         names = {problem.partition(":")[0] for problem in error.problems}
         left = {path: value for path, value in raw.items() if not any(f"{name}.".startswith(f"{path}.") for name in names)}
         return (_typed(left)[0] if len(left) < len(raw) else {}), error.problems
@@ -88,23 +93,23 @@ def _content(source: Any) -> Document:
     return _empty(source) or load(source)
 
 
-def _launch(document: Document) -> Launch | None:
-    """The run of Merak that a launch script starts; None for any other document."""
-    script = document.data
-    return script.launch(is_launch, "arguments of Merak") if isinstance(script, Script) else None
-
-
 def _empty(source: str | Path | Document) -> Document | None:
-    """Whether the source is a command line without arguments. The general reader refuses one."""
+    """A document without words if the source is a command line without arguments, which the general
+    reader refuses.
+
+    None for any other source.
+    """
     if isinstance(source, Document):
         return None
     if isinstance(source, Path) or not is_text(source):
-        return _empty(read_text(source) or "#") if Path(source).suffix in (".txt", ".args") and os.path.isfile(source) else None
-    return Document([], {}, "flags") if source.startswith("#") and not _bare(source) else None
-
-
-def _bare(text: str) -> str:
-    return "".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).strip()
+        if Path(source).suffix not in (".txt", ".args") or not os.path.isfile(source):
+            return None
+        return _empty(read_text(source) or "#")
+    # `flags_text` writes a comment for no arguments, as an empty file could be a mistake.
+    bare = "".join(
+        line for line in source.splitlines() if not line.lstrip().startswith("#")
+    ).strip()
+    return Document([], {}, "flags") if source.startswith("#") and not bare else None
 
 
 def _beside(source: Any) -> Mapping[str, Any]:
@@ -214,7 +219,7 @@ class _Reader:
         elif value is not None:
             self.raw[path] = value
         elif release(self.version).defaults[path] is not None:
-            self.problems.append(f"{written}: found nothing, expected a value; or leave it out")
+            self.problems.append(f"{written}: found no value; give one, or leave it out")
 
     def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
         if self.lenient:
@@ -224,7 +229,7 @@ class _Reader:
             self.problems.append(f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
 
     def absent(self, written: str, path: str) -> None:
-        message = f"not in Merak {self.version}; it is there in {lifetime(path)}"
+        message = f"not in Merak {self.version}; Merak {lifetime(path)} has it"
         if self.lenient:
             self.findings.append(Finding(written, message + "; left out", touching.effect(written), True))
         else:
@@ -243,6 +248,7 @@ class _Reader:
         word, end = words[index], index + 1
         while end < len(words) and _is_value(words[end]):
             end += 1
+        # A word whose value the script reader does not know may stand for any number of arguments.
         if index in self.opaque and not word.startswith("--"):
             message = f"{self.opaque[index]}; arguments that it may hold are left out"
             self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
@@ -280,6 +286,7 @@ class _Reader:
             return None, False
         if spelled in known:
             return known[spelled]
+        # argparse accepts the beginning of an option if it fits only one.
         longer = {known[option] for option in known if option.startswith(spelled)}
         if len(longer) == 1:
             path, negated = longer.pop()
@@ -307,8 +314,11 @@ def _start(words: Sequence[str]) -> int:
     """Index of the script's first argument: behind `python train.py`, or 0."""
     scripts = (index for index, word in enumerate(words) if word.endswith(".py") and not word.startswith("-"))
     first = next(scripts, None)
-    launched = first is not None and bool(LAUNCHER.match(" ".join(words[: first + 1])) or first == 0)
-    return first + 1 if launched and first is not None else 0
+    if first is None:
+        return 0
+    # Behind an option, `x.py` is its value and not the script.
+    launched = first == 0 or LAUNCHER.match(" ".join(words[: first + 1]))
+    return first + 1 if launched else 0
 
 
 def _is_value(word: str) -> bool:
@@ -330,7 +340,9 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments that a plan needs."""
+    """Arguments that a plan field stands for, so that an unknown value of one cannot be
+    left out.
+    """
     from compat.merak.rules import table
 
     return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
@@ -367,8 +379,12 @@ def _kind(annotation: Any) -> type:
 def _parsed(path: str, texts: list[str]) -> Any:
     """The value of an option, as Hugging Face's argument parser reads it."""
     made = kind(path)
-    if made is bool and len(texts) <= 1:
-        return _switch(texts[0]) if texts else True
+    if made is bool and not texts:
+        return True
+    if made is bool and len(texts) == 1:
+        if texts[0].lower() not in (*YES, *NO):
+            raise ValueError(f"found {texts[0]!r}, expected true or false")
+        return texts[0].lower() in YES
     if made is tuple and texts:
         return tuple(texts)
     if len(texts) != 1:
@@ -383,12 +399,6 @@ def _single(path: str, made: type, text: str) -> Any:
         raise ValueError(f"found {text!r}, expected a {'number' if made is float else 'whole number'}") from None
 
 
-def _switch(text: str) -> bool:
-    if text.lower() not in (*YES, *NO):
-        raise ValueError(f"found {text!r}, expected true or false")
-    return text.lower() in YES
-
-
 def _mapping(text: str) -> Any:
     try:
         return json.loads(text)
@@ -401,14 +411,16 @@ def _mapping(text: str) -> Any:
 
 def flags(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One tuple for each argument: the option and its values."""
-    arguments = ((path.partition(".")[2], value) for path, value in given.items() if path.startswith("args."))
-    return [_line(name, list(_texts(value))) for name, value in arguments]
-
-
-def _line(name: str, texts: list[str]) -> tuple[str, ...]:
-    if len(texts) == 1 and texts[0].startswith("-") and not NEGATIVE.match(texts[0]):
-        return (f"--{name}={texts[0]}",)
-    return (f"--{name}", *texts)
+    found: list[tuple[str, ...]] = []
+    for path, value in given.items():
+        if not path.startswith("args."):
+            continue
+        name, texts = path.partition(".")[2], list(_texts(value))
+        # argparse reads a word with a dash as an option, unless it is tied to its own or is a
+        # number.
+        tied = len(texts) == 1 and texts[0].startswith("-") and not NEGATIVE.match(texts[0])
+        found.append((f"--{name}={texts[0]}",) if tied else (f"--{name}", *texts))
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:

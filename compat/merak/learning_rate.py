@@ -48,8 +48,12 @@ def _blurred(values: Group) -> bool:
     """Whether the plan's schedule is only near to theirs, or the warmup depends on the length of the data."""
     name, said = values[TYPE], _said(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
+    # The plan's inverse root falls from the end of the warmup; theirs has a scale of its own
+    # without one.
     slow = name == "inverse_sqrt" and (not _warmup(values) or "timescale" in said)
+    # A share of a run whose number of steps is not known.
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
+    # No plateau and no decay: the schedule ends with the warmup, which a plan's WSD cannot.
     sudden = name == "warmup_stable_decay" and not said["num_stable_steps"] and not said["num_decay_steps"]
     return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
 
@@ -83,23 +87,21 @@ def _total(values: Group) -> int | None:
     return values[TOTAL] if values[TOTAL] > 0 else None
 
 
-def _decay(values: Group) -> Group:
-    """The decay of WSD, a half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the peak."""
-    if values[TYPE] != "warmup_stable_decay":
-        return {}
-    return {SCHEDULE + "decay_steps": max(1, int(_said(values)["num_decay_steps"])), SCHEDULE + "decay_shape": "cosine"}
-
-
 def _read(values: Group, context: Context) -> Group:
     warmup = _warmup(values)
-    return {
+    found = {
         SCHEDULE + "name": SHAPES[values[TYPE]],
         SCHEDULE + "warmup_steps": warmup,
         SCHEDULE + "warmup_from": 0.0,
         SCHEDULE + "total_steps": _total(values),
         SCHEDULE + "minimum": _minimum(values),
-        **_decay(values),
     }
+    if values[TYPE] == "warmup_stable_decay":
+        # A half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the
+        # peak.
+        found[SCHEDULE + "decay_steps"] = max(1, int(_said(values)["num_decay_steps"]))
+        found[SCHEDULE + "decay_shape"] = "cosine"
+    return found
 
 
 def _write(values: Group, context: Context) -> Group:
@@ -115,6 +117,8 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
     below = minimum < _peak(values)
     if name in ("linear", "cosine"):
         if not context.since(REWRITTEN):
+            # Without arguments polynomial falls to its default end, so it can express that one
+            # minimum.
             return ("polynomial" if minimum == POLYNOMIAL_END and name == "linear" and below else name), {}
         if not minimum:
             return name, {}
@@ -133,13 +137,17 @@ def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[s
     told = values.get(SCHEDULE + "decay_steps")
     decay = min(max(1, total // TENTH) if told is None else told, total - warmup)
     lengths = {"num_stable_steps": total - warmup - decay, "num_decay_steps": decay}
-    return lengths | ({"min_lr_ratio": _ratio(minimum, _peak(values))} if minimum else {})
-
-
-def _ratio(part: float, whole: float) -> float:
-    """`part` / `whole`, or a neighbouring float if only that gives `part` again when multiplied with `whole`."""
-    near = part / whole if whole else 0.0
-    return next((share for share in (near, nextafter(near, 0), nextafter(near, inf)) if share * whole == part), near)
+    if not minimum:
+        return lengths
+    peak = _peak(values)
+    near = minimum / peak if peak else 0.0
+    # A quotient is rounded, so its product with the peak may miss the minimum by a bit; a
+    # neighbouring float may hit it.
+    shares = (near, nextafter(near, 0), nextafter(near, inf))
+    return {
+        **lengths,
+        "min_lr_ratio": next((share for share in shares if share * peak == minimum), near),
+    }
 
 
 def _peak(values: Group) -> float:

@@ -49,7 +49,12 @@ def _names() -> frozenset[str]:
 def score(data: Any) -> int:
     """The number of Merak's names in a source; 0 if it belongs to another stack."""
     if isinstance(data, Script):
-        return int(any(is_launch(launch) and _is_merak(launch.texts) for launch in data.launches))
+        own = ALONE.difference(SHARED)
+        for launch in data.launches:
+            names = {word.removeprefix("--").partition("=")[0] for word in launch.texts}
+            if is_launch(launch) and not names.isdisjoint(own):
+                return 1
+        return 0
     if isinstance(data, Mapping):
         return _sections(data) or _count([str(key) for key in data])
     if isinstance(data, Sequence) and not isinstance(data, str):
@@ -60,10 +65,6 @@ def score(data: Any) -> int:
 
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size", "zero_stage")
 """Names that other scripts with Hugging Face's arguments use too."""
-
-
-def _is_merak(words: Sequence[str]) -> bool:
-    return any(word.removeprefix("--").partition("=")[0] in ALONE.difference(SHARED) for word in words)
 
 
 def is_launch(launch: Launch) -> bool:
@@ -81,5 +82,6 @@ def _sections(data: Mapping[Any, Any]) -> int:
 
 
 def _count(names: Sequence[str]) -> int:
+    # Names that other stacks have too are counted only beside one that is Merak's alone.
     own = any(name in ALONE for name in names)
     return 1 + sum(name in _names() for name in names) if own else 0

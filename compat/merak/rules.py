@@ -78,6 +78,8 @@ SEQUENCE = convert(
 
 
 def _read_sequence(values: Group, context: Context) -> Group:
+    # One argument, two meanings: Ulysses over ranks of their own on main, tokens of tensor ranks
+    # before.
     if context.since(ULYSSES):
         return {"parallel.context": values.get("init.sp"), "parallel.sequence": False}
     split = bool(values.get("args.sequence_parallel")) and (values.get("init.tp") or 1) > 1
@@ -200,11 +202,18 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             ("args.partition_method", "args.custom_partition"),
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
-            lambda values, context: _read_partition(values),
+            lambda values, context: (
+                {"stages.rule": PARTITIONS[values["args.partition_method"]]}
+                if _piped(values.get("init.pp"))
+                else {}
+            ),
             lambda values, context: _write_partition(values),
             effect=Effect.COST,
             sees=("init.pp", "parallel.pipeline"),
-            carries={"args.partition_method": "stages.rule", "args.custom_partition": "stages.boundaries"},
+            carries={
+                "args.partition_method": "stages.rule",
+                "args.custom_partition": "stages.boundaries",
+            },
             lossy=SHARDS,
             blurs=lambda values: values.get("args.partition_method") in OWN_PARTITIONS,
             source="core/pipeline/layers_partition.py",
@@ -245,14 +254,12 @@ def _piped(ranks: int | None) -> bool:
     return (ranks or 1) > 1
 
 
-def _read_partition(values: Group) -> Group:
-    return {"stages.rule": PARTITIONS[values["args.partition_method"]]} if _piped(values.get("init.pp")) else {}
-
-
 def _write_partition(values: Group) -> Group:
     rule = values.get("stages.rule")
     if rule is None or not _piped(values.get("parallel.pipeline")):
         return {}
+    # Not uniform: its boundaries exceed the last shard unless pp divides their number
+    # (module_utils.py: partition_uniform).
     return {"args.partition_method": "parameters" if rule == "parameters" else "uniform_floor"}
 
 
@@ -282,7 +289,7 @@ def zero_rules() -> tuple[Rule, ...]:
             (REDUCE_BUCKET, GATHER_BUCKET),
             ("zero.bucket", "zero.gather_bucket"),
             _read_bucket,
-            lambda values, context: _write_bucket(values),
+            _write_bucket,
             effect=Effect.COST,
             sees=(*ZERO_FIELDS, "zero.stage"),
             carries={REDUCE_BUCKET: "zero.bucket", GATHER_BUCKET: "zero.gather_bucket"},
@@ -321,10 +328,13 @@ def _read_bucket(values: Group, context: Context) -> Group:
     return {"zero.bucket": values.get(REDUCE_BUCKET), "zero.gather_bucket": values.get(GATHER_BUCKET)} if on else {}
 
 
-def _write_bucket(values: Group) -> Group:
+def _write_bucket(values: Group, context: Context) -> Group:
+    if not values.get("zero.stage"):
+        return {}
+    # An open gather bucket means the same size as the other one.
     reduced = values.get("zero.bucket")
     gathered = values.get("zero.gather_bucket") or reduced
-    return {REDUCE_BUCKET: reduced or None, GATHER_BUCKET: gathered or None} if values.get("zero.stage") else {}
+    return {REDUCE_BUCKET: reduced or None, GATHER_BUCKET: gathered or None}
 
 
 PRESCALED = ("args.prescale_gradients", "args.gradient_predivide_factor")
@@ -420,7 +430,7 @@ FLOOR = convert(
     "args.min_loss_scale",
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_floor(values),
-    lambda values, context: _where_half(values, "args.min_loss_scale", _floor(values)),
+    lambda values, context: _write_floor(values),
     effect=lambda values: _scaled(values),
     sees=SCALED,
     lossy="Merak's smallest scale is a whole number, and a step that overflows at it is skipped as any other",
@@ -433,20 +443,34 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_window(values: Group, context: Context) -> Group:
-    window = values["args.loss_scale_window"] if values.get("args.fp16") else TORCH_WINDOW if automatic(values) else None
-    late = not sharded(values, context)
-    return {} if window is None else {"precision.loss_scale.window": window, "precision.loss_scale.late": late}
+    if values.get("args.fp16"):
+        window = values["args.loss_scale_window"]
+    elif automatic(values):
+        window = TORCH_WINDOW
+    else:
+        return {}
+    # ZeRO has a scaler of its own, which doubles at the end of the window; Merak's doubles one good
+    # step later.
+    return {
+        "precision.loss_scale.window": window,
+        "precision.loss_scale.late": not sharded(values, context),
+    }
 
 
 def _read_floor(values: Group) -> Group:
+    """The smallest loss scale, and that an overflow at it does not end the run; torch's scaler has
+    fixed values for both.
+    """
     if not values.get("args.fp16"):
         return TORCH_FLOOR if automatic(values) else {}
-    return {"precision.loss_scale.minimum": float(values["args.min_loss_scale"]), "precision.loss_scale.final": False}
+    minimum = float(values["args.min_loss_scale"])
+    return {"precision.loss_scale.minimum": minimum, "precision.loss_scale.final": False}
 
 
-def _floor(values: Group) -> int | None:
+def _write_floor(values: Group) -> Group:
+    # The argument is a whole number; a plan's minimum may have a fraction.
     minimum = values.get("precision.loss_scale.minimum")
-    return None if minimum is None else round(minimum)
+    return _where_half(values, "args.min_loss_scale", None if minimum is None else round(minimum))
 
 
 def _where_half(values: Group, path: str, value: int | None) -> Group:
@@ -465,6 +489,7 @@ def _read_loss_scale(values: Group, context: Context) -> Group:
 def _write_loss_scale(values: Group, context: Context) -> Group:
     if values.get("precision.compute") != "fp16":
         return {}
+    # A static scale has no setting here: Merak's is always dynamic.
     _, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     return {
         "args.initial_scale_power": None if initial is None else min(127, max(0, round(log2(initial)))),
@@ -525,6 +550,8 @@ def _write_optimizer(values: Group) -> Group:
         "args.adam_beta2": second,
         "args.adam_epsilon": values.get("optimizer.eps"),
         "args.weight_decay": values.get("optimizer.weight_decay"),
+        # ZeRO refuses optimizers that it was not tested with, such as Adafactor, unless this is
+        # set.
         "args.zero_allow_untested_optimizer": True if name == "adafactor" and values.get("zero.stage") else None,
     }
 
@@ -568,6 +595,7 @@ def _read_recompute(values: Group) -> Group:
     if not size:
         return {"recompute.granularity": "none"}
     words: tuple[str, ...] = values.get("args.activation_checkpoint_ratio") or ()
+    # A plan has one share for all stages; one for each stage is lost, which `blurs` tells.
     share = float(words[0]) if len(words) == 1 else None
     return {
         "recompute.granularity": "full",
@@ -617,12 +645,12 @@ def other_rules() -> tuple[Rule, ...]:
 
 KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     (
-        "how the traced graph is cut into shards is Merak's own",
+        "the rule that cuts the traced graph into shards is Merak's own",
         Effect.COST,
         ("split_method", "custom_split_points", "shard_count"),
     ),
     (
-        "how the model is traced is Merak's own",
+        "the way to trace the model is Merak's own",
         Effect.NONE,
         ("trace_method", "trace_model", "input_names", "cache_sharding", "cache_name"),
     ),
@@ -630,7 +658,7 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("tensor-parallel messages inside Merak's layers", Effect.COST, ("sequence_dim",)),
     ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
     (
-        "how data is loaded",
+        "a setting of the data loader",
         Effect.COST,
         ("dataloader_pin_memory", "split_inputs"),
     ),
@@ -656,13 +684,13 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "where a run starts from; checkpoints do not move between stacks",
+        "the checkpoint that a run starts from; settings do not move it to another stack",
         Effect.NUMBERS,
         ("resume_from_checkpoint",),
     ),
     ("generation by Merak's engine", Effect.NONE, ("text_generation", "out_seq_length", "temperature")),
     ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
-    ("which device a rank runs on", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
+    ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
 """Arguments without a Plan field: the reason why they stay behind, and the effect of that on the run."""
 INHERITED = ("a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on", Effect.NONE)

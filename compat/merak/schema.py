@@ -23,7 +23,7 @@ def _word(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Numbers in a list that the command line hands over as words."""
+    """A list with its numbers as words, as the command line gives them."""
     if isinstance(value, list | tuple):
         return tuple(repr(item) if isinstance(item, int | float) and not isinstance(item, bool) else item for item in value)
     return value
@@ -76,7 +76,7 @@ class Init(Section):
 
 
 class Arguments(Section):
-    """`MerakArguments`, and what they inherit from Hugging Face `TrainingArguments`."""
+    """`MerakArguments`, with the arguments inherited from Hugging Face's `TrainingArguments`."""
 
     # Pipeline
     train_schedule: (
@@ -266,7 +266,9 @@ class Trainer(Section):
 
 
 class TensorLists(Section):
-    """`set_tp_layer_lists`: how modules are split over tensor ranks, for models that Merak does not know."""
+    """`set_tp_layer_lists`: the split of modules over tensor ranks, for models that Merak does not
+    know.
+    """
 
     col_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by output.")
     row_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by input.")

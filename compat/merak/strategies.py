@@ -42,7 +42,15 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     degrees = draw(_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
     script = draw(_script(case)) if degrees else ()
-    model, cut = draw(_model(degrees)), draw(_cut(degrees.get("init.pp")))
+    model = draw(_model(degrees))
+    # A custom partition: one cut between two stages, with 0 before and the number of shards behind.
+    cuts = (degrees.get("init.pp") or 2) - 1
+    inner = st.lists(st.integers(0, 40), min_size=cuts, max_size=cuts)
+    whole = inner.map(lambda found: ",".join(map(str, (0, *sorted(found), 48))))
+    custom = st.fixed_dictionaries(
+        {PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)}
+    )
+    cut: Group = draw(st.just({}) | custom)
     return [{**degrees, **batch}, *(draw(choice(case)) for choice in CHOICES), model, cut, *script]
 
 
@@ -57,13 +65,6 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
             sizes[f"init.{axis}"] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
             left //= sizes[f"init.{axis}"]
     return {**sizes, "init.dp": left}
-
-
-def _cut(stages: int | None) -> Groups:
-    """A custom partition."""
-    cuts = st.lists(st.integers(0, 40), min_size=(stages or 2) - 1, max_size=(stages or 2) - 1)
-    whole = cuts.map(lambda inner: ",".join(map(str, (0, *sorted(inner), 48))))
-    return st.just({}) | st.fixed_dictionaries({PARTITION[0]: st.just("custom"), PARTITION[1]: st.tuples(whole)})
 
 
 @st.composite
@@ -131,6 +132,7 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
     if not release(case.version).since(REWRITTEN):
         return {**steps, TYPE: draw(st.sampled_from(OLD_SCHEDULES))}
     name = draw(_field(TYPE))
+    # These arguments have to stay below the peak, so they are drawn as shares of it.
     peak = steps.get("args.learning_rate", 5e-5)
     said = draw(SHAPES[name]) if name in SHAPES else {}
     kwargs = {key: value * peak if key in RATES else value for key, value in said.items()}
@@ -138,17 +140,17 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
     return {**steps, **plateau, TYPE: name, **({KWARGS: kwargs} if kwargs else {})}
 
 
-def _own(case: Case, path: str) -> SearchStrategy[Any]:
-    own = values(case, path)
-    return _field(path) if own is None else own
-
-
 @st.composite
 def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Settings of the script beside the mesh sizes."""
     known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
     lists = [path for path in known if path.startswith("tp_lists.")]
-    objects = {path: _own(case, path) for path in known if path not in lists}
+    # Objects of the script are drawn as names; their type alone would allow any text.
+    objects = {}
+    for path in known:
+        if path not in lists:
+            own = values(case, path)
+            objects[path] = _field(path) if own is None else own
     enough = {path: _field(path) for path in ("tp_lists.col_para_list", "tp_lists.row_para_list")}
     more = [path for path in lists if path not in enough]
     ratios = "tp_lists.input_output_mapping"

@@ -49,6 +49,7 @@ def _on(seen: Seen) -> bool:
 def _wrong_norm(seen: Seen) -> bool:
     """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of the rank's own parameters."""
     own = not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
+    # With one pipeline and one tensor rank, the rank's own parameters are all of them.
     return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
 
 
@@ -70,7 +71,7 @@ TRAPS = Checks(
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
     _dead("hysteresis", "the scaler takes 2 in any case", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
     _dead("loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN),
-    _dead("init.backend", "init takes NCCL where torch has it, else MPI", "initialize.py: init"),
+    _dead("init.backend", "init takes NCCL if torch has it, else MPI", "initialize.py: init"),
     _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.2"),
     _dead("fp16_opt_level", "only Apex mixed precision uses it", "core/amp/amp_engine.py"),
     _unused(
@@ -327,18 +328,13 @@ def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Rele
     """Findings for defaults that differ from the documentation. The release's source decides."""
     for path, said in at.documented.items():
         if path not in at.defaults:
-            if path in DOCUMENTED_ONLY:
-                continue
-        elif path == "args.shard_count" and path not in given and path in values:
+            continue
+        if path == "args.shard_count" and path not in given and path in values:
             message = f"not given: Merak {at.version} takes num_layers * 2 + 4; its documentation says {said}"
             yield Finding(path, message, Effect.NONE, after=values[path])
         elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
             message = f"not given: Merak {at.version} takes {shown(at.defaults[path])}; its documentation says {shown(said)}"
             yield Finding(path, message, Effect.COST, after=values.get(path))
-
-
-DOCUMENTED_ONLY = ("args.eval_iters", "args.text_generation")
-"""Arguments that are documented for releases without them. To set one is an error."""
 
 
 def _open(values: Mapping[str, Any]) -> Iterator[Finding]:

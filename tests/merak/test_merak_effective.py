@@ -133,10 +133,10 @@ def test_defaults_move(version: str, path: str, default: Any) -> None:
 
 
 def test_what_a_release_lacks_is_refused() -> None:
-    assert "it is there in 2.0.0 to 2.2.2+main" in refused("1.1.1", split_method="layer_split")
-    assert "it is there in 1.1.1 to 1.1.1" in refused(zero_optimization=True)
-    assert "it is there in 2.2.2+main" in refused("2.2.2", sp=2)
-    assert "it is there in 2.1.0" in refused("2.0.0", conv_para_list=["x"])
+    assert "Merak 2.0.0 to 2.2.2+main has it" in refused("1.1.1", split_method="layer_split")
+    assert "Merak 1.1.1 has it" in refused(zero_optimization=True)
+    assert "Merak 2.2.2+main has it" in refused("2.2.2", sp=2)
+    assert "Merak 2.1.0" in refused("2.0.0", conv_para_list=["x"])
 
 
 # Derived
@@ -175,8 +175,8 @@ def test_data_ranks_are_what_is_left() -> None:
         ({"pp": 2, "partition_method": "custom", "custom_partition": ["0,6"]}, "for pp (2), expected 3"),
         ({"split_method": "min_deps"}, "takes farthest_min_deps"),
         ({"trace_method": "None", "pp": 2}, "means no tracing"),
-        ({"trace_method": "dynamo", "tp": 2}, "dynamo takes tp = 1"),
-        ({"lora_config": "x.json", "tp": 2}, "LoRA takes tp = 1"),
+        ({"trace_method": "dynamo", "tp": 2}, "dynamo needs tp = 1"),
+        ({"lora_config": "x.json", "tp": 2}, "LoRA needs tp = 1"),
         ({"activation_checkpoint_ratio": ["half"]}, "expected a number"),
         ({"zero_stage": 2}, "only stage 1 exists"),
         ({"zero_stage": 0}, "only stage 1 exists"),

@@ -77,7 +77,7 @@ def test_command_lines(words: str, expected: dict[str, Any]) -> None:
         ("--save maybe", "--save: found 'maybe', expected true or false"),
         ("--input_names", "--input_names: found no values, expected one or more"),
         ("--lr_scheduler_kwargs min_lr", "expected JSON"),
-        ("--eval_iters 3", "not in Merak 2.2.2+main; it is there in 1.1.1 to 2.1.0"),
+        ("--eval_iters 3", "not in Merak 2.2.2+main; Merak 1.1.1 to 2.1.0 has it"),
         ("stray --seed 1", "stray (word 1): belongs to no option"),
         ("-s 1", "-s: unknown argument"),
         ("--pp 2", "--pp: unknown argument"),

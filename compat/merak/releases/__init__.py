@@ -75,19 +75,23 @@ def histories() -> Mapping[str, list[list[Any]]]:
 @cache
 def release(version: str) -> Release:
     """The facts of one known release."""
-    found = {path: _at(history, version) for path, history in histories().items()}
-    arguments = {path: step[1] for path, step in found.items() if step is not None and len(step) == 2}
+    arguments: dict[str, Any] = {}
+    for path, history in histories().items():
+        # The last step up to this release; one without a default means that the argument was
+        # removed.
+        steps = (step for step in reversed(history) if RELEASES.since(version, step[0]))
+        step: list[Any] = next(steps, [])
+        if len(step) == 2:
+            arguments[path] = step[1]
     script = {path: None for path, first in SCRIPT.items() if RELEASES.since(version, first)}
     documented = [row for first, row in DOCUMENTED.items() if RELEASES.since(version, first)][-1]
     return Release(version, MappingProxyType({**script, **arguments}), documented)
-
-
-def _at(history: list[list[Any]], version: str) -> list[Any] | None:
-    return next((step for step in reversed(history) if RELEASES.since(version, step[0])), None)
 
 
 @cache
 def lifetime(path: str) -> str:
     """The releases that have `path`, in words."""
     having = [version for version in KNOWN if path in release(version).defaults]
-    return f"{having[0]} to {having[-1]}" if having else "none"
+    if not having:
+        return "none"
+    return having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
