@@ -32,7 +32,9 @@ class Kept:
 
 
 def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """See `bridge.trace.batch`; whether the file was written by this call."""
+    """Write a batch for `bridge.trace.batch`; whether this call wrote the file."""
+    from safetensors.torch import save
+
     place = os.path.abspath(path)
     if place in _WRITTEN or (joined() or (0, 1))[0]:
         return False
@@ -42,17 +44,17 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
     odd = [f"{name or 'the batch'}: found {_kind(value)}" for name, value in found.items() if not _is_kept(value)]
     advice = "expected tensors, arrays and plain values; pass what the model is called with"
     BridgeError.raise_if(f"{path}: {line}, {advice}" for line in odd)
-    tensors = {name: _whole(value) for name, value in found.items() if not _is_plain(value)}
+    tensors: dict[str, Tensor] = {}
+    for name, value in found.items():
+        if not _is_plain(value):
+            tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+            # safetensors refuses tensors that share memory: each gets its own.
+            tensors[name] = tensor.cpu().contiguous().clone()
     BridgeError.raise_if([] if tensors else [f"{path}: found no tensor in the batch, {advice}"])
-    write_all({Path(path): _packed(tensors, {name: value for name, value in found.items() if _is_plain(value)})})
+    plain = {name: value for name, value in found.items() if _is_plain(value)}
+    write_all({Path(path): save(tensors, {MARK: VERSION, VALUES: json.dumps(plain)})})
     _WRITTEN.add(place)
     return True
-
-
-def _packed(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> bytes:
-    from safetensors.torch import save
-
-    return save(dict(tensors), {MARK: VERSION, VALUES: json.dumps(values)})
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -82,11 +84,6 @@ def _is_kept(value: Any) -> bool:
     array = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
     dense = type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_complex()
     return array or (dense and not value.is_quantized and not value.is_meta)
-
-
-def _whole(value: Any) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
-    return tensor.cpu().contiguous().clone()
 
 
 def _kind(value: Any) -> str:

@@ -110,7 +110,11 @@ class Case:
     def _last(self) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
         if any(name.step != self.first.name.step - 1 for name in self.before[0]):
             return {}
-        pairs = ((_bare(name), pair_of(entry, self.before[1].get(name))) for name, entry in self.before[0].items() if _kept(name))
+        pairs = (
+            (_bare(name), pair_of(entry, self.before[1].get(name)))
+            for name, entry in self.before[0].items()
+            if name.kind == "weight"
+        )
         return {name: pair for name, pair in pairs if pair is not None}
 
     @property
@@ -149,10 +153,6 @@ def key_of(name: Name) -> Name:
 
 def _bare(name: Name) -> tuple[str, str]:
     return name.kind, name.tensor
-
-
-def _kept(name: Name) -> bool:
-    return name.kind == "weight"
 
 
 def pair_of(one: Entry | None, other: Entry | None) -> tuple[Tensor, Tensor] | None:

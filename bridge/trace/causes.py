@@ -317,18 +317,13 @@ def _gradients(case: Case) -> Found | None:
         return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
-        ways = "computed, put together over ranks, or changed" if _several(case) else "computed, added up, or changed"
+        several = any(size > 1 for run in _runs(case) for size in run.about.get("mesh", {}).values())
+        ways = "computed, put together over ranks, or changed" if several else "computed, added up, or changed"
         what = f"the gradients of {_some([line.name for line in faults])} alone are {ways} otherwise than in B{_on(case)}"
         own = case.factors(faults)
         same = [f"they are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
         return what, [*evidence, f"{agreeing} of {len(lines)} gradients agree", *same]
     return None
-
-
-def _several(case: Case) -> bool:
-    """Whether either run has more than one rank."""
-    runs = case.comparison.first, case.comparison.second
-    return any(size > 1 for run in runs for size in run.about.get("mesh", {}).values())
 
 
 NEAR = 8
@@ -343,7 +338,11 @@ def _clipped(case: Case) -> Found | None:
     norms = [[_norm(run, step) for step in steps] for run in runs]
     if len(steps) < 2 or not all(map(all, norms)):
         return None
-    bounds = [_middle(found) if _varied(run, steps) else 0.0 for run, found in zip(runs, norms, strict=True)]
+    bounds = []
+    for run, found in zip(runs, norms, strict=True):
+        # Other samples have gradients of another norm: one that stays the same was set by clipping.
+        same = max(found) - min(found) <= 1e-3 * max(found)
+        bounds.append(median(found) if same and _varied(run, steps) else 0.0)
     told = [f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}" for label, found in zip("AB", norms, strict=True)]
     evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, of samples that differ, {'; '.join(told)}"]
     if bounds[0] and bounds[1]:
@@ -368,11 +367,6 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
 def _norm(run: Run, step: int) -> float:
     found = [entry.summary for entry in run.entries(step) if entry.name.kind == "gradient" and entry.name.phase == "reduce"]
     return sqrt(sum(summary.squares for summary in found if summary is not None))
-
-
-def _middle(norms: Sequence[float]) -> float:
-    """The one that all are, or 0."""
-    return median(norms) if max(norms) - min(norms) <= 1e-3 * max(norms) else 0.0
 
 
 def _coarse(case: Case) -> Found | None:
@@ -470,7 +464,12 @@ def _is_rate(setting: Setting, factor: float) -> bool:
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     """Both runs' decays, where they differ by what updates differ by: so much of each weight, as rate times decay makes it."""
     shares, decays = _shares(case, faults), [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)]
-    rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")} | _rates(case)
+    rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")}
+    # A schedule changes the rate: the settings have that of the start, the log that of the step.
+    for line in case.of("reduce", "state"):
+        pair = case.pair(line.name) if line.name.tensor.endswith(("learning rate", "lr")) else None
+        for values in pair or ():
+            rates.update(map(float, values.tolist()))
     if not shares or decays[0] == decays[1] or max(shares) - min(shares) > 10 * CLOSE * max(map(abs, shares)):
         return None
     share, known = median(shares), {*decays[0], *decays[1], 0.0}
@@ -496,12 +495,6 @@ def _numbers_of(run: Run, *names: str) -> set[float]:
     settings = values_of(run.about.get("settings", {}))
     found = (value for path, value in settings.items() if path.endswith(names))
     return {float(value) for value in found if isinstance(value, int | float)}
-
-
-def _rates(case: Case) -> set[float]:
-    """Learning rates that the step was logged with."""
-    pairs = (case.pair(line.name) for line in case.of("reduce", "state") if line.name.tensor.endswith(("learning rate", "lr")))
-    return {float(value) for pair in pairs if pair for values in pair for value in values.tolist()}
 
 
 def _shares(case: Case, faults: Sequence[Line]) -> list[float]:

@@ -17,7 +17,6 @@ from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state.lazy import WIDTH, Span, torch_type
 from bridge.state.safe import header
-from bridge.trace.record import Record
 from bridge.trace.run import Entry, Part, Run
 from bridge.trace.schema import STEPS
 from bridge.trace.segments import Floats, Places
@@ -117,7 +116,8 @@ class Pattern:
         places = {id(part): row for row, part in enumerate(parts)}
         numbers = Readings()
         for part in parts:
-            held = spans[part.rank].get(_numbers(part.record)) if part.record.samples else None
+            kept = part.record.samples
+            held = spans[part.rank].get(kept.removesuffix("samples") + "numbers") if kept else None
             if held is not None:
                 each = np.arange(held.count)
                 numbers.add(part.rank, held, each, each, places[id(part)])
@@ -135,10 +135,6 @@ class Pattern:
             return False
         pairs = zip(self.numbers, self.expected, strict=True)
         return all(np.array_equal(reading.take(_there(files[reading.rank])), wanted) for reading, wanted in pairs)
-
-
-def _numbers(record: Record) -> str:
-    return (record.samples or "").removesuffix("samples") + "numbers"
 
 
 def _there(file: Stored | None) -> Stored:
@@ -205,13 +201,14 @@ class Reader:
         """Of a step whose records are not as they are written, though they can be read."""
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)
-        rows = [(*(_figures_of(part)), part.record.factor) for part in parts]
+        rows = []
+        for part in parts:
+            summary = part.record.summary
+            figures: tuple[float, ...] = _NONE
+            if summary is not None:
+                figures = tuple(float(getattr(summary, name)) for name in FIGURES)
+            rows.append((*figures, part.record.factor))
         return Columns.of(pattern, np.array(rows, np.float64).reshape(-1, 8), files, losses)
-
-
-def _figures_of(part: Part) -> tuple[float, ...]:
-    summary = part.record.summary
-    return _NONE if summary is None else tuple(float(getattr(summary, name)) for name in FIGURES)
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:

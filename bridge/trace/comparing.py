@@ -12,6 +12,7 @@ import numpy as np
 from bridge.trace.adaptive import Batch, Updates
 from bridge.trace.columns import Columns, Gathering, Reader
 from bridge.trace.pairing import Copy, Judged, Pairing, Pairs, Section, Table, copies, section, unit
+from bridge.trace.patterns import causes
 from bridge.trace.record import Name
 from bridge.trace.run import Entry, Run
 from bridge.trace.segments import Floats, Places, Segments
@@ -138,7 +139,10 @@ class Comparer:
         both = self._readers[0].columns(step), self._readers[1].columns(step)
         pairing, early, late = self._paired(both)
         if pairing.ours or pairing.theirs:
-            self._gap(step)
+            # Updates that were not logged cannot be followed.
+            if self.updates is not None and self._last is not None and step > self._last + 1:
+                self.updates.drift = None
+            self._last = step
         for sections, own in zip(self._seen, pairing.sections, strict=True):
             sections |= own
         tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
@@ -156,28 +160,20 @@ class Comparer:
         ordered = (found[at] for at in pairing.order)
         return [line for line in ordered if line is not None]
 
-    def _gap(self, step: int) -> None:
-        """Updates that were not logged cannot be followed."""
-        if self.updates is not None and self._last is not None and step > self._last + 1:
-            self.updates.drift = None
-        self._last = step
-
     def _paired(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
         patterns = both[0].pattern, both[1].pattern
         key = id(patterns[0]), id(patterns[1])
         if key not in self._known:
             partial = any(run.keep.get("ranks") for run in self.runs)
             pairing, run = Pairing(self.runs[0], patterns, partial), self.runs[0]
-            self._format(pairing)
+            for one, other in (*pairing.early.tensors, *pairing.late.tensors):
+                if one.first.dtype != other.first.dtype:
+                    formats = one.name, one.first.dtype, other.first.dtype
+                    self.formats.setdefault(one.name.kind, formats)
             if len(self._known) > MOST:
                 self._known.clear()
             self._known[key] = pairing, Half(pairing.early, pairing, run, False), Half(pairing.late, pairing, run, True)
         return self._known[key]
-
-    def _format(self, pairing: Pairing) -> None:
-        for one, other in (*pairing.early.tensors, *pairing.late.tensors):
-            if one.first.dtype != other.first.dtype:
-                self.formats.setdefault(one.name.kind, (one.name, one.first.dtype, other.first.dtype))
 
     def _half(
         self,
@@ -285,7 +281,9 @@ class Comparer:
                 now = pair if at not in copied or copied[at].shape != pair[0].shape else np.stack([copied[at], pair[1]])
                 change = now - before if before is not None and before.shape == now.shape else now - now
                 if change.any():
-                    judged.causes[at] = f"of the updates: {_looks(change)}"
+                    own = Segments.of([change.shape[1]])
+                    looks = causes(change[0], change[1], own, {}, ["update"])[0]
+                    judged.causes[at] = f"of the updates: {looks}"
             self._before[key] = pair
 
     def _alone(self, entry: Entry, step: int, ours: bool) -> Line:
@@ -313,12 +311,6 @@ class Comparer:
 
 MOST = 64
 """Pairs of patterns that are remembered."""
-
-
-def _looks(change: Floats) -> str:
-    from bridge.trace.patterns import causes
-
-    return causes(change[0], change[1], Segments.of([change.shape[1]]), {}, ["update"])[0]
 
 
 def _adaptive(run: Run) -> bool:

@@ -116,21 +116,21 @@ class DesyncCheck:
     """Whether generators agreed at first. Where a script never seeded them, they need not."""
 
     def wants(self, kind: str) -> bool:
-        """See `Observer`."""
         return True
 
     def saw(self, sight: Sight) -> None:
-        """See `Observer`."""
         if not self.desync.due(sight.name.step):
             return
         if sight.name.kind == OUTPUT and self.source.recomputes and self.desync.thorough(sight.name.step):
             self.desync.computed(sight)
         if not sight.again:
-            self._enter(sight.microbatch)
+            # A tolerance needs the values to the end of the step; for bits, digests are enough.
+            if sight.microbatch != self._microbatch and not self.desync.policy.ulps:
+                self._microbatch = sight.microbatch
+                self.desync.forget_activations()
             self.desync.add(_apart_by_microbatch(sight), sight.tensor, sight.placement)
 
     def reached(self, moment: Moment | None) -> None:
-        """See `Observer`."""
         step = self.source.now().step
         if moment is None:
             self._add_held(step - 1, "init", ("generator",))
@@ -166,12 +166,6 @@ class DesyncCheck:
                 name = Name(step, phase, held.layer, None, held.kind, held.tensor)
                 self.desync.hold(name, held.local, held.placement, held.holders)
 
-    def _enter(self, microbatch: int) -> None:
-        # A tolerance needs the values to the end of the step; for bits, digests are enough.
-        if microbatch != self._microbatch and not self.desync.policy.ulps:
-            self._microbatch = microbatch
-            self.desync.forget_activations()
-
 
 def _apart_by_microbatch(sight: Sight) -> Name:
     return sight.name._replace(microbatch=sight.microbatch)
@@ -194,13 +188,22 @@ class Desync:
     def __post_init__(self) -> None:
         self._sizes = {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1}
         sets = [(), *(places for places in self.holders if 1 < len(places) < self._sizes.get(PIPELINE, 1))]
-        axes = [(part, places) for places in sets for part in _subsets(tuple(self._sizes)) if PIPELINE in part or not places]
-        self._groups = {key: self._group(*key) for key in axes}
+        # Every choice of at least one axis. Making a group is a collective call: all ranks make the
+        # same ones in the same order, also those that they do not belong to.
+        names = tuple(self._sizes)
+        choices = [
+            tuple(axis for place, axis in enumerate(names) if mask >> place & 1)
+            for mask in range(1, 1 << len(names))
+        ]
+        self._groups: dict[Replicas, Group] = {}
+        for places in sets:
+            for axes in choices:
+                if places and PIPELINE in axes:
+                    others = (axis for axis in axes if axis != PIPELINE)
+                    self._groups[axes, places] = self.comm.part(PIPELINE, places, *others)
+                elif not places:
+                    self._groups[axes, places] = self.comm.along(axes)
         self._queues = {key: [] for key in self._groups}
-
-    def _group(self, axes: tuple[str, ...], places: tuple[int, ...]) -> Group:
-        others = (axis for axis in axes if axis != PIPELINE)
-        return self.comm.part(PIPELINE, places, *others) if places else self.comm.along(axes)
 
     def due(self, step: int) -> bool:
         """Whether that step is compared."""
@@ -240,15 +243,26 @@ class Desync:
 
     def compare(self, step: int) -> tuple[Mismatch, ...]:
         """Compare everything queued; all ranks must take part. Raises `DesyncError` on every rank if the policy says so."""
-        found = [*self.differing(step), *self._recomputed()]
+        found = self.differing(step)
+        found += [
+            Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
+            for name, (first, *again) in self._forwards.items()
+            if any(not torch.equal(first, other) for other in again)
+        ]
         self._forwards.clear()
         self.found += found
         if self.policy.action == "log":
             for mismatch in found:
                 logger.error("%s", mismatch)
-        elif self._any(bool(found)):
+            self._differing.clear()
+            return tuple(found)
+        # All ranks raise or none: one that raised alone would leave the others in their next call.
+        there = self._gathered(VERDICT, torch.tensor([int(bool(found))]), self.comm.world)
+        if there.any():
             dump = self._dumped(step) if self.policy.action == "dump" else None
-            raise DesyncError(found or [_elsewhere(step, self.comm.world.ranks)], dump)
+            name = Name(step, "reduce", "", None, "elsewhere")
+            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report what differs")
+            raise DesyncError(found or [told], dump)
         self._differing.clear()
         return tuple(found)
 
@@ -266,8 +280,15 @@ class Desync:
         """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
         for (axes, _), queue in self._queues.items():
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
-        rows = torch.tensor([[*_header(queue), step, self._agreed] for queue in self._queues.values()], dtype=torch.int64)
-        headers = self._gathered(HEADER, rows.view(-1, 5), self.comm.world)
+        rows = []
+        for queue in self._queues.values():
+            # How the queue falls into runs, how many tensors it has, which, and what else must be alike.
+            lengths = _hash(str(len(run)) for run in _runs(queue))
+            facts = _hash(queued.facts for queued in queue)
+            rows.append([lengths, len(queue), facts, step, self._agreed])
+        # One call for all queues, before any other: ranks whose lists differ must not meet in a call.
+        own = torch.tensor(rows, dtype=torch.int64).view(-1, 5)
+        headers = self._gathered(HEADER, own, self.comm.world)
         found: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
             found += self._compared(self._groups[key], queue, step, headers[list(self._groups[key].ranks), at])
@@ -278,14 +299,6 @@ class Desync:
     def _agreed(self) -> int:
         """What must be alike for the same calls to be made."""
         return _hash([repr(self.policy)])
-
-    def _recomputed(self) -> Iterator[Mismatch]:
-        for name, (first, *again) in self._forwards.items():
-            if any(not torch.equal(first, other) for other in again):
-                yield Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
-
-    def _any(self, here: bool) -> bool:
-        return bool(self._gathered(VERDICT, torch.tensor([int(here)]), self.comm.world).any())
 
     def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
         """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
@@ -335,7 +348,9 @@ class Desync:
         if not bool(self._gathered(CULPRIT, kept, group).all()) or tensor is None:
             return Mismatch(queued.name, group.ranks, culprits, f"its values are gone{told}")
         values = self._gathered(CULPRIT, tensor.contiguous(), group)
-        reference = values[_majority(group, digests, culprits)]
+        # Of a rank that holds what most hold; without a majority, of the first.
+        place = next((at for at, rank in enumerate(group.ranks) if rank not in culprits), 0)
+        reference = values[place]
         worst = max((_apart(other, reference) for other in values), key=lambda difference: difference.ulps)
         if worst.elements and worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None
@@ -395,11 +410,6 @@ def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
     return tuple(rank for rank, other in zip(group.ranks, values, strict=True) if other != value)
 
 
-def _majority(group: Group, digests: Tensor, culprits: Sequence[int]) -> int:
-    """Place in the group of a rank that holds what most hold."""
-    return next((place for place, rank in enumerate(group.ranks) if rank not in culprits), 0)
-
-
 def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
     raw = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     sizes = check._gathered(CULPRIT, torch.tensor([len(raw)]), group).view(-1).tolist()
@@ -419,12 +429,6 @@ def _hash(texts: Iterable[str]) -> int:
 
 def _facts(name: Name, tensor: Tensor) -> str:
     return f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-
-
-def _header(queue: Sequence[Queued]) -> tuple[int, int, int]:
-    """How a queue falls into runs, how many tensors it has, and which."""
-    lengths = _hash(str(len(run)) for run in _runs(queue))
-    return lengths, len(queue), _hash(queued.facts for queued in queue)
 
 
 def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
@@ -476,16 +480,6 @@ def _when(queued: Queued) -> tuple[int, int]:
 def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
     """The same for ranks that come across their tensors in orders of their own."""
     return _when(queued), queued.facts
-
-
-def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every choice of at least one axis, in the same order on all ranks."""
-    for mask in range(1, 1 << len(axes)):
-        yield tuple(axis for place, axis in enumerate(axes) if mask >> place & 1)
-
-
-def _elsewhere(step: int, ranks: tuple[int, ...]) -> Mismatch:
-    return Mismatch(Name(step, "reduce", "", None, "elsewhere"), ranks, (), "other ranks report what differs")
 
 
 def _listed(values: Iterable[object]) -> str:

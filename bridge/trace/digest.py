@@ -40,7 +40,12 @@ def bits(tensor: Tensor) -> Tensor:
     except for a chance of less than 2^-32, or of about 2^-15 if nothing changes but the same bit of three or more words of
     one row, which has 512 bytes.
     """
-    rows = _row_sums(_words(tensor.detach()))
+    words = _words(tensor.detach())
+    weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
+    starts = range(0, max(words.numel(), 1), most)
+    # The sums are whole numbers below 2^53: fp64 adds them exactly, in any order, and fast.
+    sums = [torch.mv(_wide(words[start : start + most]), weights) for start in starts]
+    rows = torch.cat(sums).long()
     return rows.dot(_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()])
 
 
@@ -81,13 +86,6 @@ def _words(tensor: Tensor) -> Tensor:
         flat = flat.clone(memory_format=torch.contiguous_format)
     raw = flat.view(torch.uint8)
     return torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32) if len(raw) % 4 else raw.view(torch.int32)
-
-
-def _row_sums(words: Tensor) -> Tensor:
-    """(rows,) int64: the weighted sum of each row; the last is filled up with zeros."""
-    weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
-    starts = range(0, max(words.numel(), 1), most)
-    return torch.cat([torch.mv(_wide(words[start : start + most]), weights) for start in starts]).long()
 
 
 def _wide(words: Tensor) -> Tensor:

@@ -64,7 +64,10 @@ class Follower:
     def _steps(self) -> Iterator[Step]:
         if self._run is None and not (self.folder / RUN).exists():
             return
-        if self._run is None or self._begun_anew():
+        # A log that is shorter than what was read of it is that of another run in this folder.
+        logs = {place / STEPS: read for place, (read, _) in self._at.items()}
+        anew = any(read > (log.stat().st_size if log.exists() else 0) for log, read in logs.items())
+        if self._run is None or anew:
             about = head(self.folder)
             ranks = [rank_folder(self.folder, rank) for rank in range(about["ranks"])]
             self._run = Run(self.folder, about, {rank: {} for rank in ranks})
@@ -85,10 +88,6 @@ class Follower:
         assert isinstance(found, dict), "made by a follower"
         return found
 
-    def _begun_anew(self) -> bool:
-        """Whether a log is shorter than what was read of it: another run took its place."""
-        return any(read > _size(place / STEPS) for place, (read, _) in self._at.items())
-
     def _step(self, step: int) -> Step:
         assert self._run is not None and self._reader is not None, "asked only once a run is there"
         left = any(steps[step].left for steps in self._run.lines.values())
@@ -99,10 +98,6 @@ class Follower:
         known = [loss for loss in columns.losses if loss is not None]
         norms = self._readings[id(pattern)].norms(columns)
         return Step(step, float(np.mean(known)) if known else None, norms, left)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def words(step: Step) -> str:

@@ -35,7 +35,6 @@ class _Awaited(MetaPathFinder):
     """Finds `torch.optim` as ever, and calls `watch` once it is there."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `MetaPathFinder`."""
         if name != "torch.optim":
             return None
         sys.meta_path.remove(self)
@@ -52,11 +51,9 @@ class _Then(Loader):
         self.loader = loader
 
     def create_module(self, spec: Any) -> Any:
-        """See `Loader`."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """See `Loader`."""
         self.loader.exec_module(module)
         watch(json.loads(os.environ[SETTINGS]))
 

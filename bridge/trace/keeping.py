@@ -15,7 +15,6 @@ from bridge.trace.gathering import gathered
 
 if TYPE_CHECKING:
     from bridge.trace.log import Seen
-    from bridge.trace.record import Record
 
 OWNED = ("weight", "gradient", "moment", "buffer")
 INSIDE = ("tensor", "pipeline")
@@ -70,30 +69,28 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}
     if group.size == 1:
         return set()
-    own = f"of rank {comm.rank}"
-    alike = [at for at, part in enumerate(seen) if several <= set(part.record.placement.replicas) or _whole(part.record, own)]
+    alike = []
+    for at, part in enumerate(seen):
+        name, placement = part.record.name, part.record.placement
+        # What engines put together of parts on each rank is a whole too, though no placement says so.
+        own = name.tensor.endswith(f"of rank {comm.rank}")
+        whole = name.kind in OWNED and placement.complete and not own
+        if several <= set(placement.replicas) or whole:
+            alike.append(at)
     sizes = gathered(comm, "log head", torch.tensor([len(alike)]), group).view(-1).tolist()
     if not max(sizes):
         return set()
     digests = torch.zeros(max(sizes), 2, dtype=torch.int64)
     for row, at in enumerate(alike):
-        record = seen[at].record
+        record, kept = seen[at].record, seen[at].tensors
         name = repr((record.name, record.microbatch, record.placement))
-        digests[row] = torch.tensor([_number(name.encode()), _digest(seen[at])])
+        values = [seen[at].measured, *(kept[key] for key in sorted(kept))]
+        raw = (value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None)
+        content = b"".join(bytes(value.cpu().numpy()) for value in raw)
+        digests[row] = torch.tensor([_number(name.encode()), _number(content)])
     rows = gathered(comm, "log digests", digests, group).tolist()
     earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}
     return {at for at, row in zip(alike, rows[group.index], strict=False) if tuple(row) in earlier}
-
-
-def _whole(record: Record, own: str) -> bool:
-    """Whether it is all of what belongs to a parameter or buffer: engines put it together of parts on each rank."""
-    return record.name.kind in OWNED and record.placement.complete and not record.name.tensor.endswith(own)
-
-
-def _digest(part: Seen) -> int:
-    values = [part.measured] if part.measured is not None else []
-    found = [*values, *(part.tensors[key] for key in sorted(part.tensors))]
-    return _number(b"".join(bytes(value.contiguous().view(-1).view(torch.uint8).cpu().numpy()) for value in found))
 
 
 def _number(content: bytes) -> int:

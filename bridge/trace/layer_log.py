@@ -57,18 +57,20 @@ class LayerLog:
         return bool(gathered(comm, "log keeps", torch.tensor([int(self._kept(step))]), comm.world).any())
 
     def wants(self, kind: str) -> bool:
-        """See `Observer`."""
         return self._level(kind) > 0 or self._measures(kind)
 
     def saw(self, sight: Sight) -> None:
-        """See `Observer`."""
         self._several |= bool(sight.name.microbatch)
         if not sight.again and self._takes(sight.name):
             kind = sight.name.kind
             unit: Unit = "activation" if kind == GRADIENT else "own"
             self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, unit)
             if self._measures(kind):
-                self._memory(sight)
+                # What this rank holds after the layer ran; no other rank's is a copy of it.
+                name = sight.name._replace(microbatch=sight.microbatch, kind=MEMORY)
+                used = memory(sight.tensor.device)
+                placement = Placement.full(tuple(used.shape))
+                self.log.add(self._own(name), used, placement, SAMPLES + 2)
 
     def _takes(self, name: Name) -> bool:
         return self._kept(name.step) and self.filter.takes(name)
@@ -79,14 +81,7 @@ class LayerLog:
     def _measures(self, kind: str) -> bool:
         return bool(self.debug.activation_memory) and kind in (OUTPUT, GRADIENT)
 
-    def _memory(self, sight: Sight) -> None:
-        """What this rank holds after the layer's forward or backward; each rank's is its own."""
-        name = sight.name._replace(microbatch=sight.microbatch, kind=MEMORY)
-        used = memory(sight.tensor.device)
-        self.log.add(self._own(name), used, Placement.full(tuple(used.shape)), SAMPLES + 2)
-
     def reached(self, moment: Moment | None) -> None:
-        """See `Observer`."""
         step = self.source.now().step
         looks = moment != "ended" and self._looks(step - (moment is None))
         if moment is None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -65,7 +64,11 @@ class Log:
         self._open, self._first = True, True
         with self._guarded("nothing is logged"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(self.folder / STEPS)
+            steps = self.folder / STEPS
+            content = steps.read_bytes() if steps.exists() else b""
+            # A kill may leave half a line; what is added behind it could not be read.
+            if content and not content.endswith(b"\n"):
+                os.truncate(steps, content.rfind(b"\n") + 1)
             if rank == 0:
                 _publish(run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
 
@@ -95,7 +98,8 @@ class Log:
         """Note `tensor` as it is now; below level 1 nothing is. Gradients get the factor of their `unit` as the step ends."""
         if level < 1 or not self._open:
             return
-        record = Record(name, microbatch, _name(tensor.dtype), str(tensor.device), level, placement, 1.0, None)
+        dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+        record = Record(name, microbatch, dtype, device, level, placement, 1.0, None)
         measured = measure(tensor) if level >= STATISTICS else None
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
@@ -128,7 +132,9 @@ class Log:
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
                 _drop_from(self.run, self.rank, step)
-                self._first, self._spent = False, _size(self.folder) if self.budget else 0
+                self._first = False
+                if self.budget:
+                    self._spent = sum(path.stat().st_size for path in self.folder.iterdir())
             line: dict[str, Any] = {"step": step, "rank": self.rank, "records": [record.fields() for record in records]}
             line |= {"tensors": None, "loss": loss}
             left = self._left(step, line, tensors) if self.budget else {}
@@ -176,10 +182,6 @@ def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factors: Mappi
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """The digest of the file."""
     beside = path.with_suffix(".tmp")
@@ -208,16 +210,6 @@ def _append(path: Path, line: str) -> int:
         file.flush()
         os.fsync(file.fileno())
     return len(line) + 1
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Leave only whole lines of a log that a kill ended, so that what is added next can be read."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def _drop_from(run: Path, rank: int, step: int) -> None:

@@ -64,7 +64,9 @@ class Meeting:
                 return False
             gone = self._gone(number)
             if gone:
-                self._end(*gone)
+                self.store.set(OVER, json.dumps(gone))
+                self.over = True
+                self.lost(*gone)
                 return False
         return True
 
@@ -90,11 +92,6 @@ class Meeting:
 
     def _told(self, key: str) -> int:
         return int(self.store.get(key)) if self.store.check([key]) else 0
-
-    def _end(self, ranks: tuple[int, ...], why: str) -> None:
-        self.store.set(OVER, json.dumps([ranks, why]))
-        self.over = True
-        self.lost(ranks, why)
 
     def _ended(self) -> bool:
         """Whether another rank ended it."""

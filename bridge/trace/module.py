@@ -17,7 +17,7 @@ from bridge.trace import naming
 from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
-from bridge.trace.sharding import Piece, flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, whole
+from bridge.trace.sharding import flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, whole
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import recomputing
 
@@ -81,9 +81,15 @@ class ModuleSource:
 
     def watch(self) -> None:
         """Have `before` and `after` called around each step."""
+
+        def stepped(number: int) -> None:
+            self._stepped.add(number)
+            if len(self._stepped) == len(self.optimizers):
+                self.after()
+
         for number, optimizer in enumerate(self.optimizers):
             optimizer.register_step_pre_hook(lambda *_: self.before())
-            optimizer.register_step_post_hook(lambda *_, number=number: self._after(number))
+            optimizer.register_step_post_hook(lambda *_, number=number: stepped(number))
 
     def before(self) -> None:
         """Gradients are whole."""
@@ -92,11 +98,6 @@ class ModuleSource:
         if self.meeting is not None:
             self.meeting.met()
         self._tell("reduced")
-
-    def _after(self, number: int) -> None:
-        self._stepped.add(number)
-        if len(self._stepped) == len(self.optimizers):
-            self.after()
 
     def after(self) -> None:
         """The step is over."""
@@ -117,7 +118,7 @@ class ModuleSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """See `Source`: blocks of lists, and the largest modules beside them."""
+        """Blocks of lists, and the largest modules beside them."""
         return naming.layers(self.module)
 
     @cached_property
@@ -132,7 +133,6 @@ class ModuleSource:
 
     @property
     def entrance(self) -> str:
-        """See `Source`."""
         return next((name for name in self.layers if name not in self.hidden), next(iter(self.layers)))
 
     @property
@@ -168,12 +168,11 @@ class ModuleSource:
 
     @property
     def recomputes(self) -> bool:
-        """See `Source`: the module's own code decides."""
+        """The module's own code decides."""
         return True
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """See `Source`."""
         return ()
 
     @cached_property
@@ -192,7 +191,6 @@ class ModuleSource:
         return self._passes
 
     def now(self) -> Now:
-        """See `Source`."""
         last = max(self._passes - 1, 0)
         if self.accumulation is None:
             return Now(self._step, last, None, part=(self.data.index, self.data.size))
@@ -200,11 +198,10 @@ class ModuleSource:
         return Now(self._step, place * self.data.size + self.data.index, self.accumulation * self.data.size)
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`."""
         return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """See `Source`. Of ranks that share samples, those see a part whose tensor is shorter than the tokens that went in."""
+        """Of ranks that share samples, those see a part whose tensor is shorter than the tokens that went in."""
         local, placement = whole(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
         tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
@@ -221,29 +218,28 @@ class ModuleSource:
         return tensor.shape[0] in (shape[0], shape[0] * shape[1] if len(shape) > 1 else shape[0])
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """See `Source`."""
         if kind == "state":
-            yield self._counters()
+            yield self._numbers("counters", [self._step])
             yield from self._settings_held()
         elif kind == "buffer":
             yield from (self.held(name, kind, "", buffer.detach()) for name, buffer in naming.buffers(self.module).items())
         elif kind in ("weight", "gradient", "moment"):
             flat = flat_pieces(self.module)
             for name, parameter in naming.parameters(self.module).items():
+                pieces = flat.get(id(parameter))
                 for part, tensor in self.of(kind, parameter).items():
-                    pieces = flat.get(id(parameter))
-                    held = [self.held(name, kind, part, tensor)] if pieces is None else self._flat(pieces, kind, part, tensor)
-                    yield from held
+                    if pieces is None:
+                        yield self.held(name, kind, part, tensor)
+                    for piece in pieces or ():
+                        end = piece.offset + piece.stop - piece.start
+                        local = tensor.detach().reshape(-1)[piece.offset : end]
+                        placement = Placement.full(piece.shape).run(piece.start, piece.stop)
+                        yield Held(*self._named(piece.name, part, kind), local, placement)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
         """A tensor of that parameter: whole, as ranks hold it alike, or the part that lies here."""
         local, placement = whole(tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline"))
         return Held(*self._named(name, part, kind), local, placement)
-
-    def _flat(self, pieces: Sequence[Piece], kind: str, part: str, tensor: Tensor) -> Iterator[Held]:
-        for piece in pieces:
-            local = tensor.detach().reshape(-1)[piece.offset : piece.offset + piece.stop - piece.start]
-            yield Held(*self._named(piece.name, part, kind), local, Placement.full(piece.shape).run(piece.start, piece.stop))
 
     def named(self, name: str) -> str:
         """The global name of a parameter or buffer of that name in the module."""
@@ -265,12 +261,11 @@ class ModuleSource:
         return {name: value for name, value in found.items() if isinstance(value, Tensor) and value.shape == parameter.shape}
 
     def batch(self) -> Iterator[Held]:
-        """See `Source`. Tensor ranks take the same samples; data ranks others."""
+        """Tensor ranks take the same samples; data ranks others."""
         for index, tensor in enumerate(self._given):
             yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
-        """See `Source`."""
         self._calls[moment].append(call)
 
     @property
@@ -279,14 +274,12 @@ class ModuleSource:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def settings(self) -> Mapping[str, object]:
-        """See `Source`."""
         named = ((f"group {at}.{name}", value) for at, group in enumerate(self.groups) for name, value in group.items())
         values = {name: value for name, value in named if not name.endswith((".params", ".param_names"))}
         kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return {"optimizer": kinds, "accumulation": self.accumulation, **values}
 
     def about(self) -> Mapping[str, object]:
-        """See `Source`."""
         formats = {str(parameter.dtype).removeprefix("torch.") for parameter in self.model.parameters()}
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             formats.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
@@ -298,9 +291,6 @@ class ModuleSource:
             "hidden": sorted(self.hidden),
             "settings": {name: str(value) for name, value in self.settings().items()},
         }
-
-    def _counters(self) -> Held:
-        return self._numbers("counters", [self._step])
 
     def _numbers(self, name: str, values: Sequence[Any]) -> Held:
         numbers = torch.tensor([float(value) for value in values], dtype=torch.float64)

@@ -37,11 +37,6 @@ def section(name: Name) -> Section:
     return name.phase, name.kind
 
 
-def _shared(entries: Iterable[Entry]) -> list[Entry]:
-    """The tensors that do not belong to one layout alone."""
-    return [entry for entry in entries if entry.name.kind not in (MEMORY, SHARD)]
-
-
 def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
     """Both steps' tensors; those that the runs divide among other microbatches are one tensor in both, without samples."""
     numbers: list[dict[Name, set[int | None]]] = []
@@ -193,7 +188,9 @@ class Pairs:
             whole = np.where(self.segments.rms(values[0]) > 0, np.inf, 0.0)
             distances = np.where(sizes != 0, self.segments.rms(apart) / sizes, whole)
         beyond = ~(distances <= bounds)
-        odd = self._odd(tables)
+        figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
+        counts = figures[0].any(axis=1) | figures[1].any(axis=1)
+        odd = [at for at in np.flatnonzero(counts).tolist() if at not in self.fixed]
         verdicts: list[Verdict] = [
             "fault" if over else "rounding" if far else "equal"
             for over, far in zip(beyond.tolist(), distances.tolist(), strict=True)
@@ -201,7 +198,9 @@ class Pairs:
         words: dict[int, str] = {}
         bounds = bounds.copy()
         for at in odd:
-            verdicts[at], distances[at], words[at] = "nan", math.inf, self._nans(tables, at)
+            first, second = (tuple(int(count) for count in own[at]) for own in figures)
+            verdicts[at], distances[at] = "nan", math.inf
+            words[at] = f"NaNs and infinities: {first} against {second}"
         for at, (verdict, distance, why) in self.fixed.items():
             verdicts[at], distances[at], words[at] = verdict, distance, why
             bounds[at] = bounds[at] if verdict == "fault" else 0.0
@@ -216,15 +215,6 @@ class Pairs:
         phases = [self.tensors[at][0].name.phase for at in which.tolist()]
         own = Segments.of(self.segments.lengths[which].tolist())
         return dict(zip(which.tolist(), causes(values[0][elements], values[1][elements], own, ratios, phases), strict=True))
-
-    def _odd(self, tables: tuple[Table, Table]) -> list[int]:
-        counts = tables[0].figures[self.ours, 1:3].any(axis=1) | tables[1].figures[self.theirs, 1:3].any(axis=1)
-        return [at for at in np.flatnonzero(counts).tolist() if at not in self.fixed]
-
-    def _nans(self, tables: tuple[Table, Table], at: int) -> str:
-        rows = (table.figures[which[at], 1:3] for table, which in zip(tables, (self.ours, self.theirs), strict=True))
-        first, second = (tuple(int(count) for count in row) for row in rows)
-        return f"NaNs and infinities: {first} against {second}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +251,12 @@ class Pairing:
 
     def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial
-        self.ours, self.theirs = _alike(*(_shared(pattern.entries) for pattern in patterns))
+        # Memory and shards belong to one layout: the other run has nothing to hold against them.
+        shared = (
+            [entry for entry in pattern.entries if entry.name.kind not in (MEMORY, SHARD)]
+            for pattern in patterns
+        )
+        self.ours, self.theirs = _alike(*shared)
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
         self.sections = tuple({section(entry.name) for entry in entries} for entries in (self.ours, self.theirs))
         known = {key(entry.name): at for at, entry in enumerate(self.theirs)}

@@ -29,7 +29,10 @@ def causes(
         factors = product / np.maximum(sizes**2, TINY)
         rest = np.sqrt(segments.sums((values - segments.spread(factors) * others) ** 2)) / np.maximum(norms, TINY)
         alike = product / (sizes * norms)
-    same, again = _same(values, others, segments), _reordered(values, others, segments)
+    same = _same(values, others, segments)
+    # The same values whatever their order: each tensor's are sorted within its own segment.
+    ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
+    again = _same(ours, theirs, segments)
     found = []
     rows = zip(norms.tolist(), sizes.tolist(), factors.tolist(), rest.tolist(), alike.tolist(), again.tolist(), strict=True)
     for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
@@ -44,12 +47,6 @@ def causes(
         else:
             found.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
     return found
-
-
-def _reordered(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
-    """Whether each tensor has the same values in both, whatever their order."""
-    ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
-    return _same(ours, theirs, segments)
 
 
 def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:

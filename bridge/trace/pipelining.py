@@ -83,21 +83,18 @@ class PipelineSource(ModuleSource):
 
     @property
     def entered(self) -> nn.Module:
-        """See `ModuleSource`."""
         return naming.unwrapped(self.stages[self._running].submod)
 
     @property
     def trains(self) -> bool:
-        """See `ModuleSource`."""
         return any(stage.submod.training for stage in self.stages)
 
     @property
     def roots(self) -> Sequence[nn.Module]:
-        """See `ModuleSource`."""
         return tuple(stage.submod for stage in self.stages)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """See `ModuleSource`: each stage counts for itself."""
+        """Each stage counts for itself."""
         if self._trial:
             self.quiet = True
             return
@@ -109,7 +106,6 @@ class PipelineSource(ModuleSource):
             self._counts[self._running] += 1
 
     def now(self) -> Now:
-        """See `Source`."""
         place = max(self._counts[self._running] - 1, 0)
         if self.number is None:
             return Now(self._step, place, None, part=(self.data.index, self.data.size))
@@ -120,7 +116,7 @@ class PipelineSource(ModuleSource):
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """See `Source`: those of other ranks too, as modules that are never called."""
+        """Those of other ranks too, as modules that are never called."""
         here = {
             self._name(stage.stage_index, name): module
             for stage in self.stages
@@ -130,17 +126,15 @@ class PipelineSource(ModuleSource):
         return {name: here.get(name) or nn.Identity() for name in order}
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. A schedule that scales gradients does so at the end of a step."""
+        """A schedule that scales gradients does so at the end of a step."""
         return {"parameter": 1.0, "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1)}
 
     @property
     def entrance(self) -> str:
-        """See `Source`."""
         stage = self.stages[0]
         return self._name(stage.stage_index, next(iter(naming.layers(stage.submod))))
 
     def named(self, name: str) -> str:
-        """See `ModuleSource`."""
         path, _, rest = name.partition(".")
         return self._name(int(path.removeprefix("stage")), rest)
 

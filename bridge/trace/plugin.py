@@ -19,7 +19,7 @@ def assert_same_run() -> Callable[[Folder, Folder], None]:
 
 
 def same_run(first: Folder, second: Folder) -> None:
-    """See `assert_same_run`. Raises `AssertionError`, or `BridgeError` where a folder holds no run."""
+    """Raises `AssertionError`, or `BridgeError` where a folder holds no run."""
     from bridge.trace.comparison import compare
     from bridge.trace.run import Run
 

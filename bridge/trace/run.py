@@ -132,7 +132,9 @@ class Entry:
         samples = torch.full((len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64)
         for part, held in zip(found, values, strict=True):
             assert held is not None, "asked only where there are samples"
-            numbers = part.tensor(_numbers(part.record), len(held))
+            key = part.record.samples
+            assert key is not None, "asked only where there are samples"
+            numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
             assert numbers is not None, "asked only where there are samples"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
                 raise SourceError(f"{part.folder}: {self.name}: numbers of samples that it does not have; it is damaged")
@@ -304,11 +306,6 @@ def _scaled(summary: Summary, factor: float) -> Summary:
     # not `factor**2`, which is an error where it is beyond a float
     total, squares = summary.total * factor, summary.squares * factor * factor
     return replace(summary, total=total, squares=squares, low=low, high=high)
-
-
-def _numbers(record: Record) -> str:
-    assert record.samples is not None, "asked only where there are samples"
-    return record.samples.removesuffix("samples") + "numbers"
 
 
 def named(entries: Iterable[Entry]) -> dict[Name, Entry]:

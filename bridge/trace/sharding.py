@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -34,7 +34,10 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     rest = world // device_mesh.size()
     if rest > 1:
         axes["replica" if "data" in axes else "data"] = axes.get("replica", 1) * rest
-    return Mesh({"tensor": 1, "data": 1, **axes} if _in_order(device_mesh) else {"tensor": 1, "data": world})
+    # A mesh of ours numbers ranks without gaps: of ranks in another order, only their count is known.
+    ranks = device_mesh.mesh.flatten().tolist()
+    in_order = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    return Mesh({"tensor": 1, "data": 1, **axes} if in_order else {"tensor": 1, "data": world})
 
 
 def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
@@ -60,11 +63,6 @@ def fully_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def _in_order(device_mesh: Any) -> bool:
-    ranks = device_mesh.mesh.flatten().tolist()
-    return bool(ranks == list(range(ranks[0], ranks[0] + len(ranks))))
-
-
 def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
     """This rank's part of `tensor`, and where it lies. A plain tensor is whole, alike along the axes `others`."""
     if not isinstance(tensor, DTensor):
@@ -73,7 +71,13 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
         gathered: Tensor = tensor.full_tensor()
         return gathered, Placement.full(tuple(gathered.shape))
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    split = {_axis(tensor.device_mesh, at, comm) for at, place in enumerate(tensor.placements) if not place.is_replicate()}
+    split: set[str | None] = set()
+    for at, place in enumerate(tensor.placements):
+        if not place.is_replicate():
+            # The axis of ours that has the same ranks; None if no axis of ours has them.
+            ranks = tuple(dist.get_process_group_ranks(tensor.device_mesh.get_group(at)))
+            same = (axis for axis in comm.mesh.sizes if comm.group(axis).ranks == ranks)
+            split.add(next(same, None))
     alike = tuple(axis for axis in others if axis not in split) if None not in split else ()
     sizes = sizes if tensor._local_tensor.numel() else tuple(tensor._local_tensor.shape)
     return tensor._local_tensor, Placement.box(tuple(tensor.shape), tuple(offsets), tuple(sizes), alike)
@@ -96,12 +100,6 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 def in_boxes(tensor: Tensor) -> bool:
     """Whether each rank holds a box of it, so that where that lies is known without the others."""
     return not isinstance(tensor, DTensor) or all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
-
-
-def _axis(device_mesh: Any, dim: int, comm: Comm) -> str | None:
-    """The axis of ours along which that dimension of a device mesh runs."""
-    ranks = tuple(dist.get_process_group_ranks(device_mesh.get_group(dim)))
-    return next((axis for axis in comm.mesh.sizes if comm.group(axis).ranks == ranks), None)
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,9 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
         if flat is not None:
             pieces = list(_pieces(flat, _prefix(model, root)))
             found[id(flat)] = [piece for piece, _ in pieces]
-            found |= {id(own): [_alone(piece)] for piece, own in pieces if own is not None}
+            # An original parameter is a view that begins with its own elements.
+            found |= {id(own): [replace(piece, offset=0)] for piece, own in pieces if own is not None}
     return found
-
-
-def _alone(piece: Piece) -> Piece:
-    return Piece(piece.name, piece.shape, piece.start, piece.stop, 0)
 
 
 def _prefix(model: nn.Module, wrapper: nn.Module) -> str:

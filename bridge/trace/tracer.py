@@ -176,7 +176,11 @@ class Tracer:
             if kind == GRADIENT:
                 return  # of what all samples share: a part of a sum, on each rank
             now = replace(now, microbatches=None, part=None)
-        sight = Sight(name, local, _among(placement, now), now.microbatch, again)
+        # A part of the whole step's tensor, whose microbatches lie one after the other.
+        if placement.sizes and (now.microbatches or now.part):
+            part = now.part or (now.microbatch, now.microbatches or 1)
+            placement = placement.split(0, *part)
+        sight = Sight(name, local, placement, now.microbatch, again)
         for observer in self.observers:
             if observer.wants(kind):
                 observer.saw(sight)
@@ -197,10 +201,3 @@ def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in `values`, with a number for all but the first."""
     found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))
-
-
-def _among(placement: Placement, now: Now) -> Placement:
-    """As a part of the whole step's tensor, whose microbatches lie one after the other."""
-    if not placement.sizes or not (now.microbatches or now.part):
-        return placement
-    return placement.split(0, *(now.part or (now.microbatch, now.microbatches or 1)))

@@ -39,7 +39,6 @@ class Passes(Check):
     """A step has as many forward passes as the run was told: by that number it divides its loss."""
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         told, passes = self.source.accumulation, self.source.passes
         if told and (passes % told or (passes > told and self.source.strict)):
             yield Finding("accumulation-differs", step, "", f"told {told} passes a step, found {passes}")
@@ -69,11 +68,9 @@ class Invariants:
         self.findings.add([Finding("skipped-alone", self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
-        """See `Observer`."""
         return kind == OUTPUT
 
     def saw(self, sight: Sight) -> None:
-        """See `Observer`."""
         for check in self.checks:
             check.saw(sight)
 
@@ -99,7 +96,6 @@ class Invariants:
                 leaf.register_hook(begins)  # type: ignore[no-untyped-call]
 
     def reached(self, moment: Moment | None) -> None:
-        """See `Observer`."""
         step = self.source.now().step
         if moment is None:
             self._start()

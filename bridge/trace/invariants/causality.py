@@ -32,7 +32,6 @@ class Causal(Check):
             self.handles.append(_Targets(self))
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """See `Check`."""
         if self.done or self.given is not None:
             return
         leaves = tree_leaves(in_order(self.source.entered, tuple(given), named))
@@ -59,7 +58,6 @@ class Causal(Check):
                 self.next |= float(same.sum()) >= SHARE * float(known.sum())
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         if self.done:
             return
         self.done = True
@@ -110,7 +108,6 @@ class Causal(Check):
         return found
 
     def ended(self) -> None:
-        """See `Check`."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()

@@ -28,14 +28,12 @@ class Buffers(Check):
         return [int(digest(found[name])[0]) if name in found and found[name].numel() else 0 for name in self.names]
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         now = self._digests()
         changed = [int(one != other) for one, other in zip(now, self.last, strict=True)]
         self.last = now
         return torch.tensor([now, changed], dtype=torch.int64).view(-1)
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         digests, changed = rows.view(len(rows), 2, len(self.names)).unbind(1)
         odd = (digests != digests[0]).any(0) & ~changed.any(0)
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
@@ -52,18 +50,15 @@ class Calls(Check):
         self.calls: set[tuple[str, int, str]] = set()
 
     def saw(self, sight: Sight) -> None:
-        """See `Check`."""
         key = (sight.name.layer, sight.microbatch, sight.name.tensor)
         if sight.name.kind == OUTPUT and not sight.again and key not in self.calls and sight.name.layer in self.counts:
             self.calls.add(key)
             self.counts[sight.name.layer] += 1
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         return torch.tensor([self.source.passes, *self.counts.values()])
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         if (rows[:, 0] != rows[0, 0]).any():
             told = ", ".join(f"rank {self.at(place)} made {count}" for place, count in enumerate(rows[:, 0].tolist()))
             yield Finding("layers-differ", step, "", f"forward passes of the step: {told}")
@@ -76,7 +71,6 @@ class Calls(Check):
             yield Finding("layers-differ", step, names[odd[0]], f"tensors that it gave: {told}{more}")
 
     def ended(self) -> None:
-        """See `Check`."""
         self.counts = dict.fromkeys(self.counts, 0)
         self.calls.clear()
 
@@ -85,7 +79,6 @@ class Ties(Check):
     """An embedding and a head that start with the same values, or that the model's config ties, are one parameter."""
 
     def start(self) -> Iterator[Finding]:
-        """See `Check`."""
         model = self.source.model
         named = naming.parameters(self.source.module)
         names = {id(weight): name for name, weight in named.items()}

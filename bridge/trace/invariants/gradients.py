@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,6 @@ class Cleared(Check):
         self.ever: set[str] = set()
 
     def backward(self) -> None:
-        """See `Check`."""
         if not self.backwards and self.stepped:
             held = {id(weight) for group in self.source.groups for weight in group["params"]}
             left = ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
@@ -43,7 +41,6 @@ class Cleared(Check):
         self.backwards += 1
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         trained = list(_trained(self.source))
         self.parameters = len(trained)
         got = {name for name, weight in trained if weight.grad is not None}
@@ -52,7 +49,6 @@ class Cleared(Check):
         return torch.tensor([self.backwards, len(self.stale), len(self.lost), len(trained), self.source.evaluating])
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         backwards, stale, lost, trained, quiet = rows.T
         if stale.any():
             ranks = tuple(self.at(place) for place in stale.nonzero().view(-1).tolist())
@@ -71,13 +67,11 @@ class Cleared(Check):
             yield Finding("step-without-backward", step, "", "no backward pass ran since the last step")
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         missing = [name for name in self.lost if name not in self.ever] if step <= 2 else []
         if missing and len(missing) < self.parameters:
             yield Finding("gradient-missing", step, missing[0], f"{len(missing)} of {self.parameters} have none: {few(missing)}")
 
     def ended(self) -> None:
-        """See `Check`."""
         self.known |= self.backwards > 0
         self.trained |= self.source.passes > 0
         self.backwards, self.stepped, self.stale, self.lost = 0, True, [], []
@@ -93,7 +87,13 @@ class Reduced(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         held = {id(weight) for group in source.groups for weight in group["params"]}
-        known = [(name, weight) for name, weight in _trained(source) if _plain(weight) and id(weight) in held]
+        known = [
+            (name, weight)
+            for name, weight in _trained(source)
+            if id(weight) in held
+            and not isinstance(weight, DTensor)
+            and type(weight).__name__ != "FlatParameter"
+        ]
         self.named = known if _probed(source) else []
         self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
         self.fired = [0] * len(self.named)
@@ -115,7 +115,7 @@ class Reduced(Check):
         self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:
-        """See `Check`. Of each parameter: sketch of its own gradients, sketch of what the optimizer gets, its norm, and whether
+        """Of each parameter: sketch of its own gradients, sketch of what the optimizer gets, its norm, and whether
         backward reached it.
         """
         if not self.named:
@@ -125,7 +125,6 @@ class Reduced(Check):
         return floats(torch.cat([self.sums, torch.stack(own), fired], 1))
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         if not rows.shape[1]:
             return
         every = unfloats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
@@ -193,7 +192,6 @@ class Reduced(Check):
         return min(0.2, max(1e-2, SLACK * coarse))
 
     def ended(self) -> None:
-        """See `Check`."""
         self.fired = [0] * len(self.named)
         self.clipped = self.bounded = False
         self.sums.zero_()
@@ -224,10 +222,6 @@ def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
     for name, weight in naming.parameters(source.module).items():
         if weight.requires_grad and local(weight).numel():
             yield name, weight
-
-
-def _plain(weight: Any) -> bool:
-    return not isinstance(weight, DTensor) and type(weight).__name__ != "FlatParameter"
 
 
 def _probed(source: ModuleSource) -> bool:

@@ -29,7 +29,6 @@ class Samples(Check):
         self.before: list[int] = []
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """See `Check`."""
         tensors = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor) and leaf.numel() > 1]
         fed = 0
         for tensor in tensors:
@@ -38,11 +37,9 @@ class Samples(Check):
         self.seen = (self.seen * 1_000_033 + fed) % (1 << 62)
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         return torch.tensor([self.seen, self.source.passes])
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         places: dict[int, list[int]] = {}
         for place, seen in enumerate(rows[:, 0].tolist()):
             places.setdefault(seen, []).append(place)
@@ -53,7 +50,6 @@ class Samples(Check):
                 yield Finding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         within = len(self.passes) - len(set(self.passes))
         earlier = len(set(self.passes) & set(self.before))
         if within or earlier:
@@ -61,7 +57,6 @@ class Samples(Check):
             yield Finding("data-repeated", step, "", told)
 
     def ended(self) -> None:
-        """See `Check`."""
         self.seen, self.before, self.passes = 0, self.passes, []
 
 
@@ -83,24 +78,20 @@ class Randomness(Check):
         return int(digest(torch.get_rng_state())[0])
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """See `Check`."""
         if self.drops:
             self.begun = self._state()
             self.first = self.first or self.begun
 
     def passed(self) -> None:
-        """See `Check`."""
         if self.drops and self._state() != self.begun:
             self.used = True
             self.repeated += self.begun in self.states
             self.states.append(self.begun)
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         return torch.tensor([self.first if self.used else 0, self.repeated])
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         states, repeated = rows.T
         if repeated.any():
             ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
@@ -110,7 +101,6 @@ class Randomness(Check):
             yield Finding("dropout-alike", step, "", f"{len(rows)} data ranks have {len(set(states.tolist()))} random states")
 
     def ended(self) -> None:
-        """See `Check`."""
         self.first = self.repeated = 0
         self.used = False
 
@@ -145,7 +135,6 @@ class Positions(Check):
             self.moved[name] = f"positions begin with {start}, with {known} in the {self.times[name] - 1} passes before"
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         for name, told in self.moved.items():
             if self.starts.get(name) is not None:
                 yield Finding("positions-moved", step, name, told)

@@ -26,14 +26,12 @@ class Masters:
     _old: dict[tuple[str, str, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def wants(self, kind: str) -> bool:
-        """See `Observer`."""
         return False
 
     def saw(self, sight: Sight) -> None:
-        """See `Observer`."""
+        """Nothing: it looks at no activations."""
 
     def reached(self, moment: Moment | None) -> None:
-        """See `Observer`."""
         if moment == "reduced":
             gradients = {_key(held): sample(held.local) for held in self.source.tensors("gradient")}
             weights = ((_key(held), sample(held.local)) for held in self.source.tensors("weight"))

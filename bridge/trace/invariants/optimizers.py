@@ -26,7 +26,6 @@ class Groups(Check):
         self.without: list[tuple[str, nn.Parameter]] = []
 
     def start(self) -> Iterator[Finding]:
-        """See `Check`."""
         if not self.source.plain:
             return
         named = naming.parameters(self.source.module)
@@ -48,7 +47,7 @@ class Groups(Check):
             yield Finding("decay-on-norms", 0, flat[0], f"{len(flat)} of less than two dimensions: {few(flat)}")
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`. A step shows which parameters without a group train all the same."""
+        """A step shows which parameters without a group train all the same."""
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
         named = naming.parameters(self.source.module)
         missing = [name for name, _ in self.without if name in named and id(named[name]) not in held]
@@ -78,7 +77,6 @@ class Updated(Check):
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         self.old, self.found = {}, []
         if self.source.plain:
             named = naming.parameters(self.source.module)
@@ -106,7 +104,6 @@ class Updated(Check):
         return sum(len(optimizer.state.get(weight, ())) for optimizer in self.source.optimizers)
 
     def later(self, step: int) -> Tensor:
-        """See `Check`."""
         self.steps += 1
         named = naming.parameters(self.source.module) if self.old else {}
         self.now = {name: sample(local(named[name])) for name in self.old if name in named}
@@ -115,7 +112,8 @@ class Updated(Check):
         return torch.empty(0, dtype=torch.int64)
 
     def _held(self, step: int) -> Iterator[Finding]:
-        named, groups = naming.parameters(self.source.module), self._groups()
+        named = naming.parameters(self.source.module)
+        groups = {id(weight): group for group in self.source.groups for weight in group["params"]}
         still, lost, seen = [], 0, 0
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
@@ -166,9 +164,6 @@ class Updated(Check):
                 yield Finding("update-too-large", step, name, told)
                 return
 
-    def _groups(self) -> dict[int, Any]:
-        return {id(weight): group for group in self.source.groups for weight in group["params"]}
-
     @staticmethod
     def _shows(group: Any, old: Tensor, gradient: Tensor) -> bool:
         """Whether an update would show in weights of that size: those of SGD grow with gradients."""
@@ -177,7 +172,6 @@ class Updated(Check):
         return step > 4 * size
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         yield from self.found
 
 
@@ -190,7 +184,6 @@ class Resumed(Check):
     """Parameters of one group have taken as many steps, as far as their optimizer counts them, and moments belong to them."""
 
     def start(self) -> Iterator[Finding]:
-        """See `Check`."""
         if not self.source.plain:
             return
         states = [state for optimizer in self.source.optimizers for state in optimizer.state.values()]
@@ -205,7 +198,6 @@ class Resumed(Check):
             yield Finding("moments-missing", 0, "", f"{told}, and the optimizer counts {steps} steps before this run")
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         if step > 2 or not self.source.plain:
             return
         for group in self.source.groups:
@@ -233,15 +225,12 @@ class Clipped(Check):
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         return floats([self.norm])
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         norms = unfloats(rows).view(-1)
         if bool((norms >= 0).all()) and bool(norms.isfinite().all()) and float(norms.max()) > float(norms.min()) * (1 + 1e-3):
             yield Finding("clip-norms-differ", step, "", f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}")
 
     def ended(self) -> None:
-        """See `Check`."""
         self.norm = -1.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from bridge.trace.findings import Finding
@@ -31,7 +32,8 @@ class Late(Check):
         super().__init__(source)
         self.times = [0.0] * len(PHASES)
         self.last = perf_counter()
-        self.own = source.plain and not flat_pieces(source.module) and not _sharded(source)
+        sharded = any(isinstance(weight, DTensor) for weight in source.module.parameters())
+        self.own = source.plain and not flat_pieces(source.module) and not sharded
         self.rows: dict[tuple[int, int], int] = {}
 
     def _took(self, phase: int, until: float | None = None) -> None:
@@ -40,15 +42,12 @@ class Late(Check):
         self.last = now
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """See `Check`."""
         self._took(0)
 
     def passed(self) -> None:
-        """See `Check`."""
         self._took(1)
 
     def row(self, step: int) -> Tensor:
-        """See `Check`."""
         gradient = self.source.last_gradient
         if gradient > self.last:
             self._took(2, gradient)
@@ -58,7 +57,6 @@ class Late(Check):
         return floats(self.times)
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """See `Check`."""
         times = unfloats(rows).view(len(rows), len(PHASES))
         if step < 2 or len(times) < 2:
             return
@@ -76,15 +74,8 @@ class Late(Check):
                 yield Finding("rank-late", step, "", f"{told}; so in {TIMES} steps in a row", (self.at(rank),))
 
     def ended(self) -> None:
-        """See `Check`."""
         self.times = [0.0] * len(PHASES)
         self.last = perf_counter()
-
-
-def _sharded(source: ModuleSource) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(weight, DTensor) for weight in source.module.parameters())
 
 
 class Schedules(Check):
@@ -107,7 +98,6 @@ class Schedules(Check):
             self.counts[id(scheduler)] = int(scheduler.last_epoch)
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         self.steps += 1
         if self.done or self.steps < 3:
             return
@@ -124,7 +114,6 @@ class Schedules(Check):
                 yield Finding("moments-not-resumed", step, "", told)
 
     def ended(self) -> None:
-        """See `Check`."""
         if self.done:
             for handle in self.handles:
                 handle.remove()

@@ -70,7 +70,6 @@ class Recomputed(Check):
                 self.odd[name] = apart / size
 
     def local(self, step: int) -> Iterator[Finding]:
-        """See `Check`."""
         if self.odd:
             names = list(self.odd)
             layer = naming.layer_of(names[0], self.source.layers)[0]
@@ -78,7 +77,6 @@ class Recomputed(Check):
             yield Finding("recompute-differs", step, layer or names[0], told)
 
     def ended(self) -> None:
-        """See `Check`."""
         self.seen.clear()
         self.odd.clear()
         self.step += 1

@@ -95,7 +95,7 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
     cells = [
         [
             *([label] if several else []),
-            f"{_sign(told)} {told.severity}",
+            f"{'✕' if told.severity == 'fault' else '!'} {told.severity}",
             told.id,
             told.step,
             told.where or "the run",
@@ -107,10 +107,6 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
     ]
     more = f"<p>and {len(rows) - SHOWN} more</p>" * (len(rows) > SHOWN)
     return f"<h2>Findings</h2>{_table(heads, cells)}{more}"
-
-
-def _sign(told: Told) -> str:
-    return "✕" if told.severity == "fault" else "!"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -128,7 +124,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> list[str]:
     named = [(f" of {label}" if label else "", found) for label, found in both]
-    loss = [Curve(f"loss{label}", found.steps, _mean(found.losses)) for label, found in named if found.losses.size]
+    loss = []
+    for label, found in named:
+        if found.losses.size:
+            # Over the ranks that know it; NaN if none does, or if one has NaN.
+            known = ~np.isnan(found.losses).all(axis=0)
+            none = np.full(len(found.losses), np.nan)
+            mean: Floats = found.losses[:, known].mean(axis=1) if known.any() else none
+            loss.append(Curve(f"loss{label}", found.steps, mean))
     kinds = dict.fromkeys(kind for _, found in named for kind in found.norms)
     charts = [chart("Loss that backward starts from, mean over ranks", loss, marks)]
     for kind in kinds:
@@ -139,13 +142,6 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
     shown = [one for one in charts if one]
     missing = "" if charts[0] else "<p>The loss is not in the log.</p>"
     return ["<h2>Loss and norms</h2>", missing, *shown] if shown else []
-
-
-def _mean(losses: Floats) -> Floats:
-    """Over the ranks that know it; NaN where none does, or where one has NaN."""
-    known = ~np.isnan(losses).all(axis=0)
-    found: Floats = losses[:, known].mean(axis=1) if known.any() else np.full(len(losses), np.nan)
-    return found
 
 
 # Maps
@@ -224,7 +220,8 @@ def _comparison_maps(found: Comparison) -> list[Map]:
     for line in found.lines:
         if line.verdict in ("unseen", "too coarse"):
             continue
-        place, level = (rows[line.name.layer], columns[line.name.step]), _level(line)
+        place = rows[line.name.layer], columns[line.name.step]
+        level = sum(share(line) >= least for least in SHARES)
         for rank in (rank for rank in line.ranks if rank < world):
             levels[(rank, *place)] = max(levels[(rank, *place)], level)
         others = levels[(slice(None), *place)]
@@ -234,10 +231,6 @@ def _comparison_maps(found: Comparison) -> list[Map]:
     there = [any(not first.ranks or rank in first.ranks for rank in ranks) if first else False for ranks in groups]
     pairs = zip(groups.items(), there, strict=True)
     return [Map(_those(ranks, world), layers, steps, own, frames if here else ()) for (ranks, own), here in pairs if own.size]
-
-
-def _level(line: Line) -> int:
-    return sum(share(line) >= least for least in SHARES)
 
 
 # Comparing
@@ -273,21 +266,15 @@ def _differences(found: Comparison) -> list[str]:
         groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(line)
     if not groups:
         return []
-    rows = [
-        (_span(lines), phase, kind, len(lines), lines[0].name, _furthest(lines), _ranks(lines[0].ranks), lines[0].cause)
-        for (phase, kind, _), lines in sorted(groups.items(), key=lambda item: item[0][2])
-    ]
+    rows = []
+    for (phase, kind, _), lines in sorted(groups.items(), key=lambda item: item[0][2]):
+        begin, end = lines[0].name.step, lines[-1].name.step
+        steps = str(begin) if begin == end else f"{begin} to {end}"
+        worst = max(map(share, lines))
+        furthest = f"{worst:.3g} times its bound" if math.isfinite(worst) else "no bound"
+        first = lines[0]
+        told = (first.name, furthest, _ranks(first.ranks), first.cause)
+        rows.append((steps, phase, kind, len(lines), *told))
     heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
     left = f"<p>{len(found.left)} steps after them were left out.</p>" * bool(found.left)
     return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), left]
-
-
-def _span(lines: Sequence[Line]) -> str:
-    first, last = lines[0].name.step, lines[-1].name.step
-    return str(first) if first == last else f"{first} to {last}"
-
-
-def _furthest(lines: Sequence[Line]) -> str:
-    """The largest distance, as a share of its bound."""
-    worst = max(map(share, lines))
-    return f"{worst:.3g} times its bound" if math.isfinite(worst) else "no bound"

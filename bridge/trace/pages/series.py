@@ -102,7 +102,10 @@ def series(run: Run, found: Sequence[Told]) -> Series:
     reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
-    wanted, shape = _mapped(run), (ranks, len(layers), len(run.steps))
+    # The last step tells which section a map shows: the first one may have weights alone.
+    last = {section(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
+    wanted = next((name for name in SECTIONS if name in last), ("", ""))
+    shape = ranks, len(layers), len(run.steps)
     losses, norms = np.full((len(run.steps), ranks), np.nan), {name: np.full(len(run.steps), np.nan) for name in WORDS.values()}
     sizes, odd = np.full(shape, np.nan), np.zeros(shape)
     known: dict[int, Reading] = {}
@@ -115,12 +118,6 @@ def series(run: Run, found: Sequence[Told]) -> Series:
         reading.sizes(columns, sizes[:, :, at], odd[:, :, at])
     kept = {name: values for name, values in norms.items() if not np.isnan(values).all()}
     return Series(run.folder, run, run.steps, layers, losses, kept, WORDS.get(wanted, ""), sizes, odd, found)
-
-
-def _mapped(run: Run) -> tuple[str, str]:
-    """What a map shows: the first section that the last step has."""
-    last = {section(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
-    return next((name for name in SECTIONS if name in last), ("", ""))
 
 
 class Reading:

@@ -156,7 +156,10 @@ def drawn(found: Map) -> str:
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
     width = (WIDE - LEFT - 20) / len(columns)
     high = len(rows) * CELL
-    parts = [*_names(found, rows), *_cells(levels, width), *_under(found, columns, width, high)]
+    parts = [*_names(found, rows), *_cells(levels, width)]
+    for at in sorted({0, len(columns) // 2, len(columns) - 1}):
+        x, step = LEFT + (at + 0.5) * width, found.steps[columns[at]]
+        parts.append(f'<text class="below" x="{x:.1f}" y="{high + 40}">step {step}</text>')
     for layer, step, words in found.frames:
         parts.append(_framed(found, layer, step, words, rows, columns, width))
     said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells are marked"
@@ -191,12 +194,6 @@ def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float)
         if shapes:
             wide = f'stroke-width="{max(width - 0.8, 0.8):.1f}" transform="translate({width / 2:.2f} 0)"'
             yield f'<path class="cell level{level}" {wide} d="{"".join(shapes)}"/>'
-
-
-def _under(found: Map, columns: Sequence[int], width: float, high: int) -> Iterable[str]:
-    for at in sorted({0, len(columns) // 2, len(columns) - 1}):
-        x = LEFT + (at + 0.5) * width
-        yield f'<text class="below" x="{x:.1f}" y="{high + 40}">step {found.steps[columns[at]]}</text>'
 
 
 def _framed(found: Map, layer: str, step: int, words: str, rows: Sequence[int], columns: Sequence[int], width: float) -> str:
