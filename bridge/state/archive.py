@@ -67,7 +67,8 @@ def _parameter(tensor: Any, *_: Any) -> Lazy:
 
 
 def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor of a subclass or with attributes, which are left."""
+    """A tensor that torch rebuilds with attributes, which are dropped; `ValueError` for a subclass.
+    """
     if getattr(kind, "name", "") not in ("torch Tensor", "torch.nn.parameter Parameter") or not isinstance(arguments, tuple):
         raise ValueError("a tensor of a class of its own")
     return build.build(*arguments)
@@ -77,6 +78,9 @@ def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Laz
     return view(storage, storage.dtype, offset, shape, strides)
 
 
+# torch writes `_rebuild_tensor_v3` for number formats that have no storage class of their own, such
+# as float8: the storage is untyped bytes, and the format is an argument (torch/_tensor.py:
+# _reduce_ex_internal).
 def _typed(storage: Any, offset: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Lazy:
     return view(storage, str(dtype), offset, shape, strides)
 
@@ -85,8 +89,10 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
     """A tensor of a storage. Raises `ValueError` if it reaches beyond."""
     shape, strides = _size(shape), _size(strides)
     if not isinstance(storage, Storage) or len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
-        raise ValueError("a tensor that is none")
+        raise ValueError("no storage, or sizes and strides that no tensor has")
     count, width = storage.size // WIDTH[dtype], WIDTH[dtype]
+    # The last element lies this many elements behind the first. A tensor without elements reaches
+    # nowhere.
     reach = 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True)) if all(shape) else 0
     if offset + reach > count and reach:
         raise ValueError(f"a tensor that reaches to element {offset + reach} of {count}")
@@ -96,7 +102,9 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements lie one behind the other; those of single rows are as torch has them."""
+    """Strides, in elements, of a tensor in row-major order without gaps. A dimension of 0 takes
+    part as 1, as in torch.
+    """
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -120,10 +128,10 @@ TENSORS: Known = {
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
-    """A number of numpy's."""
+    """The number of a numpy scalar, of its little-endian bytes."""
     form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
     if form is None or not isinstance(content, bytes):
-        raise ValueError("a number of numpy's in a format that is not known")
+        raise ValueError("a numpy number in an unknown format")
     return struct.unpack(f"<{form}", content)[0]
 
 
@@ -148,12 +156,15 @@ NUMPY: Known = {
     },
     **pickled.recorded("numpy ndarray"),
 }
-"""Numbers and arrays of numpy: as learning rates, and in random states."""
+"""Numpy's numbers and arrays: learning rates are such numbers, and random states hold such arrays.
+"""
 KNOWN: Known = {**PLAIN, **TENSORS, **NUMPY}
 
 
 class Window:
-    """A part of a file as a file of its own, for what reads zip archives."""
+    """A part of a file as a file of its own, so that `zipfile` reads an archive within a larger
+    file.
+    """
 
     def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
         self.file, self.begin, self.size, self.at = file, begin, size, 0
@@ -204,13 +215,15 @@ def read(path: Path, root: Path, extra: Known | None = None, begin: int = 0, siz
         if order is not None and _content(file, order) != b"little":
             raise SourceError(f"{path}: its bytes are not in little-endian order; save it anew on the machine that wrote it")
         content = _content(file, found[name])
+    # The storages are not read here: the pickle refers to them by key, and a lazy tensor notes
+    # where its bytes lie.
     storages = {key.removeprefix(f"{top}data/"): entry for key, entry in found.items() if key.startswith(f"{top}data/")}
     return pickled.value(content, {**KNOWN, **(extra or {})}, path, partial(_storage, path, storages))
 
 
 @contextmanager
 def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
-    """The file, where a damaged archive is a `SourceError`."""
+    """The open file. Whatever a damaged archive raises becomes a `SourceError`."""
     try:
         with regular(path, root).open("rb") as file:
             yield file
@@ -239,7 +252,9 @@ def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Stora
 
 
 def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Entry]:
-    """The files of an archive, none of them twice, packed, or one within another. Raises `SourceError`."""
+    """The files of an archive by name. Raises `SourceError` if two have one name or share bytes, or
+    if one is compressed.
+    """
     whole = Window(file, begin, size)
     if whole.read(4) != SIGNATURE:
         raise SourceError(f"{path}: no archive as torch.save writes it since 1.6; load it with what wrote it, and save it anew")
@@ -247,9 +262,12 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
     if any(info.filename.endswith("/constants.pkl") for info in listed):
         raise SourceError(f"{path}: a program of TorchScript, expected weights; save its state_dict() instead")
     found: dict[str, Entry] = {}
+    # torch stores its entries uncompressed, so a tensor's bytes can be read in place. `zipfile`
+    # itself accepts all that is refused here: a second entry of a name would replace the first
+    # without a word.
     for info in listed:
         if info.filename in found or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
-            raise SourceError(f"{path}: {shown(info.filename)} stands there twice, or packed; {DAMAGED}")
+            raise SourceError(f"{path}: {shown(info.filename)} is there twice, or is compressed; {DAMAGED}")
         start = begin + _start(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
             raise SourceError(f"{path}: {shown(info.filename)} reaches beyond its end; {DAMAGED}")
@@ -262,7 +280,11 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
 
 
 def _start(whole: Window, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of an entry begin: behind its own header, whose name and padding have lengths of their own."""
+    """The byte at which an entry's content begins: behind its own header.
+
+    The list at the end of the archive does not tell it: the padding in the header may have another
+    length there.
+    """
     whole.seek(info.header_offset)
     header = whole.read(LOCAL)
     if header[:4] != SIGNATURE:
@@ -272,29 +294,30 @@ def _start(whole: Window, info: zipfile.ZipInfo) -> int:
 
 
 def title(path: Path, root: Path) -> str:
-    """What a file was called when torch.save wrote it: its archive is called alike."""
+    """The name, without suffix, that a file had when it was written."""
+    # torch.save names the folder within the archive after the file, so that a renamed file gives
+    # itself away.
     with _opened(path, root) as file:
         return next(iter(entries(path, file, 0, path.stat().st_size))).partition("/")[0]
 
 
 Used = Mapping[Path, Sequence[int]]
-"""Where the tensors begin that are read of a file, in order."""
-
-
-def _is_used(entry: Entry, begins: Sequence[int]) -> bool:
-    at = bisect_left(begins, entry.begin)
-    return at < len(begins) and begins[at] < entry.begin + entry.size
+"""By file, the bytes at which the tensors begin that are read from it, in ascending order."""
 
 
 def verify(path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None) -> None:
     """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it.
 
-    Of storages only those are read that are `used`, where that is said.
+    With `used`, storages that hold no used tensor are not read.
     """
+    begins = None if used is None else used.get(path, ())
     with _opened(path, root) as file:
         for name, entry in entries(path, file, begin, path.stat().st_size - begin if size is None else size).items():
-            if used is not None and "/data/" in name and not _is_used(entry, used.get(path, ())):
-                continue
+            if begins is not None and "/data/" in name:
+                # Several tensors may share a storage, so a used one may begin anywhere in it.
+                at = bisect_left(begins, entry.begin)
+                if at == len(begins) or begins[at] >= entry.begin + entry.size:
+                    continue
             file.seek(entry.begin)
             left, found = entry.size, 0
             while left and (content := file.read(min(left, 2**22))):

@@ -17,7 +17,9 @@ BINARY = Names("pytorch_model.bin", "pytorch_model-{:05d}-of-{:05d}.bin", "pytor
 
 
 def tensors(path: Path, root: Path) -> dict[str, Lazy]:
-    """The state dict of a file. Raises `SourceError` if it is anything else."""
+    """The tensors of a file by name. Raises `SourceError` if the file holds anything but a state
+    dict.
+    """
     found = archive.read(path, root)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SourceError(f"{path}: found {shown(type(found).__name__)}, expected tensors by name")
@@ -42,6 +44,8 @@ class Binary(Format):
 
     def read(self, place: Path) -> Hub:
         """All weights, in the order of the model."""
+        # `state_dict()` lists parameters in the order of the modules, and a pickled dictionary
+        # keeps its order.
         paths = listed(place, BINARY) or ()
         found = checked(place, BINARY, {path: tensors(path, place) for path in paths})
         return hub_of(self.name, found, paths, ordered=True)

@@ -28,7 +28,9 @@ def layers_of(hub: Hub) -> dict[str, int]:
 
 
 def elements(hub: Hub, layers: int | None = None) -> int:
-    """Elements of all weights; of those that stay where `layers` are kept."""
+    """Elements of all weights, or of those that stay if the first `layers` layers of each list are
+    kept.
+    """
     return sum(held.weight.count for name, held in hub.parameters.items() if layers is None or _stays(name, layers))
 
 
@@ -50,17 +52,23 @@ def cut(hub: Hub, layers: int) -> Hub:
 
 
 def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config.json of a model with that many layers. Raises `SourceError` where it does not say how many it has."""
+    """The config.json of a model with that many layers. Raises `SourceError` if none of its keys is
+    a number of layers.
+    """
     key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
     if key is None:
-        raise SourceError(f"config.json: none of {', '.join(LAYERS)} in it; a model without layers is not cut")
+        raise SourceError(f"config.json: none of {', '.join(LAYERS)} in it; a model without layers cannot be cut")
     whole = config[key]
+    # Lists as long as the model is deep have an entry for each layer, such as its kind of attention
+    # (`layer_types`).
     lists = {name: value[:layers] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
     return {**config, **lists, key: layers}
 
 
 def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config.json without dropout, which no two engines draw alike, and the settings that were set."""
+    """The config.json with dropout at 0, since no two engines draw it alike, and the names of the
+    settings that were above 0.
+    """
     dropout = (name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS))
     found = tuple(name for name in dropout if isinstance(config[name], float) and config[name])
     return {**config, **dict.fromkeys(found, 0.0)}, found

@@ -67,7 +67,9 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What lies under a key: a tensor, or a value that torch.save wrote; `path` leads there through the saved dictionary."""
+    """A tensor, or a value that torch.save wrote, with the keys that lead to it through the saved
+    dictionary.
+    """
 
     path: tuple[Any, ...]
     value: Any
@@ -104,7 +106,7 @@ class Dcp(Format):
 
 
 def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Path, ...]) -> Hub:
-    """What the entries of a checkpoint say together. Raises `SourceError` where there is no model among them."""
+    """The checkpoint that these entries make up. Raises `SourceError` if no model is among them."""
     model, optimizer, rest = _sorted(found, place)
     if not model:
         raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
@@ -113,6 +115,9 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise SourceError(f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model has not; {DAMAGED}")
+    # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
+    # the optimizer knows decides; without an optimizer everything that floats is a trained
+    # parameter.
     known = {name for group in groups for name in group.names} | set(states)
     ties = dict(_ties(model, known))
     kinds = {name: _is_buffer(name, model, known) for name in model}
@@ -128,6 +133,13 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     made = made if isinstance(made, int) else None
     if said.get("step") == made:
         said.pop("step", None)  # a script's own counter that says something else stays the script's
+    # States that are no moments of their parameter, such as Adafactor's rows and columns.
+    unfit = (
+        (name, kind)
+        for name, state in states.items()
+        for kind, value in state.items()
+        if kind != "step" and not _is_moment(value, model[name])
+    )
     hub = Hub(
         Origin(format, layout={"ranks": len(list(files[-1].parent.glob("*.distcp")))}, files=files),
         parameters,
@@ -137,22 +149,23 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
         groups=groups,
         where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
         client={key: value for key, value in said.items() if value is not None},
-        findings=(*left, *odd, *unshaped(_strange(model, states)), *_guessed(parameters, ties, known)),
+        findings=(*left, *odd, *unshaped(unfit), *_guessed(parameters, ties, known)),
     )
     return with_beside(hub, held)
 
 
 def verified(place: Path, known: Known, used: Used | None = None) -> None:
-    """Hold every part of every file against the checksum that it was written with. Raises `SourceError`."""
+    """Check the checksums of every part of every file. Raises `SourceError`."""
     found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA)
     for info in found.state["storage_data"].values():
         archive.verify(*_part(place, info.state), used)
 
 
 def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Entry]:
-    """Every key with its tensor, each element once, or its value; `known` has the names that its pickles may hold.
+    """Every key that is `wanted`, with its whole tensor or its value. `known` has the names that
+    its pickles may hold.
 
-    Raises `SourceError`.
+    Raises `SourceError`, also if an element of a tensor is missing or there twice.
     """
     path = place / METADATA
     found = pickled.value(read_bytes(path, place, pickled.MOST), known, path)
@@ -172,7 +185,8 @@ def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = l
 
 
 def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known) -> Any:
-    """A tensor of boxes, or what was saved as a value."""
+    """The tensor that the boxes at `places` make up, or the value that was saved at the only one.
+    """
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
         return _saved(place, info, known)
@@ -186,6 +200,7 @@ def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]], 
     listed = [(tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])) for chunk in about.state["chunks"]]
     if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
         raise SourceError(f"{place}: the parts of {shown(key)} are not those that {METADATA} lists; {DAMAGED}")
+    # The list and the files may agree and still leave a gap, or hold an element twice.
     problem = parts.whole(key, shape, [parts.Stored(key, box.place, dtype, None, key) for box in boxes])
     SourceError.raise_if([f"{place}: {problem}; {DAMAGED}"] if problem else [])
     return Boxed(tuple(boxes), shape, dtype)
@@ -198,7 +213,9 @@ def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
 
 
 def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
-    """The file that has a part, its folder, and where the part begins and how long it is."""
+    """The file that has a part, its folder, the part's first byte, and its size in bytes. Raises
+    `SourceError`.
+    """
     path = place / plain_name(info["relative_path"], place / METADATA)
     begin, size = int(info["offset"]), int(info["length"])
     if info.get("transform_descriptors"):
@@ -212,7 +229,9 @@ Model = dict[str, Lazy]
 
 
 def _sorted(found: Mapping[str, Entry], place: Path) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
-    """Tensors of the model by name, what belongs to the optimizer by path, and the rest by key."""
+    """Tensors of the model by name, the optimizer's entries by path, and the rest by key."""
+    # A script may save the model under `model`, or its parameters at the top beside everything
+    # else.
     nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
     model: Model = {}
     optimizer: dict[tuple[Any, ...], Any] = {}
@@ -228,7 +247,11 @@ def _sorted(found: Mapping[str, Entry], place: Path) -> tuple[Model, dict[tuple[
 
 
 def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """`("state", name, kind)` whether the dictionary was nested, or flattened as torchtitan has it."""
+    """`(top, name, key)` of an entry of the optimizer, such as `("state", "head.weight",
+    "exp_avg")`.
+    """
+    # torch nests state_dict(), and torchtitan flattens it into "state.head.weight.exp_avg". Joined,
+    # both are alike: names of parameters hold dots, the first and the last part do not.
     whole = ".".join(map(str, path))
     top, _, rest = whole.partition(".")
     name, _, kind = rest.rpartition(".")
@@ -245,8 +268,10 @@ def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any
 
 
 def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
-    """Groups by their number with the names of parameters, or settings of each parameter, which are put together again; and what
-    of their settings is not carried.
+    """The optimizer's groups, and findings for settings that are not carried.
+
+    torch writes groups by number or, flattened, the settings of each parameter. Parameters with
+    equal settings then make up a group again.
     """
     rows: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
@@ -265,12 +290,6 @@ def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...]
     return tuple(Group(tuple(names), settings) for names, settings in together.values()), odd
 
 
-def _strange(model: Model, states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Names and kinds of states that are no moments of their parameter."""
-    for name, state in states.items():
-        yield from ((name, kind) for kind, value in state.items() if kind != "step" and not _is_moment(value, model[name]))
-
-
 def _is_moment(value: Any, held: Lazy) -> bool:
     return isinstance(value, Lazy) and value.shape == held.shape
 
@@ -284,7 +303,9 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """What no optimizer has and every rank holds whole, where parameters are sharded; and what does not float."""
+    """Whether a tensor is taken as a buffer: it does not float, or it is whole and unknown to the
+    optimizer beside parameters that are all sharded.
+    """
     held = model[name]
     if held.dtype not in FLOATING:
         return True
@@ -294,40 +315,33 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
 
 
 def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """What no optimizer has, and is element by element a parameter that it has. Elements that are all the same tell nothing:
-    norms begin as ones, and biases as zeros.
+    """Tensors that the optimizer does not know and that equal, element by element, a parameter that
+    it knows; each with that.
     """
+    import torch
+
     for name, held in model.items() if known else ():
-        if name in known or held.count < 2 or _uniform(held):
+        if name in known or held.count < 2:
+            continue
+        # Equal elements throughout tell nothing: norms begin as ones, and biases as zeros.
+        first = held.flat(0, 1)
+        if all(bool((strip == first).all()) for strip in strips(held)):
             continue
         for other in sorted(known):
-            if (
-                other in model
-                and (model[other].shape, model[other].dtype) == (held.shape, held.dtype)
-                and _same(held, model[other])
-            ):
+            if other not in model or (model[other].shape, model[other].dtype) != (held.shape, held.dtype):
+                continue
+            if all(torch.equal(left, right) for left, right in zip(strips(held), strips(model[other]), strict=True)):
                 yield name, other
                 break
 
 
-def _uniform(held: Lazy) -> bool:
-    first = held.flat(0, 1)
-    return all(bool((strip == first).all()) for strip in strips(held))
-
-
-def _same(one: Lazy, other: Lazy) -> bool:
-    import torch
-
-    return all(torch.equal(left, right) for left, right in zip(strips(one), strips(other), strict=True))
-
-
 def _guessed(parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]) -> Iterator[Finding]:
     for name, other in ties.items():
-        message = f"{name}: the optimizer has none of it, and its elements are those of {other}; taken as the same parameter"
+        message = f"{name}: unknown to the optimizer, and equal to {other}; taken as the same parameter"
         yield lost("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
-        message = f"{', '.join(frozen)}: the optimizer has none of it; taken as frozen, which a buffer in one part would be too"
+        message = f"{', '.join(frozen)}: unknown to the optimizer; taken as frozen, though a buffer in one part looks the same"
         yield lost("frozen", message, Effect.NONE)
 
 
@@ -335,7 +349,7 @@ def _guessed(parameters: Mapping[str, Parameter], ties: Mapping[str, str], known
 
 
 def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What is saved, by path, in the order of a state dict."""
+    """Values by path, in the order of a state dict."""
     import torch
 
     for name, held in hub.parameters.items():
@@ -348,6 +362,7 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
         yield from ((("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items())
     groups = hub.groups or ((Group(tuple(hub.trained), {}),) if hub.moments else ())
     for number, group in enumerate(groups):
+        # torch loads each setting that its optimizer has by name, and stops at one that is missing.
         for key, value in {**NEUTRAL, **group.settings}.items():
             yield ("optimizer", "param_groups", number, key), tuple(value) if key == "betas" else value
         yield ("optimizer", "param_groups", number, "params"), list(group.names)
@@ -402,7 +417,13 @@ def _metadata(saved: Sequence[Saved], places: Sequence[tuple[int, int]], paths: 
     boxes: dict[str, list[Saved]] = {}
     for held in saved:
         boxes.setdefault(held.key, []).append(held)
-    stored = {_index(held): _place(*place) for held, place in zip(saved, places, strict=True)}
+    stored = {}
+    for held, (begin, size) in zip(saved, places, strict=True):
+        # torch finds a box by its key and offsets, and a value by its key alone.
+        offset = None if held.shape is None else Size(held.offsets)
+        index = Record(f"{OWN} MetadataIndex", (), {"fqn": held.key, "offset": offset, "index": None})
+        place = {"relative_path": DATA, "offset": begin, "length": size, "transform_descriptors": None}
+        stored[index] = Record(PLACES, (), place)
     meta = Record(f"{OWN} StorageMeta", (), dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []})
     state = {
         "state_dict_metadata": {key: _about(parts) for key, parts in boxes.items()},
@@ -428,29 +449,18 @@ def _about(boxes: Sequence[Saved]) -> Record:
     return Record(f"{OWN} TensorStorageMetadata", (), {"properties": properties, "size": Size(shape), "chunks": chunks})
 
 
-def _index(held: Saved) -> Record:
-    tensor = held.shape is not None
-    state = {"fqn": held.key, "offset": Size(held.offsets) if tensor else None, "index": None}
-    return Record(f"{OWN} MetadataIndex", (), state)
-
-
-def _place(begin: int, size: int) -> Record:
-    state = {"relative_path": DATA, "offset": begin, "length": size, "transform_descriptors": None}
-    return Record(PLACES, (), state)
-
-
 def _left(hub: Hub) -> Iterator[Finding]:
-    """What torch's own checkpoint has no place for."""
+    """Findings for all that torch's own checkpoint has no place for."""
     if hub.moments and not hub.groups:
-        yield lost("groups", "the source does not say the optimizer's settings, which torch asks for by name", Effect.NUMBERS)
+        yield lost("groups", "the source has no optimizer settings, which torch asks for by name", Effect.NUMBERS)
     if hub.trained and not hub.moments:
         yield lost("moments", "the source has none; load the model alone", Effect.NUMBERS)
     if hub.scale is not None:
-        yield lost("scale", "torch keeps it with the script's own state; set the scaler to it by hand", Effect.NUMBERS)
+        yield lost("scale", "torch's checkpoint has no place for it; set the script's scaler to it by hand", Effect.NUMBERS)
     if hub.schedule is not None:
         yield lost("schedule", f"{shown(hub.schedule)} is another scheduler's; set torch's by hand", Effect.NUMBERS)
     if hub.random:
-        yield lost("random", "the script's own state keeps them; a run from it draws others", Effect.NUMBERS)
+        yield lost("random", "torch's checkpoint has no place for them; a run from it draws other numbers", Effect.NUMBERS)
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
         yield lost("run", f"{', '.join(skipped)}: only the step is kept", Effect.NONE)

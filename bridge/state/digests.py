@@ -1,4 +1,4 @@
-"""Digests: the file SHA256SUMS of a checkpoint, which `sha256sum -c` reads too."""
+"""Digests: the file SHA256SUMS of a checkpoint, in the format of `sha256sum -c`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MOST = 2**26
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's content, in hexadecimal digits."""
+    """The SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_text(text: str) -> str:
-    """Of the file that holds `text`."""
+    """The SHA-256 of a file that holds `text`, in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -34,7 +34,9 @@ def text_of(digests: Mapping[str, str]) -> str:
 
 
 def read(folder: Path, root: Path) -> dict[str, str]:
-    """Digests by file name, which may have folders before it. Raises `SourceError` for a file that `text_of` would not write."""
+    """Digests by file name, which may begin with folders. Raises `SourceError` unless `text_of`
+    would write the same file.
+    """
     path = folder / SUMS
     text = read_text(path, root, MOST)
     found: dict[str, str] = {}
@@ -42,11 +44,15 @@ def read(folder: Path, root: Path) -> dict[str, str]:
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged")
+        # A name must not lead out of the folder: "..", an absolute path and an empty part are
+        # refused.
         for part in match[2].split("/"):
             plain(part.removeprefix("."), f"{path}:{number}: in {shown(match[2])}")
         found[match[2]] = match[1]
+    # A name that stands there twice, lines in another order and a missing last newline all show in
+    # this one comparison.
     if text_of(found) != text:
-        raise SourceError(f"{path}: not as it was written, with a line for each file in order; it is damaged")
+        raise SourceError(f"{path}: found repeated or unordered lines, expected one line for each file, sorted; it is damaged")
     return found
 
 

@@ -1,4 +1,6 @@
-"""Files to be written: what each consists of, said before a byte is moved, so that sizes, space and progress are known."""
+"""Files to be written, as the parts that each consists of: sizes, space and progress are known
+before a byte is moved.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """Bytes that hold the checksums of runs before them; their number is known."""
+    """Bytes that hold the checksums of earlier runs. Their number is known before the runs are
+    read.
+
+    `make` takes the CRC-32 of each of `runs`, in that order.
+    """
 
     size: int
     runs: tuple[Run, ...]
@@ -19,14 +25,14 @@ class Late:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a checkpoint: its name, with folders, and its parts one behind the other."""
+    """A file of a checkpoint: its name, which may begin with folders, and its parts in order."""
 
     name: str
     parts: tuple[bytes | Run | Late, ...]
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return sum(map(size_of, self.parts))
 
     @property
@@ -36,7 +42,7 @@ class File:
 
 
 def size_of(part: bytes | Run | Late) -> int:
-    """Bytes of a part."""
+    """The size of a part in bytes."""
     if isinstance(part, Run):
         return len(part) * WIDTH[part.source.dtype]
     return part.size if isinstance(part, Late) else len(part)

@@ -27,11 +27,13 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 @contextmanager
 def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
-    """Alone with `folder`, or beside others that read it. Readers do without where no job can write, or none ever did."""
+    """Hold the folder's lock: alone, or `shared` with other readers."""
     path = folder / LOCK
     try:
         descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
+        # A reader may have no lock file: on a read-only file system, or where no job ever wrote.
+        # Then nobody is in its way.
         if not shared:
             raise
         yield
@@ -52,7 +54,8 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
 
 
 def _try(descriptor: int, kind: int) -> bool:
-    """Take a lock unless another has it. File systems without locks leave everyone alone with the folder."""
+    """Take a lock; False if another job has it. A file system without locks gives it to everybody.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -73,13 +76,19 @@ class Saving:
 
     @classmethod
     def begin(cls, folder: Path, tag: str) -> Saving:
-        """Clear what killed jobs left, and make room for the next."""
+        """Remove what killed jobs left, and make the temporary folder for `tag`. Raises
+        `SourceError` for a tag that is no name.
+        """
         inside(folder / plain(tag, "tag"), folder)
         if tag == LATEST:
             raise SourceError(f"tag: found {LATEST!r}, which is the file that names the newest checkpoint; choose another")
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            _clear(folder, tag)
+            # Killed jobs leave folders that nobody has locked; releases before the lock left a
+            # folder named by the tag alone.
+            for path in folder.glob(".*.tmp"):
+                if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _left(path)):
+                    remove(path)
             saving = cls(folder, tag, folder / f".{tag}.{secrets.token_hex(8)}.tmp")
             saving.temporary.mkdir()
             descriptor = os.open(saving.temporary, os.O_RDONLY)
@@ -88,18 +97,24 @@ class Saving:
         return saving
 
     def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
-        """Add small files, bring all to the disk, and give the checkpoint its name; the one of that name before goes."""
+        """Add small files, bring all to the disk, and give the checkpoint its name. A checkpoint
+        that had this name is removed.
+        """
         for name, text in texts.items():
             write_text(self.temporary / name, text)
         sync(self.temporary)
         final, old = self.folder / self.tag, self.folder / f".{self.tag}.old"
         with locked(self.folder):
+            # A folder cannot be renamed over one that holds files. Between the two renames only
+            # `old` is there: `find` looks for it too, so a job that is killed here loses nothing.
             if os.path.lexists(final):
                 remove(old)
                 final.rename(old)
             self.temporary.rename(final)
             sync(self.folder)
             if latest:
+                # The checkpoint's name is on the disk before `latest` names it, so `latest` never
+                # leads nowhere.
                 pointer = self.folder / f".{LATEST}.tmp"
                 write_text(pointer, self.tag)
                 pointer.rename(self.folder / LATEST)
@@ -109,22 +124,15 @@ class Saving:
         return final
 
     def discard(self) -> None:
-        """Leave nothing behind, unless it was published."""
+        """Remove the temporary folder. A checkpoint that was published stays."""
         remove(self.temporary)
         self._held.close()
         if self.temporary.exists():
             warnings.warn(f"{self.temporary}: cannot be removed; remove it, it is half a checkpoint", stacklevel=2)
 
 
-def _clear(folder: Path, tag: str) -> None:
-    """Remove what jobs left that were killed: folders that nobody has locked, and what older releases left of that tag."""
-    for path in folder.glob(".*.tmp"):
-        if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _left(path)):
-            remove(path)
-
-
 def _left(path: Path) -> bool:
-    """Whether it is certain that no job writes there."""
+    """Whether no job writes there: its lock is free. False if that cannot be told."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -139,7 +147,9 @@ def _left(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all in it, or a link; what is not there is no matter."""
+    """Remove a folder with all in it, or a link but not its target. Does nothing if there is
+    neither.
+    """
     if path.is_symlink():
         path.unlink()
     else:
@@ -147,7 +157,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Down to the disk."""
+    """Write a file, and return once the disk has it."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -155,7 +165,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Bring the names in a folder to the disk. Without it a rename may be lost with the power,
+    although the files are there.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -164,7 +176,11 @@ def sync(folder: Path) -> None:
 
 
 def find(folder: Path, tag: str | None) -> Path:
-    """The folder of a checkpoint; if a save of the same tag was killed between two renames, the one before."""
+    """The folder of a checkpoint. If a save was killed between its two renames, that is the
+    checkpoint before it.
+
+    Without `tag`, it is the one that `latest` names. Raises `SourceError` if there is none.
+    """
     if tag is None:
         pointer = folder / LATEST
         if not os.path.lexists(pointer):

@@ -26,7 +26,11 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks of the files: a number format of weights, ranks, level of sharding, and the size of a file at most."""
+    """What the user asks of the files: number format of the weights, data ranks, ZeRO level, and
+    bytes of a file at most.
+
+    None: as the source has it.
+    """
 
     dtype: str | None = None
     ranks: int | None = None
@@ -36,7 +40,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Written:
-    """Files to be, the name of the file with their digests, and what of the hub is not in them."""
+    """The files to write, the name of the file with their digests, and findings for all of the hub
+    that they do not hold.
+    """
 
     files: tuple[File, ...]
     sums: str
@@ -51,24 +57,27 @@ class Format(ABC):
     fixed: bool = False
     """Whether only as many ranks load a checkpoint as saved it."""
     names: str | None = None
-    """Whose names of parameters its readers know, if it is one stack's own."""
+    """The naming (`bridge.state.names`) that its readers expect, if they expect one."""
     takes: frozenset[str] = frozenset()
-    """What of `Wanted` decides how it is written: `ranks`, `level`."""
+    """The fields of `Wanted` beside `dtype` that change its files: `ranks`, `level`."""
     unseen: str = ""
-    """Damage that nothing in its files shows, unless SHA256SUMS lies beside them."""
+    """Damage that its files do not show without SHA256SUMS beside them."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:
-        """The folder with the checkpoint proper, if `folder` is or names one of this format."""
+        """The folder that holds a checkpoint of this format: `folder`, or the one that a file in it
+        names; None without one.
+        """
 
     @abstractmethod
     def read(self, place: Path) -> Hub:
-        """What lies in the folder that `find` found. Raises `SourceError`."""
+        """The checkpoint in a folder that `find` returned. Raises `SourceError`."""
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Hold what lies in `place` against the digests beside it; `SourceError` that names each file that changed.
+        """Compare the files in `place` with the digests beside them. Raises `SourceError` that
+        names each file that changed.
 
-        Where files have checksums for each tensor, those of the `used` ones are enough, if that is said.
+        With `used`, a format that has a checksum for each tensor may check the used tensors alone.
         """
         if (place / digests.SUMS).is_file():
             found = digests.read(place, place)
@@ -80,7 +89,8 @@ class Format(ABC):
 
 
 def known() -> Mapping[str, Format]:
-    """Every format by name: those of no stack, then those of our own stacks."""
+    """Every format by name: those that belong to no stack, then those of the stacks in compat/."""
+    # Imported here, as each of them imports this module for `Format`.
     from bridge.state.binary import Binary
     from bridge.state.dcp import Dcp
     from bridge.state.native import Native
@@ -100,7 +110,11 @@ def named(name: str) -> Format:
 
 
 def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
-    """The format of the checkpoint in `folder`, and its place. Raises `SourceError` for none, or several and no `name`."""
+    """The format of the checkpoint in `folder`, and the folder that holds it.
+
+    Raises `SourceError` if there is none, or if it is of several formats and `name` does not choose
+    one.
+    """
     if not folder.is_dir():
         raise SourceError(f"{folder}: no folder there; name the folder of a checkpoint")
     tried = [named(name)] if name else list(known().values())
@@ -119,7 +133,9 @@ SHOWN, MOST = 5, 200
 
 
 def _near(folder: Path, tried: Sequence[Format]) -> str:
-    """What to name instead: the pointer that leads nowhere, and the checkpoints that lie in `folder`."""
+    """Advice: the folders in `folder` that hold a checkpoint, and the pointer that leads to none of
+    them.
+    """
     inside = [path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()]
     names = [shown(path.name) for path in inside if any(format.find(path) is not None for format in tried)]
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
@@ -135,18 +151,24 @@ def read(folder: Path, name: str | None = None) -> Hub:
 
 
 def read_at(format: Format, place: Path) -> Hub:
-    """The checkpoint that `found` found. What has another form than its format gives it is damaged."""
+    """The checkpoint that `found` returned. Raises `SourceError` if anything in it has another form
+    than the format gives it.
+    """
     try:
         hub = format.read(place)
         SourceError.raise_if(f"{place}: {problem}; the checkpoint is damaged" for problem in _unsound(hub))
         return hub
     except FLAWS as error:
+        # A file may hold any value in any place. What a reader did not look at before it used it
+        # ends here, without a traceback.
         said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
 def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
-    """Hold a checkpoint against its checksums, at least what `files` are made of; what has another form is damaged."""
+    """Check a checkpoint's checksums, or at least those of what `files` are made of. Raises
+    `SourceError`.
+    """
     try:
         format.verify(place, None if files is None else used(files))
     except FLAWS as error:
@@ -155,23 +177,30 @@ def verified(format: Format, place: Path, files: Sequence[File] | None = None) -
 
 
 def doubted(format: Format, place: Path, hub: Hub) -> Hub:
-    """A checkpoint that `verified` passed, with findings of what is odd in it all the same, and of what no check can see."""
+    """The checkpoint with two more kinds of findings: values that no run of Adam has, and damage
+    that no check can see.
+    """
     unseen = format.unseen and not (place / digests.SUMS).is_file()
     limits = [lost("checksums", f"{digests.SUMS} is not there: {format.unseen}", Effect.NONE)] if unseen else []
     return replace(hub, findings=(*hub.findings, *limits, *moments.impossible(hub)))
 
 
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
-    """The files that would hold `hub`. A value beside its tensors that is not of its kind makes the source damaged."""
+    """The files that would hold `hub`. Raises `SourceError` if the source has a value of the wrong
+    kind beside its tensors.
+    """
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:
-        said = f"{hub.origin.format}: what it says of the run is no {format.title} ({type(error).__name__}: {shown(str(error))})"
+        why = f"{type(error).__name__}: {shown(str(error))}"
+        said = f"{hub.origin.format}: {format.title} cannot hold what it says of the run ({why})"
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
 def _unsound(hub: Hub) -> Iterator[str]:
-    """What no checkpoint says: tensors that are none, copies of other shapes, groups of parameters that are not there."""
+    """Problems that no sound checkpoint has: values in place of tensors, copies of another shape,
+    groups and ties that name parameters which are not there.
+    """
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
     for name, kind, held in rows:
         if not isinstance(name, str) or not isinstance(held, Lazy):
@@ -191,7 +220,11 @@ def _unsound(hub: Hub) -> Iterator[str]:
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    """The folder that a file such as `latest` names in `folder`; `folder` itself where there is no such file."""
+    """The folder in `folder` that the file `pointer`, such as `latest`, names; `folder` itself if
+    there is no such file.
+
+    None if the file names no folder.
+    """
     from bridge.files.contained import SMALL, inside, plain, read_text
 
     path = folder / pointer
@@ -202,7 +235,9 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
-    """What is lost where a format has nothing but weights, in `dtype` or as they are."""
+    """Findings for what a format of weights alone loses. The weights are written in `dtype`, or as
+    they are.
+    """
     written = dtype or hub.computed
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
         yield lost(

@@ -1,4 +1,6 @@
-"""Groups of parameters: what an optimizer treats otherwise than the rest, and the file that scripts build their groups from."""
+"""Groups of parameters that an optimizer treats differently, and the file that scripts build such
+groups from.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ Row = Mapping[str, Any]
 
 FILE = "parameter_groups.json"
 TREATED = ("weight_decay", "betas", "eps", "momentum")
-"""Settings of a group that change numbers wherever the run goes on; rates follow the schedule."""
+"""Settings of a group that change numbers. Learning rates are not among them: they follow the
+schedule.
+"""
 MOST = 2**28
 NEAR = 1e-9
-"""How far two rates are apart that are the same but for rounding."""
+"""Relative difference up to which two rates are the same but for rounding."""
 
 
 def treated(group: Group, name: str) -> Any:
-    """A setting as it counts. Megatron multiplies the weight decay of some groups with zero."""
+    """A setting as it takes effect. Megatron multiplies the weight decay of some groups by zero
+    (`wd_mult`).
+    """
     return 0.0 if name == DECAY and group.settings.get("wd_mult") == 0 else group.settings.get(name)
 
 
@@ -36,28 +42,31 @@ DECAY = "weight_decay"
 
 
 def base(group: Group) -> float | None:
-    """The rate that a schedule starts from: torch's schedulers note it, else it is the one that the group has now."""
+    """The rate that the schedule starts from: the one that torch's schedulers note in the group,
+    else its present rate.
+    """
     found = group.settings.get("initial_lr", group.settings.get("lr"))
     return float(found) if isinstance(found, int | float) else None
 
 
 def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
-    """The rate of each group over that of the config.
+    """The rate of each group divided by the config's rate.
 
-    The config's is that of the group which has it now, by the schedule (DeepSpeed's are one step behind), or that started from
-    it; else of the group with most elements.
+    A group has the config's rate if its rate is the config's, or what the schedule makes of that at
+    this step. If no group has it, the group with most elements is taken to.
     """
     rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
-    planned = [optimizer.lr, *(_planned(optimizer, step) for step in (steps, max(0, steps - 1)))]
+    planned = [optimizer.lr]
+    if optimizer.lr is not None:
+        from bridge.engine.learning_rate import learning_rate
+
+        # DeepSpeed's schedulers are one step behind: the rate of the step before is the config's
+        # too.
+        for step in (steps, max(0, steps - 1)):
+            planned.append(learning_rate(optimizer.lr, optimizer.schedule, step))
     known = (rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned))
     usual = next(known, None) or max(zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first)[1]
     return [rate / usual if rate is not None and usual else 1.0 for rate in rates]
-
-
-def _planned(optimizer: Optimizer, step: int) -> float | None:
-    from bridge.engine.learning_rate import learning_rate
-
-    return None if optimizer.lr is None else learning_rate(optimizer.lr, optimizer.schedule, step)
 
 
 def _first(pair: tuple[int, Any]) -> int:
@@ -74,17 +83,19 @@ def _one_rate(groups: Sequence[Group]) -> bool:
 
 
 def apart(groups: Sequence[Group]) -> bool:
-    """Whether some parameters are treated otherwise than others."""
+    """Whether the groups differ in their rates, or in any setting of `TREATED`."""
     ways = {repr([treated(group, name) for name in TREATED]) for group in groups if group.names}
     return len(ways) > 1 or not _one_rate(groups)
 
 
 SPARED = "matrices"
-"""The scope of a plan's weight decay under which what has one dimension does not decay."""
+"""The scope of a plan's weight decay under which parameters of one dimension do not decay."""
 
 
 def spares(hub: Hub) -> bool:
-    """Whether the groups are those that a config can say: no decay for what has one dimension, and all else alike."""
+    """Whether a config can express the groups: no decay for parameters of one dimension, and all
+    other settings alike.
+    """
     decays = {treated(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
     flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
@@ -93,7 +104,11 @@ def spares(hub: Hub) -> bool:
 
 
 def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
-    """Whether a run with that scope of weight decay needs to be told the groups; `by_place`: their order too."""
+    """Whether a run with that `scope` of weight decay needs the file of groups.
+
+    `by_place`: its optimizer state is loaded by position, so the order of the parameters has to be
+    the same too.
+    """
     if not hub.groups:
         return False
     spared = scope == SPARED and spares(hub)
@@ -103,12 +118,16 @@ def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
     if len(names) == 1:
         return names != [list(hub.trained)]
     flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
+    # The groups that a script makes for this scope: matrices first, then what does not decay, each
+    # in the model's order.
     made = [[name for name in hub.trained if (name in flat) is side] for side in (False, True)]
     return not (spared and names == made)
 
 
 def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
-    """The groups for a script whose schedule starts from the optimizer's rate; without a schedule they keep their own rates."""
+    """The rows of the file. Under a schedule a group's rate is its share of the optimizer's rate,
+    which the schedule starts from; without a schedule it is the group's own.
+    """
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     found = []
     for group, ratio in zip(hub.groups, ratios(hub, optimizer), strict=True):
@@ -119,12 +138,12 @@ def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
 
 
 def text_of(found: Sequence[Row]) -> str:
-    """The file with these groups."""
+    """The content of the file with these groups."""
     return json.dumps(found, indent=1) + "\n"
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """The groups of a file. Raises `SourceError` that says what is odd in it."""
+    """The groups of a file. Raises `SourceError` with a line for each value that does not fit."""
     try:
         found = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
@@ -143,7 +162,7 @@ def _odd(row: Mapping[str, Any]) -> Iterator[str]:
         if name == "params":
             continue
         if name not in ("lr", *TREATED):
-            yield f"{shown(name)}: no setting of a group; known are lr, {', '.join(TREATED)}"
+            yield f"{shown(name)}: unknown setting of a group; known are lr, {', '.join(TREATED)}"
         elif not _numbers(value, 2 if name == "betas" else 0):
             yield f"{name}: found {shown(value, 40)}, expected {'two numbers' if name == 'betas' else 'a number'}"
 
@@ -155,7 +174,7 @@ def _numbers(value: Any, count: int) -> bool:
 
 
 def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
-    """Raises `SourceError` unless the groups have every one of the `trained` parameters once."""
+    """Raises `SourceError` unless each of the `trained` parameters is in exactly one group."""
     counts, own = Counter(name for row in found for name in row["params"]), set(trained)
     problems = {
         "is no trained parameter of the model": sorted(counts.keys() - own),
@@ -163,11 +182,11 @@ def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
         "is in several groups": sorted(name for name, count in counts.items() if count > 1),
     }
     told = (f"{shown(names[0])} {what}" for what, names in problems.items() if names)
-    SourceError.raise_if(f"{where}: {line}; have every trained parameter of the model in one group" for line in told)
+    SourceError.raise_if(f"{where}: {line}; put every trained parameter of the model into one group" for line in told)
 
 
 def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The groups as torch's optimizers take them, of `named` parameters."""
+    """The groups as torch's optimizers take them, with the `named` tensors in place of names."""
     trained = {name: weight for name, weight in named.items() if weight.requires_grad}
     fitting(found, trained, where)
     known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from bridge.state.pickled import Record
 
 Plain = Any
-"""A value that JSON can hold; and where it is told, tuples, sets and keys that are no strings (`bridge.state.tagged`)."""
+"""A value that JSON can hold, or a tuple, set or mapping with other keys (`bridge.state.tagged`
+turns these into JSON).
+"""
 DEEPEST, MOST_VALUES = 20, 200_000
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter, whole. `weight` is what the model computes with, `master` what the optimizer updates, if that is another.
+    """One parameter, whole. The model computes with `weight`; the optimizer updates `master`, or
+    `weight` if there is none.
 
-    `moments` has the optimizer's tensors by torch's own names, `step` the updates that they stand for.
+    `moments` has the optimizer's tensors by torch's own names; `step` is the number of updates that
+    made them.
     """
 
     weight: Lazy
@@ -49,9 +53,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Scale:
-    """A loss scale and what decides its next change; None: the format does not say.
+    """A loss scale and what decides its next change. None: the format does not have it.
 
-    It doubles with the good step after `good` has reached `window`, as in DeepSpeed.
+    The scale grows by `factor` at the good step after `good` has reached `window`, as in DeepSpeed.
     """
 
     value: float
@@ -66,7 +70,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class Where:
-    """How far a run is: updates made and steps skipped, samples seen, and the last step's figures. None: not said."""
+    """How far a run is: updates made, steps skipped, samples seen, and the last step's figures.
+    None: unknown.
+    """
 
     steps: int | None = None
     skipped: int | None = None
@@ -88,16 +94,19 @@ class Origin:
 
     @property
     def world(self) -> int | None:
-        """Ranks that saved it, those that share a model among them; None: not said."""
+        """Number of ranks that saved it: data ranks times tensor and pipeline ranks. None: unknown.
+        """
         shared = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
         return self.layout["ranks"] * shared if "ranks" in self.layout else None
 
 
 @dataclass(frozen=True)
 class Model:
-    """What names and shapes do not say of a model: groups of heads that share a key, words of the vocabulary, and the family.
+    """Facts about a model that names and shapes do not show: groups of heads that share a key,
+    words of the vocabulary, family.
 
-    `refused` has what the model does that maps of names do not express.
+    `refused` has a sentence for each thing that the model does and that maps of names cannot
+    express.
     """
 
     kv_heads: int | None = None
@@ -108,10 +117,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """A checkpoint. `ordered` says whether parameters stand in the model's own order; `ties` has other names of parameters;
-    `settings` what the optimizer does with all of them, where `groups` are not said.
+    """A checkpoint. `ordered`: parameters are in the model's own order. `ties` maps further names
+    to those of parameters. `settings` are the optimizer's for all parameters, if the source has no
+    `groups`.
 
-    `findings` tell what of the source is not in here, with its effect on a run that goes on from here.
+    `findings` tell what of the source is not in here, and its effect on a run that goes on from
+    here.
     """
 
     origin: Origin
@@ -131,7 +142,9 @@ class Hub:
     findings: tuple[Finding, ...] = ()
 
     def tensors(self) -> Iterator[tuple[str, str, Lazy]]:
-        """Every tensor: name, kind (`weight`, `master`, a moment, `buffer`, `random`), and where it lies."""
+        """Every tensor: name, kind (`weight`, `master`, a moment, `buffer`, `random`), and the lazy
+        tensor.
+        """
         for name, held in self.parameters.items():
             yield name, "weight", held.weight
             if held.master is not None:
@@ -162,11 +175,13 @@ class Hub:
 
 
 BESIDE = "stagebridge"
-"""Under which name formats that take any value keep what they have no place of their own for; their stacks pass it by."""
+"""The key under which formats that take any value keep what they have no place of their own for.
+Their stacks ignore it.
+"""
 
 
 def beside_of(hub: Hub) -> dict[str, Plain]:
-    """What of a checkpoint is no tensor and no group, as plain values."""
+    """Everything in a checkpoint but tensors, groups and findings, as plain values."""
     parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
     found = {name: {key: value for key, value in vars(part).items() if value is not None} for name, part in parts.items() if part}
     more = {"schedule": hub.schedule, "config": hub.config, "client": dict(hub.client)}
@@ -174,7 +189,9 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
 
 
 def with_beside(hub: Hub, held: Any) -> Hub:
-    """The checkpoint with what `beside_of` kept of it, where it does not say so itself. Raises `TypeError` for anything else."""
+    """The checkpoint with the values that `beside_of` kept, unless it has its own. Raises
+    `TypeError` for a value of another kind.
+    """
     kept = held if isinstance(held, Mapping) else {}
     where = {key: value for key, value in (kept.get("where") or {}).items() if getattr(hub.where, key) is None}
     model: dict[str, Any] = {
@@ -192,30 +209,32 @@ def with_beside(hub: Hub, held: Any) -> Hub:
 
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
-    """A copy that a model computes with, in that format where one is asked for; integers stay what they are."""
+    """The tensor in the format `dtype`, or as it is without one. Integers keep their format."""
     return source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
-    """A finding: what is not carried."""
+    """A finding about a part of the source that is not carried."""
     return Finding(path, message, effect, given=True)
 
 
 def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """A finding for each kind of optimizer state, with the first of the parameters that have it, that is not shaped like its
-    weight: the hub has no place for it (Adafactor's rows and columns, NAdam's products).
+    """A finding for each kind of optimizer state in `states`, pairs of parameter and kind that
+    differ from the weight in shape.
+
+    The hub has no place for them: Adafactor's rows and columns, NAdam's products.
     """
     names: dict[str, list[str]] = {}
     for name, kind in states:
         names.setdefault(kind, []).append(name)
     for kind, found in names.items():
-        said = f"{kind} of {len(found)} parameters, such as {found[0]}, has not the shape of its weight and is not carried"
+        said = f"{kind} of {len(found)} parameters, such as {found[0]}, does not have the shape of its weight and is not carried"
         yield lost(f"moments.{kind}", f"{said}; the optimizer's own loading may stop without it", Effect.NUMBERS)
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
-    """What an optimizer does with a group, and a finding for each value that is not carried. A tensor of one element becomes a
-    number.
+    """The settings of a group, and a finding for each value that is not carried. A tensor of one
+    element becomes a number.
     """
     numbers = {key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value for key, value in row.items()}
     found, left = plain({key: value for key, value in numbers.items() if key != "params"}, where)
@@ -223,15 +242,22 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
 
 
 def listed(value: Plain) -> Plain:
-    """The same with lists in place of tuples, as settings of optimizers are compared."""
+    """The same with lists in place of tuples: stacks differ in which they write, and settings are
+    compared.
+    """
     if isinstance(value, Mapping):
         return {key: listed(inner) for key, inner in value.items()}
     return [listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
-    """`value` as plain values alone, and a finding for each part that is none."""
+    """`value` with plain values alone, and a finding for each part that is not plain. `where`
+    begins each path.
+
+    Raises `SourceError` for values too deep or too many.
+    """
     left: list[Finding] = []
+    # A pickle may refer to one list many times: a small file could unfold into values without end.
     budget = [MOST_VALUES]
     return _plain(value, where, 0, budget, left), left
 

@@ -1,4 +1,6 @@
-"""Lazy tensors: shape, number format, and where the elements lie; any run of them is read when it is asked for, and no more."""
+"""Lazy tensors: shape, number format, and where the elements lie. A run of elements is read when it
+is asked for, and no more.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Number formats as safetensors spells them, and torch."""
+"""Number formats: safetensors' name, and torch's."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8 for code in TORCH}
 """Bytes of an element."""
@@ -64,12 +66,12 @@ class Lazy(ABC):
 
     @property
     def count(self) -> int:
-        """Its elements."""
+        """The number of its elements."""
         return prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return self.count * WIDTH[self.dtype]
 
     def whole(self) -> Tensor:
@@ -77,7 +79,9 @@ class Lazy(ABC):
         return self.flat(0, self.count).view(self.shape)
 
     def box(self, place: Box) -> Tensor:
-        """A box of it: the rows that hold it are read, and cut."""
+        """The elements in a box, of the box's shape. The rows of the first dimension that hold it
+        are read whole.
+        """
         if not self.shape:
             return self.whole()
         row = prod(self.shape[1:])
@@ -116,6 +120,8 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             while done < len(content):
+                # One call reads 2 GiB at most (see `man 2 read`), and a network file system may
+                # return less than asked for.
                 got = os.preadv(descriptor, [view[done:]], begin + done)
                 if not got:
                     raise SourceError(
@@ -143,7 +149,9 @@ class Strided(Lazy):
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """All that the view reaches is read, then put in order."""
+        """From the first element that the view reaches to the last, all are read, and then put in
+        order.
+        """
         reach = 1 + sum(stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)) if self.count else 0
         found = self.base.flat(self.offset, self.offset + reach)
         return found.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
@@ -167,7 +175,7 @@ class Turned(Lazy):
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """A part of what was turned last, or is now."""
+        """The elements of the transpose, which is made unless it is the one made last."""
         if not _TURNED or _TURNED[0] is not self:
             _TURNED.clear()
             whole = self.base.whole()
@@ -177,7 +185,9 @@ class Turned(Lazy):
 
 
 _TURNED: list[Any] = []
-"""The matrix that was turned last, and its elements: strips of it are asked for one after the other."""
+"""The matrix that was turned last, and its elements. Strips of one matrix are asked for in a row,
+so one is enough.
+"""
 
 
 @dataclass(frozen=True)
@@ -201,7 +211,7 @@ class Joined(Lazy):
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """From the runs that hold them."""
+        """Elements from the runs that hold them."""
         import torch
 
         found, at = [], 0
@@ -232,13 +242,14 @@ class Boxed(Lazy):
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """From the boxes that hold them."""
+        """Elements from the boxes that hold them."""
         import torch
 
         if len(self.parts) == 1:
             return self.parts[0].source.flat(start, stop)
         found = torch.empty(max(0, stop - start), dtype=torch_type(self.dtype))
         at = 0
+        # A run of elements is a few boxes: the rest of a row, whole rows, the beginning of a row.
         for wanted in boxes(self.shape, start, stop):
             self._fill(found[at : at + prod(wanted.sizes)].view(wanted.sizes), wanted)
             at += prod(wanted.sizes)
@@ -246,19 +257,20 @@ class Boxed(Lazy):
 
     def _fill(self, target: Tensor, wanted: Box) -> None:
         for part in self.parts:
-            ranges = list(_common(wanted, part.place))
+            # The box that both have in common, as a range in each dimension; an empty range if they
+            # do not meet there.
+            ranges = [
+                range(max(start, begin), min(start + size, begin + length))
+                for start, size, begin, length in zip(
+                    wanted.offsets, wanted.sizes, part.place.offsets, part.place.sizes, strict=True
+                )
+            ]
             if all(ranges):
                 place = target
                 for dim, (common, offset) in enumerate(zip(ranges, wanted.offsets, strict=True)):
                     place = place.narrow(dim, common.start - offset, len(common))
                 offsets = tuple(common.start - origin for common, origin in zip(ranges, part.place.offsets, strict=True))
                 place.copy_(part.source.box(Box(offsets, tuple(map(len, ranges)))).view(place.shape))
-
-
-def _common(one: Box, other: Box) -> Iterator[range]:
-    """What two boxes have in common, dimension by dimension."""
-    for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
-        yield range(max(start, begin), min(start + size, begin + length))
 
 
 @dataclass(frozen=True)

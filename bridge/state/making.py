@@ -1,4 +1,6 @@
-"""What files to be are made of: the tensors of the hub that each holds, and the files that these come from."""
+"""What the files to write are made of: the tensors of the hub in each, and the files that these
+tensors come from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from bridge.state.lazy import Lazy, Run, Span
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor, or a part of it, that a file holds: its name, kind, shape and format in the source, and the files it lies in."""
+    """A tensor that a file to write holds, whole or in part: name, kind, shape, format and files,
+    all of the source.
+    """
 
     name: str
     kind: str
@@ -24,19 +28,26 @@ class Made:
 
 
 def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
-    """Each file with what it is made of, in its order; what stands for nothing of the source, such as padding, is left out."""
+    """Each file with the tensors that it is made of, in order. Parts that come from no tensor, such
+    as padding, are left out.
+    """
+    # By identity: two parameters may hold equal lazy tensors, and each has its own name.
     known = {id(held): (name, kind) for name, kind, held in hub.tensors()}
     for file in files:
         found: dict[int, Lazy] = {}
         for part in file.parts:
             if isinstance(part, Run):
                 found |= {id(held): held for held in _within(part, known)}
-        yield file, tuple(Made(*known[key], held.shape, held.dtype, _files(held)) for key, held in found.items())
+        rows = [(known[key], held, sorted({path.name for path in _paths(held)})) for key, held in found.items()]
+        yield file, tuple(Made(*named, held.shape, held.dtype, tuple(paths)) for named, held, paths in rows)
 
 
 def used(files: Sequence[File]) -> dict[Path, list[int]]:
-    """Where the tensors begin that these files are made of, by the file that they lie in."""
+    """By source file, the bytes at which the tensors begin that these files are made of, in
+    ascending order.
+    """
     found: dict[Path, set[int]] = {}
+    # Runs of one tensor stand in many files: each lazy value is walked once.
     seen: set[int] = set()
     for file in files:
         for part in file.parts:
@@ -61,10 +72,6 @@ def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
         return
     for inner in _inside(value):
         yield from _within(inner, known)
-
-
-def _files(held: Lazy) -> tuple[str, ...]:
-    return tuple(sorted({path.name for path in _paths(held)}))
 
 
 def _paths(value: Any) -> Iterator[Path]:
