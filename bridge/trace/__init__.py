@@ -71,7 +71,9 @@ def attach(
     source = source_of(target, optimizer, accumulation)
     if isinstance(source, ModuleSource):
         source.done = done
+    # Without a plan nobody asked for checks: they neither stop the training nor slow it down much.
     policy = policy or Policy(action="raise" if debug else "log", thorough=1 if debug else THOROUGH)
+    # Only now: the line above asks whether `debug` was given.
     debug = Debug(tensor_parallel=True) if debug is None else debug
     observers: list[Observer] = []
     logged = any(getattr(debug, name) for name in LOGS)
@@ -83,6 +85,7 @@ def attach(
         log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
         observers.append(LayerLog(source, debug, log, chosen, keep))
     watched = logged or bool(debug.tensor_parallel)
+    # One note for the whole run, by the first rank.
     ended = mark(folder) if folder is not None and watched and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
@@ -114,8 +117,10 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
     from bridge.trace.module import ModuleSource
     from bridge.trace.pipelining import PipelineSource, stages_of
 
+    # A source is known by its methods: one of another package derives from nothing of ours.
     if all(hasattr(target, name) for name in ("layers", "comm", "now", "tensors")):
         return target  # type: ignore[no-any-return]
+    # Before torch's own modules: a stack's engine may be a module too, as DeepSpeed's is.
     stacks = _stack_of(target)
     if stacks is not None:
         return stacks.source_of(target, optimizer, accumulation)  # type: ignore[no-any-return]
@@ -135,6 +140,7 @@ def _stack_of(target: Any) -> Any:
     has the name of the package that its class comes from.
     """
     first = target[0] if isinstance(target, list | tuple) and target else target
+    # A class that a user derives from an engine's comes from another package; its bases tell.
     for kind in type(first).__mro__:
         name = f"compat.{kind.__module__.partition('.')[0]}"
         if find_spec("compat") and find_spec(name) and find_spec(f"{name}.runtime") and find_spec(f"{name}.runtime.tracing"):

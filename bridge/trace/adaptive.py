@@ -72,6 +72,7 @@ class Followed:
         """Follow them from the first update on; those that were followed before begin anew."""
         start, before = self.segments.size, len(self.segments.lengths)
         self.segments = Segments.of((*self.segments.lengths.tolist(), *batch.segments.lengths.tolist()))
+        # One that begins anew gets a new place; its old samples stay behind and are read no more.
         self.places |= {key: before + number for number, key in enumerate(batch.keys)}
         added, more = self.segments.size - start, len(batch.keys)
         self.weights = np.concatenate([self.weights, weights], axis=1)
@@ -80,11 +81,13 @@ class Followed:
         self.steps, self.size = (np.concatenate([old, np.zeros(more)]) for old in (self.steps, self.size))
         self.noise = np.concatenate([self.noise, np.full(more, np.nan)])
         self.matters = np.concatenate([self.matters, np.ones(more)])
+        # What was known of a batch names places of before.
         self._known.clear()
 
     def known(self, batch: Batch) -> Known:
         """Those of a batch that are followed with as many samples."""
         if id(batch) not in self._known:
+            # The batch is kept with its answer, so that no other one gets its id.
             self._known[id(batch)] = batch, self._look(batch)
         return self._known[id(batch)][1]
 
@@ -120,6 +123,7 @@ class Updates:
             if found is None and name == "betas" and "optimizer.adam_beta1" in settings:
                 found = tuple(float(settings[f"optimizer.adam_beta{number}"]) for number in (1, 2))
             found = settings.get(f"optimizer.adam_{name}") if found is None else found
+            # The head of a run has the settings of torch's optimizers as text.
             found = literal_eval(found) if isinstance(found, str) else found
             return default if found is None else found
 
@@ -144,6 +148,7 @@ class Updates:
         all_of.noise[number] = noise[known.rows]
         all_of.size[number] = known.segments.rms(values)
         all_of.matters[number] = np.minimum(1.0, all_of.size[number] / max(scale, TINY))
+        # Adam's m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2, each with one product less.
         all_of.first[:, at] = values + self.betas[0] * (all_of.first[:, at] - values)
         all_of.second[:, at] = values**2 + self.betas[1] * (all_of.second[:, at] - values**2)
 
@@ -156,17 +161,20 @@ class Updates:
         number, at, segments = known.numbers, known.at, known.segments
         values = weights[:, known.given]
         change, all_of.weights[:, at] = values - all_of.weights[:, at], values
+        # Of these no gradient was logged in this step: their updates cannot be worked out.
         quiet = np.isnan(all_of.noise[number])
         spread = self._spread(known, values, change)
         spread[segments.spread(quiet)] = 0.0
         all_of.explained[at] += spread
         moved = np.where(quiet, 0.0, np.maximum(segments.rms(spread), self._beyond_samples(number) * segments.rms(change)))
+        # Weights that are zeros so far are measured by the size of others.
         sizes = np.maximum(np.maximum(segments.rms(values), scales[known.rows]), TINY)
         self._step = max([self._step, *(all_of.matters[number] * moved / sizes).tolist()])
         all_of.noise[number] = np.nan
         explained, found = np.zeros(batch.segments.size), np.zeros(len(batch.keys), bool)
         explained[known.given], found[known.rows] = all_of.explained[at], True
         lost = ~found
+        # A weight that moved though no gradient of it was logged cannot be followed any further.
         lost[known.rows] |= quiet & (segments.sums(np.abs(change).sum(axis=0)) != 0)
         self.drift = None if lost.any() else self.drift
         return explained, found, lost
@@ -180,6 +188,8 @@ class Updates:
         """How far apart rounding of this step's gradients may carry each sample."""
         steps, segments = self._steps(known, values - change), known.segments
         with np.errstate(all="ignore"):
+            # The rate that fits best, change = -rate * steps by least squares. A schedule changes
+            # it, and settings have that of the start alone.
             along, square = (segments.sums((steps * other).sum(axis=0)) for other in (change, steps))
             rate = np.abs(along) / np.maximum(square, TINY)
             spread: Floats = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
@@ -188,6 +198,7 @@ class Updates:
     def _steps(self, known: Known, weights: Floats) -> Floats:
         """What the optimizer takes off the weights, but for its rate."""
         all_of, at = self._followed, known.at
+        # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
         count = known.segments.spread(np.maximum(all_of.steps[known.numbers], 1))
         first, second = (
             moment[:, at] / (1 - beta**count) for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)

@@ -36,8 +36,10 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
     from safetensors.torch import save
 
     place = os.path.abspath(path)
+    # The first rank alone writes: there is one file, and ranks are fed different samples.
     if place in _WRITTEN or (joined() or (0, 1))[0]:
         return False
+    # One argument is the batch itself; several are its parts by place.
     values = (given[0] if len(given) == 1 else given) if given else {}
     found = dict(_leaves("", values)) if not isinstance(values, Tensor) else {"0": values}
     found |= dict(_leaves("", named))
@@ -61,6 +63,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What lies in dicts, tuples, lists and dataclasses, by name."""
     if isinstance(value, Mapping):
         parts = value.items()
+    # Before other tuples: the parts of a named one have names.
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         parts = zip(value._fields, value, strict=True)  # type: ignore[assignment]
     elif isinstance(value, list | tuple):

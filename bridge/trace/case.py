@@ -108,6 +108,7 @@ class Case:
 
     @cached_property
     def _last(self) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+        # Over more than one update, the difference is not what one update added.
         if any(name.step != self.first.name.step - 1 for name in self.before[0]):
             return {}
         pairs = (
@@ -127,9 +128,11 @@ class Case:
         found = []
         for line in lines:
             both = self.changes(line.name) if change else self.pair(line.name)
+            # Of zeros, every factor is one.
             if both is None or not both[1].any():
                 continue
             factor, rest = scaled(both[0], both[1])
+            # One tensor that is no multiple is enough: then there is no common factor.
             if rest > CLOSE:
                 return None
             found.append(factor)

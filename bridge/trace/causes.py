@@ -93,6 +93,7 @@ def _copy_of(case: Case, line: Line) -> str:
     side = 0 if line.verdict == "only in A" else 1
     entries, other = case.entries[side], case.comparison.second if side == 0 else case.comparison.first
     own = entries.get(key_of(line.name))
+    # Vectors and constants, such as norms that begin with ones, are alike by chance.
     if own is None or len(own.shape) < 2 or own.summary is None or own.summary.low == own.summary.high:
         return ""
     if line.name.layer not in other.layers:
@@ -121,6 +122,7 @@ def _passes(case: Case) -> Found | None:
     """A rank of one of the runs logged one microbatch several times over."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))}
+    # If both runs do, it is no difference.
     if len(twice) != 1:
         return None
     label, told = next(iter(twice.items()))
@@ -131,6 +133,7 @@ def _twice(run: Run, step: int) -> str:
     for entry in run.entries(step):
         name = entry.name
         here = {(part.rank, part.record.microbatch) for part in entry.parts}
+        # A copy by the same rank, under the same number: it is no replica of another rank.
         again = [part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here]
         if name.phase == "forward" and name.kind in ("input", "output") and again:
             return f"rank {again[0]} logged {name} more than once under the number of one microbatch"
@@ -172,6 +175,7 @@ def _layer(case: Case) -> Found | None:
     if case.first.verdict not in ("fault", "nan") or not name.layer:
         return None
     before = [line for line in case.of("forward") if line.name.microbatch == name.microbatch]
+    # Lines are in order of execution: these ran before the first that differs.
     before = before[: next(at for at, line in enumerate(before) if line.name == name)]
     inputs = [line for line in before if line.verdict in ("equal", "rounding")]
     if not inputs:
@@ -181,6 +185,7 @@ def _layer(case: Case) -> Found | None:
     hidden = sorted((layer for layer in between if case.places.get(layer, 0) > after), key=lambda layer: case.places[layer])
     evidence = [f"what runs before it agrees to {max(line.distance for line in inputs):.1g} ({len(inputs)} tensors)"]
     step, weights = case.weights(name.layer)
+    # Weights that agreed earlier may have been changed since.
     sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
     if sure:
         when = f"after step {step}" if step else "before the first step"
@@ -212,6 +217,7 @@ def _loss(case: Case) -> Found | None:
     if found and abs(found[0] - 1) > CLOSE:
         same = [forward, f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)"]
         what = f"the loss that backward starts from is {found[0]:.6g} times B's{which}{_on(case)}"
+        # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
             return f"{what}, which is taken back before the update: a loss scale", [*same, after]
@@ -245,14 +251,17 @@ def _weighed(case: Case, line: Line) -> Found | None:
     pair = case.pair(line.name)
     if pair is None:
         return None
+    # Ratios of very small values are rounding.
     counted = pair[1].abs() > 1e-4 * float(pair[1].abs().max())
     if bool((pair[0][pair[1] == 0] != 0).any()):
         return None  # what does not count in B does in A
     factors: list[float] = []
     for ratio in (pair[0][counted] / pair[1][counted]).tolist():
+        # Samples lie one microbatch after the other: another factor begins another one.
         if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
             factors.append(ratio)
     most = max(_microbatches(case.comparison.first), _microbatches(case.comparison.second))
+    # One factor has another cause; more than there are microbatches are not their weights.
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
     told = ", ".join(f"{factor:.4g}" for factor in factors)
@@ -299,6 +308,7 @@ def _gradients(case: Case) -> Found | None:
         all_of = all(pair is None or not pair[0].any() for pair in every)
         what = "no gradient is left when the step begins" if all_of else f"{_some(zeros)} get no gradient"
         return what, [*evidence, f"in A {len(zeros)} of {len(lines)} gradients are all zeros, in B they are not"]
+    # Before factors: gradients of two steps that are alike add up to nearly a multiple.
     stale = _stale(case, faults)
     if stale:
         return "gradients of the step before were not cleared", [*evidence, stale]
@@ -376,6 +386,7 @@ def _coarse(case: Case) -> Found | None:
     for label, side in (("A", 0), ("B", 1)):
         for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             short = [_is_short(pair[side], dtype) and not _is_short(pair[1 - side], dtype) for pair in pairs]
+            # Besides their digits, both runs' values have to agree.
             near = [float((pair[0] - pair[1]).norm()) < 2 * CLOSE * float(pair[1].norm()) for pair in pairs]
             if len(short) > 1 and all(short) and all(near):
                 what = f"{label}'s gradients are numbers of {kind}: they were computed, reduced or added up in it"
@@ -394,6 +405,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
         old = pair_of(*(entries.get(key_of(line.name._replace(step=case.first.name.step - 1))) for entries in case.before))
         if pair is None or old is None or old[0].shape != pair[0].shape or not old[0].any():
             continue
+        # If nothing was cleared, A's gradient is B's plus A's own of the step before.
         rest = float((pair[0] - pair[1] - old[0]).norm()) / max(float(old[0].norm()), TINY)
         worst, number = max(worst, rest), number + 1
     return f"A less B is A's gradient of the step before, to {worst:.1g} ({number} tensors)" if number and worst <= CLOSE else ""
@@ -420,8 +432,10 @@ def _update(case: Case) -> Found | None:
     if still and len(still) == len(faults):
         what = "nothing is updated" if len(still) == len(lines) else f"{_some(still)} are not updated"
         return what, [*evidence, f"in A {len(still)} of {len(lines)} weights stay as they were, in B they change"]
+    # Gradients that differ make updates differ: nothing more is claimed.
     if not told:
         return None
+    # Before settings: what decay does shows in the numbers, whatever the settings say.
     decay = _decay(case, faults)
     if decay:
         return f"weight decay differs: {decay[0]}", [*evidence, *decay[1]]
@@ -474,6 +488,7 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
         return None
     share, known = median(shares), {*decays[0], *decays[1], 0.0}
     steps = {rate * (one - other): (rate, one, other) for rate in rates for one in known for other in known}
+    # An update takes rate * decay * weight away: A's less B's is -rate * (one - other) of it.
     fitting = next((step for wanted, step in steps.items() if abs(wanted + share) <= 10 * CLOSE * abs(share)), None)
     if fitting is None:
         return None

@@ -43,11 +43,13 @@ class Stored:
         """Raises `SourceError` if it is not what was written."""
         try:
             with regular(path, path.parent.parent).open("rb") as file:
+                # Mapped, not read: of whole tensors only a few elements are needed.
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise SourceError(f"{path}: {error}; it is damaged") from None
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
+        # A safetensors file begins with 8 bytes that hold the length of its header.
         length = 8 + int.from_bytes(content[:8], "little")
         return cls(path, content, content[:length])
 
@@ -66,6 +68,7 @@ class Reading:
     def take(self, file: Stored) -> Floats:
         """In fp64."""
         width = WIDTH[self.dtype]
+        # numpy has no bf16: integers of that width are picked, and torch views them as they are.
         raw = np.frombuffer(file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base)
         found: Floats = torch.from_numpy(raw[self.elements]).view(torch_type(self.dtype)).double().numpy()
         return found
@@ -80,6 +83,7 @@ class Readings:
     def add(self, rank: int, span: Span, elements: Places, to: Places, row: int) -> None:
         """Elements of a tensor in a file of that rank, which record `row` tells of."""
         width = WIDTH[span.dtype]
+        # Tensors that begin at the same remainder (`base`) share one view of the file.
         key, first = (rank, span.dtype, span.begin % width), span.begin // width
         self._found.setdefault(key, []).append((first + elements, to, np.full(len(to), row, np.int64)))
 
@@ -129,11 +133,13 @@ class Pattern:
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
         """Whether a step looks like this."""
+        # None: records from which `_split` could not take the figures.
         if None in shapes or list(self.shapes) != list(shapes):
             return False
         if list(self.heads) != [None if file is None else file.head for file in files]:
             return False
         pairs = zip(self.numbers, self.expected, strict=True)
+        # Which samples a rank has is told by tensors: the header does not show their values.
         return all(np.array_equal(reading.take(_there(files[reading.rank])), wanted) for reading, wanted in pairs)
 
 
@@ -161,9 +167,11 @@ class Columns:
         """From figures and factors (records, 8)."""
         raw, factors = numbers[:, :7], numbers[:, 7]
         with np.errstate(all="ignore"):
+            # A negative factor swaps the smallest and the largest.
             ends = np.sort(raw[:, 5:] * factors[:, None], axis=1)
             scaled = np.stack([raw[:, 3] * factors, raw[:, 4] * factors * factors], axis=1)
             some = raw[:, 0] - raw[:, 1] - raw[:, 2] != 0
+        # Without a finite element, as a summary has it; infinity times 0 would be NaN.
         ends[~some] = (np.inf, -np.inf)
         return cls(pattern, raw, np.concatenate([raw[:, :3], scaled, ends], axis=1), factors, tuple(files), tuple(losses))
 
@@ -194,6 +202,7 @@ class Reader:
         pattern = next((known for known in self._patterns if known.fits(shapes, files)), None)
         if pattern is None:
             pattern = Pattern.of(self.run, step, shapes, files)
+            # The newest first: most steps look like the one before.
             self._patterns = [pattern, *self._patterns[: PATTERNS - 1]]
         return Columns.of(pattern, figures, files, losses)
 
@@ -219,11 +228,14 @@ def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | Non
     try:
         for fields in records:
             summary, name = fields["summary"], fields["name"]
+            # Such a record goes the slow way, on which what is wrong with it is found and said.
             if type(name) is not list or name[0] != step or (summary is not None and len(summary) != 7):
                 return None, _stored(records)
             found.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
             stored = stored or (fields["samples"] or fields["full"]) is not None
         for fields in records:
+            # What is left is equal in steps that look alike. A loop of its own: records that are
+            # half emptied could not go the slow way any more.
             fields["name"][0] = fields["factor"] = None
             fields["summary"] = fields["summary"] is not None
     except (KeyError, TypeError, IndexError):
@@ -242,6 +254,7 @@ def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
     except (ValueError, TypeError, OverflowError):
         return None
     with np.errstate(all="ignore"):
+        # Counts are whole numbers, and no figure is NaN: NaNs are counted and left out.
         whole = bool((found[:, :3] % 1 == 0).all())
     return found if whole and not np.isnan(found).any() else None
 
@@ -282,6 +295,7 @@ class Gathering:
                 continue
             span = spans[part.record.samples or ""]
             each = np.arange(span.count)
+            # Most tensors lie whole on one rank, with all samples in order: no numbers are needed.
             to = each if len(several) == 1 and part.record.placement.complete else self._numbered(part, row)
             readings.add(part.rank, span, each, begin + to, row)
 
@@ -298,6 +312,7 @@ class Gathering:
         parts = columns.figures[self._rows]
         if not self._single and len(self._rows):
             with np.errstate(all="ignore"):
+                # The records of one tensor lie next to each other.
                 sums = np.add.reduceat(parts[:, :5], self._starts)
                 low = np.minimum.reduceat(parts[:, 5], self._starts)
                 high = np.maximum.reduceat(parts[:, 6], self._starts)

@@ -42,13 +42,16 @@ class Half:
             np.array([copy.row for copy in self.copies], np.int64),
             np.array([copy.first for copy in self.copies], np.int64),
         )
+        # Reversed: of two places with one name, the first stays.
         layers, about = {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))}, run.about
         places = [layers.get(name.layer, len(run.layers)) for name in self.names]
+        # Backward comes after all of forward, and goes from the last layer to the first.
         depths = [
             at if name.phase == "forward" else 2 * len(run.layers) - at + 1 for at, name in zip(places, self.names, strict=True)
         ]
         self.depths = np.maximum(np.array(depths, np.float64), 1)
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
+        # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
         self.units = np.array([unit(*pair, about.get("formats", ())) for pair in pairs.tensors])
         self.own_units = np.array([unit(*pair, ()) for pair in pairs.tensors])
         self._apart = {at: rows for at, pair in enumerate(pairs.tensors) if (rows := _parts(*pair, pairing))}
@@ -110,6 +113,7 @@ def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, i
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    # By squares, smallest and largest: plain sums cancel, and rounding moves them far.
     return one == other or (
         math.isclose(one[4], other[4], rel_tol=1e-6)
         and math.isclose(one[5], other[5], rel_tol=1e-5, abs_tol=1e-12)
@@ -195,6 +199,7 @@ class Comparer:
         changed = self._copies(half, pairing, both[0], tables, judged, scales, ranks)
         if self.updates is not None and len(half.gradients[0]):
             rows, batch = half.gradients
+            # At least one rounding apart, even if the samples happen to be equal.
             noise = np.where(half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows])
             self.updates.gradients(batch, half.taken(values, rows), noise, usual["reduce", "gradient"])
         self._changes(half, judged, values, changed)
@@ -209,6 +214,7 @@ class Comparer:
         the last place of the coarsest format on the way, growing with the root of the layers and steps behind, and what adaptive
         updates before made of it.
         """
+        # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
         plain = SLACK * half.units * depths
         if updates is None:
@@ -221,6 +227,7 @@ class Comparer:
         explained, _, lost = updates.weights(batch, half.taken(values, rows), scales[rows])
         dropped = np.ones(len(half.names), bool)  # without samples, nothing can be followed
         dropped[rows] = lost
+        # A weight that is lost leaves unknown what comes after it in order of execution.
         unknown = np.concatenate([[drift is None], (np.cumsum(dropped) > 0)[:-1] | (drift is None)])
         if dropped.any():
             updates.drift = None
@@ -257,8 +264,10 @@ class Comparer:
         for at, copy in enumerate(odd):
             beyond = against.verdicts[at] in FAULTS
             if copy.pair in parted and not beyond:
+                # This copy agrees with B's: its rank is not among those to report.
                 fine.setdefault(copy.pair, set()).add(copy.rank)
             elif copy.pair not in parted and copy.pair not in changed and beyond and own.verdicts[at] in FAULTS:
+                # The first rank's copy is right; this one differs from it and from B's.
                 judged.verdicts[copy.pair], judged.distances[copy.pair] = against.verdicts[at], against.distances[at]
                 judged.bounds[copy.pair], judged.causes[copy.pair] = against.bounds[at], against.causes.get(at, "")
                 ranks[copy.pair] = (copy.rank,)
@@ -278,7 +287,9 @@ class Comparer:
         for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
             if judged.verdicts[at] == "fault" and at not in half.pairs.fixed:
                 before = self._before.get(key)
+                # The copy that differs takes the place of the first rank's.
                 now = pair if at not in copied or copied[at].shape != pair[0].shape else np.stack([copied[at], pair[1]])
+                # Without weights before it, the change is not known: zeros, which say nothing.
                 change = now - before if before is not None and before.shape == now.shape else now - now
                 if change.any():
                     own = Segments.of([change.shape[1]])
@@ -294,6 +305,7 @@ class Comparer:
 
     def _some(self, entry: Entry) -> tuple[int, ...]:
         """Who logged it, where not all ranks did that were to."""
+        # Who logged a tensor then does not tell who has it.
         if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
             return ()
         some = {part.rank for part in (*entry.parts, *entry.replicas)}
@@ -316,6 +328,7 @@ MOST = 64
 def _adaptive(run: Run) -> bool:
     """Whether its optimizer divides gradients by their own size."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
+    # An optimizer that no setting names is taken for AdamW, as most are.
     return "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
 
 

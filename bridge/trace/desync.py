@@ -133,6 +133,7 @@ class DesyncCheck:
     def reached(self, moment: Moment | None) -> None:
         step = self.source.now().step
         if moment is None:
+            # First and alone: whether generators agree decides if later steps compare them.
             self._add_held(step - 1, "init", ("generator",))
             self._seeded = not self.desync.differing(step - 1)
             self._add_config(step - 1)
@@ -150,6 +151,7 @@ class DesyncCheck:
     def _compare(self, step: int) -> None:
         for mismatch in self.desync.compare(step):
             id = "recompute-differs" if len(mismatch.ranks) == 1 else "replicas-differ"
+            # Without the step: a finding is reported once for each place.
             where = str(mismatch.name).partition("/")[2]
             self.findings.add([Finding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)], False)
 
@@ -157,6 +159,7 @@ class DesyncCheck:
         """Settings, which all ranks must have alike."""
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
+            # Settings have any type; a hash of their text is a tensor like the others.
             number = torch.tensor([_hash([repr(value)])])
             self.desync.hold(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
 
@@ -279,14 +282,15 @@ class Desync:
     def differing(self, step: int) -> list[Mismatch]:
         """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
         for (axes, _), queue in self._queues.items():
+            # Stages run their layers in other orders, so that there the name decides too.
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
         rows = []
         for queue in self._queues.values():
-            # How the queue falls into runs, how many tensors it has, which, and what else must be alike.
+            # How a queue falls into runs, how many tensors it has, which, and what else is alike.
             lengths = _hash(str(len(run)) for run in _runs(queue))
             facts = _hash(queued.facts for queued in queue)
             rows.append([lengths, len(queue), facts, step, self._agreed])
-        # One call for all queues, before any other: ranks whose lists differ must not meet in a call.
+        # One call for all queues, before any other: with other lists, ranks would make other calls.
         own = torch.tensor(rows, dtype=torch.int64).view(-1, 5)
         headers = self._gathered(HEADER, own, self.comm.world)
         found: list[Mismatch] = []
@@ -302,10 +306,12 @@ class Desync:
 
     def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
         """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
+        # Columns: lengths of runs, count, names, step, policy. The first alone may differ.
         alike = (headers == headers[0]).all(0)
         if not alike[1:].all():
             yield self._lists(group, queue, step, headers)
             return
+        # Ranks whose tensors lie otherwise in memory compare them one by one.
         runs = list(_runs(queue)) if alike[0] else [[queued] for queued in queue]
         taken = bits if self.thorough(step) else hasty
         odd, _ = self._differ(group, [_digest_of(run, taken) for run in runs])
@@ -345,6 +351,7 @@ class Desync:
         culprits = _minority(group, [tuple(row) for row in digests.tolist()])
         told = f"; NaNs: {_listed(nans)}" if any(nans) else ""
         tensor, kept = queued.tensor, torch.tensor([int(queued.tensor is not None)])
+        # A rank without the values could not take part in the next call: then none does.
         if not bool(self._gathered(CULPRIT, kept, group).all()) or tensor is None:
             return Mismatch(queued.name, group.ranks, culprits, f"its values are gone{told}")
         values = self._gathered(CULPRIT, tensor.contiguous(), group)
@@ -383,6 +390,7 @@ def _apart(one: Tensor, other: Tensor) -> Difference:
     places = differ.nonzero()
     if not len(places):
         return Difference(0, one.numel(), (), 0.0, 0)
+    # Ordered words of neighbours are one apart: the distance is in units in the last place.
     gaps = (words[0] - words[1]).abs()[differ]
     largest = (one.double() - other.double()).abs()[differ].max()
     return Difference(len(places), one.numel(), tuple(places[0].tolist()), float(largest), int(gaps.max()))
@@ -399,6 +407,7 @@ def _ordered(tensor: Tensor) -> Tensor:
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.contiguous().view(word).long()
     lowest = torch.iinfo(word).min
+    # Floats are sign and magnitude: below zero, words grow as the values fall.
     return torch.where(bits < 0, lowest - bits - 1, bits)
 
 
@@ -411,6 +420,7 @@ def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
 
 
 def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
+    # frombuffer refuses an empty buffer.
     raw = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     sizes = check._gathered(CULPRIT, torch.tensor([len(raw)]), group).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -423,6 +433,7 @@ def _hash(texts: Iterable[str]) -> int:
     """A signed 64-bit number of all of them in order."""
     found = blake2b(digest_size=8)
     for text in texts:
+        # A separator: without it, texts that are cut elsewhere hash alike.
         found.update(text.encode() + b"\0")
     return int.from_bytes(found.digest(), "little", signed=True)
 
@@ -459,6 +470,7 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
     if first.digest is not None or first.tensor is None:
         return _digest(first)
     size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
+    # One view over all of them: they adjoin in one storage.
     whole = first.tensor.as_strided((size,), (1,), first.tensor.storage_offset()) if len(run) > 1 else first.tensor
     hashed = taken(whole)
     return torch.stack([hashed, torch.zeros_like(hashed)])

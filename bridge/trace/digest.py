@@ -57,10 +57,12 @@ def hasty(tensor: Tensor) -> Tensor:
     """
     flat = tensor.detach().contiguous().view(-1)
     words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
+    # torch multiplies int64 matrices on CPUs alone, and views as words what is aligned to them.
     if flat.device.type != "cpu" or words < 2 * HASTY or flat.storage_offset() * size % WORD:
         return bits(tensor)
     rows = words // HASTY
     head = flat[: rows * HASTY * WORD // size].view(torch.int64).view(rows, HASTY)
+    # 1,024 of them at least, so that there are enough for the words of a row as well.
     factors = _multipliers(_at_least(rows), flat.device)
     found = torch.mv(head, factors[:HASTY]).dot(factors[:rows])
     rest = flat[rows * HASTY * WORD // size :]
@@ -73,6 +75,7 @@ WORD, HASTY = 8, 256
 
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """`tensor` with one payload for all NaNs, and their count."""
+    # A sum that is not NaN had none in it. Elsewhere than on a CPU, asking would wait.
     if not tensor.is_floating_point() or (tensor.device.type == "cpu" and not tensor.sum().isnan()):
         return tensor, torch.zeros((), dtype=torch.int64, device=tensor.device)
     nan = tensor.isnan()
@@ -82,6 +85,7 @@ def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def _words(tensor: Tensor) -> Tensor:
     """The bytes of `tensor` in order, as 32-bit words; the last is filled up with zeros."""
     flat = tensor.contiguous().view(-1)
+    # 32-bit words can be viewed only from a multiple of 4 bytes on, where a copy begins.
     if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % 4:
         flat = flat.clone(memory_format=torch.contiguous_format)
     raw = flat.view(torch.uint8)
@@ -125,6 +129,7 @@ def _weights(device: torch.device) -> Tensor:
 
 def _mixed(count: int, salt: int) -> Tensor:
     """int64 numbers without order, all different: splitmix64 of their places."""
+    # The constants are those of splitmix64, as signed 64-bit numbers.
     word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         word = (word ^ _shifted(word, shift)) * factor
@@ -133,4 +138,5 @@ def _mixed(count: int, salt: int) -> Tensor:
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
     """Shifted right with zeros moving in."""
+    # torch shifts signed numbers, with copies of the sign moving in.
     return (word >> bits) & ((1 << (64 - bits)) - 1)

@@ -56,6 +56,7 @@ def wandb(found: Series, folder: Path) -> int:
     """
     if find_spec("wandb") is None:
         raise BridgeError("trace export: wandb is not installed; pip install wandb")
+    # Whatever the user's own settings say, nothing is sent.
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     import wandb as client
 
@@ -82,6 +83,7 @@ def export(found: Series, target: str, out: Path) -> int:
     """
     if out.exists():
         raise BridgeError(f"{out}: it is there already; name a folder that is not")
+    # In the same folder: a rename does not cross file systems.
     beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         count = TARGETS[target](found, beside)

@@ -122,6 +122,7 @@ class Findings:
     def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
         """Take note of those that are new, and log them unless somebody has."""
         for finding in findings:
+            # What is wrong in one step mostly is wrong in all that follow.
             if (finding.id, finding.where) not in self._known:
                 self._known.add((finding.id, finding.where))
                 self.found.append(finding)
@@ -140,6 +141,7 @@ class Findings:
                     file.write(text + "\n")
             except OSError as error:
                 logger.warning("%s: findings cannot be written: %s", self.folder, error.strerror)
+                # Reported once, not in every step.
                 self.folder = None
         if self.command is not None:
             self._run(self.command, text)

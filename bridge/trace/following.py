@@ -55,7 +55,9 @@ class Follower:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
+        # A line that is still being written is left for the next time.
         end = content.rfind(b"\n") + 1
+        # A shorter file belongs to another run.
         self._told = self._told if end >= self._told else 0
         for line in content[self._told : end].split(b"\n")[:-1]:
             yield one_finding(line.decode(errors="replace"), str(path))
@@ -77,9 +79,11 @@ class Follower:
             for line in lines(self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]):
                 self._at[place] = line.begin + line.size + 1, self._at[place][1] + 1
                 self._of(place)[line.step] = line
+        # A step is there once all ranks have written it.
         for step in sorted(set.intersection(*(set(steps) for steps in self._run.lines.values()))):
             yield self._step(step)
             for steps in self._run.lines.values():
+                # A training may run for weeks: steps that were told are forgotten.
                 del steps[step]  # type: ignore[attr-defined]
 
     def _of(self, place: Path) -> dict[int, Line]:
@@ -94,6 +98,7 @@ class Follower:
         columns: Columns = self._reader.columns(step)
         pattern = columns.pattern
         if id(pattern) not in self._readings:
+            # Norms are asked for alone, so it maps no layer. It holds the pattern, and so its id.
             self._readings[id(pattern)] = Reading(pattern, {}, 0, ("", ""))
         known = [loss for loss in columns.losses if loss is not None]
         norms = self._readings[id(pattern)].norms(columns)

@@ -17,6 +17,7 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return tensor[None]
     own = tensor.reshape(-1).contiguous()
+    # NCCL sends what lies on a GPU alone.
     own = own.cuda() if dist.get_backend(group.handle) == "nccl" else own
     whole = own.new_empty(group.size, *tensor.shape)
     comm.all_gather(name, whole.view(-1), own, group)()
@@ -26,6 +27,7 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
 def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
     """What every rank in the group says, as JSON has it."""
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    # Lengths first: a gather takes as much from each rank.
     sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(raw)] = raw

@@ -37,6 +37,7 @@ class _Awaited(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch.optim":
             return None
+        # Else the search below would come here again.
         sys.meta_path.remove(self)
         from importlib.util import find_spec
 
@@ -79,6 +80,7 @@ class _Watch:
         ]
         if own and (holding or hasattr(module, "optimizer")):
             self.inside = True
+            # The first model that trains is watched; modules that run later are not looked at.
             for hook in self.hooks:
                 hook.remove()
             self._attach(module, holding, given)
@@ -94,7 +96,10 @@ class _Watch:
         keep = settings.pop("keep", {})
         settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
         debug = Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
+        # A training that nobody edited must not stop.
         policy = Policy(action="log", thorough=THOROUGH)
+        # Of an optimizer and its wrapper, the wrapper: `attach` finds what it wraps, and both
+        # would make two steps of one.
         inner = [one for one in optimizers if not any(getattr(other, "optimizer", None) is one for other in optimizers)]
         try:
             tracer = attach(module, debug, settings.pop("run"), optimizer=inner or None, policy=policy, **settings)

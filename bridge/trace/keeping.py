@@ -72,11 +72,12 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
     alike = []
     for at, part in enumerate(seen):
         name, placement = part.record.name, part.record.placement
-        # What engines put together of parts on each rank is a whole too, though no placement says so.
+        # Engines put wholes together of parts on each rank; their placements name no replicas.
         own = name.tensor.endswith(f"of rank {comm.rank}")
         whole = name.kind in OWNED and placement.complete and not own
         if several <= set(placement.replicas) or whole:
             alike.append(at)
+    # A gather takes as much from each rank; and all leave here together, or none.
     sizes = gathered(comm, "log head", torch.tensor([len(alike)]), group).view(-1).tolist()
     if not max(sizes):
         return set()
@@ -89,6 +90,7 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
         content = b"".join(bytes(value.cpu().numpy()) for value in raw)
         digests[row] = torch.tensor([_number(name.encode()), _number(content)])
     rows = gathered(comm, "log digests", digests, group).tolist()
+    # The first rank that has it keeps it.
     earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}
     return {at for at, row in zip(alike, rows[group.index], strict=False) if tuple(row) in earlier}
 

@@ -36,8 +36,9 @@ class LayerLog:
     keep: Keep = field(default_factory=Keep)
     roots: Roots = field(default_factory=Roots)
     _several: bool = False
+    """Whether the step that runs has more than one microbatch, if nobody said how many it has."""
     _settings: dict[str, list[float]] = field(default_factory=dict)
-    """Whether the step that runs has more than one microbatch, where nobody said how many it has."""
+    """By name: the values that a setting had when it was logged last."""
 
     @property
     def alone(self) -> bool:
@@ -83,6 +84,7 @@ class LayerLog:
 
     def reached(self, moment: Moment | None) -> None:
         step = self.source.now().step
+        # Asked even if nothing is logged: it may gather, and then all ranks must call it.
         looks = moment != "ended" and self._looks(step - (moment is None))
         if moment is None:
             self._held("init", step - 1, "weight", self.debug.param_init, looks)
@@ -123,6 +125,7 @@ class LayerLog:
             if held.tensor != RATE and not held.tensor.startswith("group "):
                 continue
             values = held.local.tolist()
+            # What is there the first time is no change.
             changed = self._settings.setdefault(held.tensor, values) != values
             self._settings[held.tensor] = values
             if (changed or held.tensor == RATE) and self._takes(name):

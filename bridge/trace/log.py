@@ -99,6 +99,7 @@ class Log:
         if level < 1 or not self._open:
             return
         dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+        # The factor is 1 until the step ends, when it is known.
         record = Record(name, microbatch, dtype, device, level, placement, 1.0, None)
         measured = measure(tensor) if level >= STATISTICS else None
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
@@ -122,6 +123,7 @@ class Log:
         """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss. Where its
         microbatch turned out to be `alone`, names do not tell of it. `loss` is what its backward passes started from, if known.
         """
+        # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
         if alone:
             seen = [replace(part, record=replace(part.record, name=part.record.name._replace(microbatch=None))) for part in seen]
@@ -131,6 +133,7 @@ class Log:
         records = [_finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)]
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
+                # Not before the first step: only it tells where this run goes on.
                 _drop_from(self.run, self.rank, step)
                 self._first = False
                 if self.budget:
@@ -141,6 +144,7 @@ class Log:
             if left:
                 line |= {"records": [], **left}
             elif tensors:
+                # Before the line: a line that is there has its tensors.
                 line["tensors"] = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
             self._spent += _append(self.folder / STEPS, seal(line))
             self._open = not left.get("stopped", False)
@@ -160,6 +164,7 @@ class Log:
             self._say(f"step {step} does not fit the {self.budget} bytes of rank {self.rank}, and the log ends")
             return {"left": "budget", "stopped": True}
         self._spent += held
+        # Up to 1/2 of the budget every step, up to 3/4 every second, up to 7/8 every fourth.
         while self._spent + size > self.budget * (1 - 1 / (2 * self._thin)) and self._thin < MOST_THIN:
             self._thin *= 2
             self._say(f"after step {step}, one step of {self._thin} is logged, for the {self.budget} bytes of rank {self.rank}")

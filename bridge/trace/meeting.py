@@ -33,6 +33,7 @@ class Meeting:
     def __init__(self, comm: Comm, lost: Callable[[tuple[int, ...], str], None]) -> None:
         global _made
         _made += 1
+        # Ranks may have made other numbers of meetings: with the highest, their keys agree.
         numbers = gathered(comm, "meeting", torch.tensor([_made]), comm.world)
         _made = int(numbers.max())
         self.comm, self.lost = comm, lost
@@ -40,6 +41,7 @@ class Meeting:
         self.patience = timedelta(seconds=float(os.environ.get(VARIABLE, PATIENCE)))
         self.passes = self.steps = 0
         self.over = False
+        # A process that ends says so, or the others would go on waiting for it.
         atexit.register(self.leave)
 
     def passed(self) -> None:
@@ -54,9 +56,11 @@ class Meeting:
         self.steps += 1
         if self.over or self._ended():
             return False
+        # The last one to come tells the others.
         if self.store.add(f"step {number}", 1) == world:
             self.store.set(f"all {number}", "1")
             if number:
+                # All have come past it: a long run must not fill the store.
                 self.store.delete_key(f"step {number - 1}")
             return True
         while not self._all(number):
@@ -84,6 +88,7 @@ class Meeting:
         if beyond:
             counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
             return tuple(beyond), f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}"
+        # A rank that ended after fewer steps than this one will not come.
         left = {rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number}
         if left:
             told = ", ".join(f"rank {rank} ended after {count} steps" for rank, count in left.items())

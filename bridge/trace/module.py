@@ -67,6 +67,8 @@ class ModuleSource:
 
     def _enter(self) -> None:
         """Have `begin` called with what each forward pass is given."""
+        # `Module.compile` compiles `_call_impl`, which runs the hooks: one that is put in here
+        # would become part of the graph.
         compiled = getattr(self.module, "_compiled_call_impl", None)
         if compiled is None:
             hook: Any = lambda _, given, named: self.begin(given, named)  # noqa: E731
@@ -127,6 +129,7 @@ class ModuleSource:
         if _compiled(self.module):
             return frozenset(self.layers)
         compiled = [module for module in self.model.modules() if _compiled(module)]
+        # Hooks on what torch.compile returned run outside of the graph, those on its parts do not.
         inner = {id(part) for module in compiled for part in module.modules() if part is not module}
         in_place = {id(module) for module in self.model.modules() if getattr(module, "_compiled_call_impl", None) is not None}
         return frozenset(name for name, module in self.layers.items() if id(module) in inner | in_place)
@@ -198,12 +201,14 @@ class ModuleSource:
         return Now(self._step, place * self.data.size + self.data.index, self.accumulation * self.data.size)
 
     def factors(self) -> Mapping[Unit, float]:
+        # A rank's loss is the mean over its own samples, 1 / ranks of which are the step's.
         return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """Of ranks that share samples, those see a part whose tensor is shorter than the tokens that went in."""
         local, placement = whole(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
+        # Sequence parallelism leaves each tensor rank a part of the tokens, in dimension 1.
         tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
         if placement.sizes != placement.whole or group == 1 or len(shape) < 2 or shape[1] * group != tokens:
             return placement
@@ -254,6 +259,7 @@ class ModuleSource:
         if kind == "weight":
             return {"": parameter.detach()}
         if kind == "gradient":
+            # Zeros for none: the parameter is in the log, and can be compared.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             return {"": gradient.detach()} if parameter.requires_grad else {}
         states = (optimizer.state.get(parameter, {}) for optimizer in self.optimizers)
@@ -310,10 +316,12 @@ class ModuleSource:
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """A forward pass begins; one that is for training counts."""
+        # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
         self.quiet = not (self.trains and torch.is_grad_enabled())
         if self.quiet:
+            # Without gradients, evaluation is meant; with them, train() may have been forgotten.
             self.evaluating += torch.is_grad_enabled()
             return
         if self._stepped:
@@ -336,6 +344,7 @@ def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]
     except (TypeError, ValueError):  # it takes something else, as its own error will say
         return [*given, *(named[name] for name in sorted(named))]
     open_ = {name for name, parameter in declared.parameters.items() if parameter.kind is Parameter.VAR_KEYWORD}
+    # Keywords that forward does not name come in the order of the call, which may be any.
     values = [sorted(value.items()) if name in open_ else value for name, value in found.items()]
     return values[1:]
 

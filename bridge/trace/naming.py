@@ -50,6 +50,7 @@ def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for path, module in modules(root):
         for name, tensor in getattr(module, held).items():
+            # What is tied has the name at which it comes first.
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield _joined(path, name), tensor
@@ -60,6 +61,7 @@ def layers(root: nn.Module) -> dict[str, nn.Module]:
     hold no list beside them. A module that has two names is a layer once.
     """
     model, found, seen = unwrapped(root), {}, set[int]()
+    # A module without children is one layer, and its wrapper is what is called.
     for name, module in _layers(model, "") if any(True for _ in model.children()) else [("", root)]:
         if id(unwrapped(module)) not in seen:
             seen.add(id(unwrapped(module)))
@@ -93,6 +95,7 @@ def is_list(module: nn.Module) -> bool:
 def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
     """The layer that a parameter or module of that name belongs to (empty: none), and its name in there."""
     words = name.split(".")
+    # The longest name first: layers may lie inside of others.
     for length in range(len(words), 0, -1):
         layer = ".".join(words[:length])
         if layer in found:

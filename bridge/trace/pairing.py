@@ -165,6 +165,7 @@ class Pairs:
                 values[rest] = table.statistics()[which[~self.sampled]].reshape(-1)
         if self.partial:
             unseen = np.isnan(found[0]) | np.isnan(found[1])
+            # The same in both: it adds nothing to their distance.
             found[0][unseen] = found[1][unseen] = 0.0
         return found
 
@@ -185,8 +186,10 @@ class Pairs:
             apart = apart if explained is None else np.maximum(apart - explained, 0)
             own = self.segments.rms(values[1])
             sizes = np.where(scales > own, scales, own)
+            # From zeros in B, every other value in A is infinitely far.
             whole = np.where(self.segments.rms(values[0]) > 0, np.inf, 0.0)
             distances = np.where(sizes != 0, self.segments.rms(apart) / sizes, whole)
+        # Not `>`: so a distance that is NaN is beyond its bound.
         beyond = ~(distances <= bounds)
         figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
         counts = figures[0].any(axis=1) | figures[1].any(axis=1)
@@ -260,6 +263,7 @@ class Pairing:
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
         self.sections = tuple({section(entry.name) for entry in entries} for entries in (self.ours, self.theirs))
         known = {key(entry.name): at for at, entry in enumerate(self.theirs)}
+        # What is left of `known` is in B alone.
         found = [(at, known.pop(key(entry.name), None)) for at, entry in enumerate(self.ours)]
         self.alone = [at for at, other in found if other is None], list(known.values())
         both = [(at, other) for at, other in found if other is not None]
@@ -286,5 +290,6 @@ class Pairing:
         for name, rows in self._by_section.items():
             sizes = table.sizes[rows][table.finite[rows] != 0]
             if len(sizes):
+                # The median: one tensor that exploded must not widen the bounds of all others.
                 found[name] = float(np.median(sizes))
         return found

@@ -26,6 +26,7 @@ def causes(
     with np.errstate(all="ignore"):
         norms, sizes = np.sqrt(segments.sums(values**2)), np.sqrt(segments.sums(others**2))
         product = segments.sums(values * others)
+        # Least squares: the multiple of B that is nearest to A, and the share that it leaves.
         factors = product / np.maximum(sizes**2, TINY)
         rest = np.sqrt(segments.sums((values - segments.spread(factors) * others) ** 2)) / np.maximum(norms, TINY)
         alike = product / (sizes * norms)
@@ -38,7 +39,9 @@ def causes(
     for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
         if not size or not norm:
             found.append("A is all zeros" if size else "B is all zeros")
+        # A factor that is nearer to 1 than what it leaves says nothing.
         elif left <= CLOSE and abs(factor - 1) > left:
+            # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
             found.append("the same in both: what differs was there before them")

@@ -49,6 +49,7 @@ class PipelineSource(ModuleSource):
         own = [(stage.stage_index, list(naming.layers(stage.submod))) for stage in self.stages]
         self._everywhere = sorted(pair for pairs in everyones(own) for pair in pairs)
         names = {number: set(found) for number, found in self._everywhere}
+        # With a name in common, the union is smaller than the sum.
         self._apart = sum(map(len, names.values())) != len(set().union(*names.values()))
         self._running, self._trial = 0, False
         self._counts = [0] * len(self.stages)
@@ -101,6 +102,7 @@ class PipelineSource(ModuleSource):
         before = self._passes
         super().begin(given, named)
         if self._passes != before:
+            # The first pass of a step: the counts are those of the step before.
             if not before:
                 self._counts = [0] * len(self.stages)
             self._counts[self._running] += 1
@@ -144,6 +146,7 @@ def mesh_of(stage: Any) -> Comm:
     rank, world = joined() or (0, 1)
     size = stage.group_size
     ranks = tuple(dist.get_process_group_ranks(stage.group or dist.group.WORLD))
+    # The first axis is the fastest: pipeline ranks are far apart, or next to each other.
     grids = (Mesh({"data": world // size, "pipeline": size}), Mesh({"pipeline": size, "data": world // size}))
     found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
     if found is None:

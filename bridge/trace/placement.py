@@ -66,6 +66,7 @@ class Placement:
             stride = prod(self.whole[at + 1 :])
             index, rest = rest // stride - offset, rest % stride
             held &= (index >= 0) & (index < size)
+            # Row-major inside of the box; what lies outside of it `held` leaves out.
             place = place * size + index
         place = place - self.start
         held &= (place >= 0) & (place < self.count)
@@ -76,6 +77,7 @@ class Placement:
         found = torch.arange(self.start, self.stop)
         place = torch.zeros_like(found)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            # An empty box has no element, and must not divide by 0.
             index = found // prod(self.sizes[at + 1 :]) % size if size else found
             place = place + (index + offset) * prod(self.whole[at + 1 :])
         return place

@@ -23,6 +23,7 @@ class Roots:
     def began(self, tensors: Any) -> None:
         """A backward pass starts from these."""
         several = [tensors] if isinstance(tensors, Tensor) else tensors
+        # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if not recomputing() and isinstance(several, list | tuple):
             self._found += [root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1]
 
@@ -38,6 +39,7 @@ _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
 def _install() -> None:
     """Have every backward pass that is asked for from Python told to those who listen, once in a process."""
     plain = torch.autograd.backward
+    # Replaced once more, it would tell of each pass twice.
     if hasattr(plain, "told_to"):
         return
 
@@ -48,4 +50,5 @@ def _install() -> None:
         plain(tensors, *given, **named)
 
     backward.told_to = _listeners  # type: ignore[attr-defined]
+    # `Tensor.backward` looks it up in this module at every call.
     torch.autograd.backward = backward

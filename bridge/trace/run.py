@@ -128,6 +128,7 @@ class Entry:
             only = found[0].tensor(found[0].record.samples, len(sampled(self.shape, self.first.level)))
             return None if only is None else only * found[0].record.factor
         values = [part.tensor(part.record.samples) for part in found]
+        # Before memory is taken: a shape that is damaged must not ask for all of it.
         _room(min(prod(self.shape), 2**self.first.level), sum(len(part) for part in values if part is not None), self.name)
         samples = torch.full((len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64)
         for part, held in zip(found, values, strict=True):
@@ -225,6 +226,7 @@ class Run:
     def logged(self) -> tuple[int, ...]:
         """Of these steps those whose tensors were to be logged, and were not left out by any rank for want of room."""
         every = self.keep.get("every", 1)
+        # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
         return tuple(step for step in self.steps if step in self._kept and step % every == 0)
 
@@ -255,6 +257,7 @@ class Run:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """Layers in the order in which they ran first, where a log shows it; else in that of the model."""
+        # Layers that ran change places among themselves; those that never did keep theirs.
         told, ran = self.about.get("layers", ()), iter(seen := self._ran())
         return tuple(next(ran) if layer in seen else layer for layer in told)
 

@@ -104,6 +104,7 @@ def head(run: Path) -> dict[str, Any]:
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
     found = parsed(text, path)
+    # A digest that is there has to hold, whatever format the file says it has.
     sealed = found.get("format") != UNSEALED or "digest" in found
     found = unseal(text, path) if sealed else found
     try:
@@ -131,9 +132,11 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
         with regular(path, run).open("rb") as file:
             file.seek(begin)
             for number, raw in enumerate(file, number + 1):  # noqa: B020
+                # It is being written, or a kill cut it.
                 if not raw.endswith(b"\n"):
                     return
                 where = f"{path}:{number}"
+                # A digest stands at the end of its line.
                 known = sealed or b'"digest": "' in raw[-81:]
                 step, owner = _begun(raw[:-1], where, known)
                 if sealed and owner != rank:
@@ -156,6 +159,7 @@ SEAL = len(', "digest": ""}') + 64
 def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
     """Step and rank of a line."""
     match = BEGINNING.match(raw)
+    # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _holds(raw):
         return int(match[1]), int(match[2])
     found = _parsed(raw, where, sealed)
@@ -236,6 +240,7 @@ def _possible(place: Placement) -> bool:
     if not len(place.whole) == len(place.offsets) == len(place.sizes):
         return False
     each = zip(place.offsets, place.sizes, place.whole, strict=True)
+    # Below 2^62, so that what is worked out with them stays within 64 bits.
     inner = all(offset >= 0 and size >= 0 and offset + size <= length < 2**62 for offset, size, length in each)
     return inner and prod(place.whole) < 2**62 and 0 <= place.start <= place.stop <= prod(place.sizes)
 

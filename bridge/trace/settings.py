@@ -40,6 +40,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Se
     """The settings that two runs' heads do not have alike: all of them for one engine, those that both have for two."""
     ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
     alike = set(ours) & set(theirs)
+    # With less than half of the names in common, these are two engines.
     if len(alike) * 2 < max(len(ours), len(theirs), 1):
         ours, theirs = _shared(ours), _shared(theirs)
         pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]

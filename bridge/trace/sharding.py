@@ -29,12 +29,15 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     found = [weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)]
     if not found or world == 1:
         return Mesh({"tensor": 1, "data": world})
+    # Parts of a model may lie on meshes that are smaller than that of the whole.
     device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
+    # Our first axis is the fastest, torch's the slowest.
     axes = dict(zip(_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True))
+    # Ranks beyond the mesh hold copies of what lies on it.
     rest = world // device_mesh.size()
     if rest > 1:
         axes["replica" if "data" in axes else "data"] = axes.get("replica", 1) * rest
-    # A mesh of ours numbers ranks without gaps: of ranks in another order, only their count is known.
+    # Our meshes number ranks without gaps: of ranks in another order, only their count is used.
     ranks = device_mesh.mesh.flatten().tolist()
     in_order = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     return Mesh({"tensor": 1, "data": 1, **axes} if in_order else {"tensor": 1, "data": world})
@@ -68,6 +71,7 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
     if not in_boxes(tensor):
+        # Partial sums, and shards that are strided: all ranks together make them whole.
         gathered: Tensor = tensor.full_tensor()
         return gathered, Placement.full(tuple(gathered.shape))
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -140,6 +144,7 @@ def _prefix(model: nn.Module, wrapper: nn.Module) -> str:
 
 
 def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None]]:
+    # With use_orig_params, these are the parameters that are views of the flat one.
     own = flat._params if flat._params is not None else [None] * len(flat._fqns)
     for fqn, shape, part, parameter in zip(flat._fqns, flat._shapes, flat._shard_param_infos, own, strict=True):
         name = ".".join(word for word in (*prefix.split("."), *fqn.split(".")) if word and word not in _HIDDEN)
@@ -147,6 +152,7 @@ def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None
             start = part.intra_param_start_idx
             yield Piece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard), parameter
         else:
+            # Named even if nothing of it lies here: all ranks list the same tensors.
             yield Piece(name, tuple(shape), 0, 0, 0), parameter
 
 

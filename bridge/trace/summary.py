@@ -80,6 +80,7 @@ def measure(tensor: Tensor) -> Tensor:
     if not values.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
     total = values.sum(dtype=torch.float64)
+    # A finite sum has no NaN and no infinity in it. Elsewhere than on a CPU, asking would wait.
     if values.device.type == "cpu" and total.isfinite():
         return _measured(values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64))
     finite = values.isfinite()
@@ -94,6 +95,7 @@ EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
 
 
 def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
+    # In fp32 at least: squares of 16-bit values run over. A copy in fp64 would take memory.
     squares = torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32)).double().square()
     count = total.new_full((1,), finite.numel())
     return torch.cat([count, odd, torch.stack([total, squares, low.double(), high.double()])])

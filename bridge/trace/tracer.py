@@ -101,6 +101,7 @@ class Tracer:
     def _reached(self, moment: Moment | None) -> None:
         together = getattr(self.source, "together", True)
         for observer in () if self._over else self.observers:
+            # Ranks that do not step together would wait for each other in collectives.
             if together or getattr(observer, "alone", False):
                 observer.reached(moment)
 
@@ -126,6 +127,8 @@ class Tracer:
         def hook(module: nn.Module, inputs: Any) -> None:
             if not module.training or self._quiet:
                 return
+            # A reentrant checkpoint runs layers without a graph first; where the run is now is not
+            # known any more when they run again.
             if not torch.is_grad_enabled():
                 self._without.setdefault(layer, []).append(self.source.now())
             elif not recomputing():
@@ -175,6 +178,7 @@ class Tracer:
         if not batched(local):
             if kind == GRADIENT:
                 return  # of what all samples share: a part of a sum, on each rank
+            # It is no part of the step's batch: every rank has all of it.
             now = replace(now, microbatches=None, part=None)
         # A part of the whole step's tensor, whose microbatches lie one after the other.
         if placement.sizes and (now.microbatches or now.part):
@@ -188,6 +192,7 @@ class Tracer:
 
 def recomputing() -> bool:
     """Whether a forward runs inside a backward, to compute again what was not kept."""
+    # -1 outside of any backward; torch has no public name for it.
     return torch._C._current_graph_task_id() != -1
 
 

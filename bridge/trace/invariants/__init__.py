@@ -59,6 +59,7 @@ class Invariants:
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
         self.source.passing.append(self._passing)
+        # Other ranks than data ranks meet in collectives inside of the model.
         if self.source.comm.mesh.world == self.source.data.size > 1:
             self.source.meeting = Meeting(self.source.comm, self._lost)
         self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
@@ -86,6 +87,7 @@ class Invariants:
         fired: list[bool] = []
 
         def begins(gradient: Tensor) -> None:
+            # A forward pass may have several outputs; its backward begins once.
             if not fired:
                 fired.append(True)
                 for check in self.checks:
@@ -124,12 +126,14 @@ class Invariants:
         if not self._alike:
             return
         own = [check.later(step) if updated else check.row(step) for check in self.checks]
+        # A row has as many numbers on all ranks: all leave here, or none.
         if not sum(map(len, own)):
             return
         rows = gathered(self.source.comm, ROWS, torch.cat(own), self.source.data)
         parts = torch.split(rows, [len(part) for part in own], 1)
         for check, part in zip(self.checks, parts, strict=True):
             found = check.judged_later(step, part) if updated else check.judged(step, part)
+            # All ranks were given the same rows, and found the same in them.
             if self.source.data.size == self.source.comm.world.size:
                 self.findings.add(found)
             else:

@@ -39,6 +39,7 @@ class Causal(Check):
         tokens = [leaf for leaf in whole if leaf.dim() == 2 and leaf.shape[1] > 3]
         if tokens and "attention_mask" not in named:
             self.given, self.tokens = (tuple(given), {**named}), tokens[0]
+        # A mask may hide the last token; without one, every token is seen.
         elif tokens:
             named = {name: value for name, value in named.items() if name != "attention_mask"}
             self.given, self.tokens = (tuple(given), named), tokens[0]
@@ -48,11 +49,14 @@ class Causal(Check):
         if self.done or self.tokens is None or targets.is_floating_point():
             return
         batch, length = self.tokens.shape
+        # Some loops pad the last place, others leave it out.
         for width in (length, length - 1):
             if targets.numel() != batch * width:
                 continue
             rows = targets.reshape(batch, width)[:, : length - 1]
+            # `cross_entropy` leaves out targets of -100, its default.
             known = rows >= 0
+            # Fewer agree by chance.
             if int(known.sum()) >= 8:
                 same = (rows == self.tokens[:, 1 : rows.shape[1] + 1]) & known
                 self.next |= float(same.sum()) >= SHARE * float(known.sum())
@@ -74,6 +78,7 @@ class Causal(Check):
         """The first layer whose output before the last token depends on the last token."""
         assert self.tokens is not None and self.given is not None
         changed = self.tokens.clone()
+        # Another token of the same row is one that the vocabulary has.
         changed[:, -1] = torch.where(changed[:, -1] == changed[:, 0], changed[:, 1], changed[:, 0])
         if torch.equal(changed, self.tokens):
             return None
@@ -83,6 +88,7 @@ class Causal(Check):
             if other is None or other.shape != output.shape or output.dim() < 3 or output.shape[1] != self.tokens.shape[1]:
                 continue
             before, after = output[:, :-1].float(), other[:, :-1].float()
+            # Kernels may sum in another order: rounding is no leak.
             if float((before - after).abs().max()) > 1e-3 * max(float(before.abs().max()), 1e-30):
                 return layer
         return None
@@ -94,6 +100,7 @@ class Causal(Check):
         given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
         modes = [(module, module.training) for module in model.modules()]
         hooks = [layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()]
+        # These passes are not of the training.
         quiet, source.quiet = source.quiet, True
         try:
             model.eval()

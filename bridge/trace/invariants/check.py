@@ -88,6 +88,8 @@ class Watched:
 
     def _put(self, call: Any) -> None:
         setattr(clip_grad, self.name, call)
+        # This package has a name of its own for it. A script that imported the function by name
+        # before is not seen.
         setattr(torch.nn.utils, self.name, call)
 
     def remove(self) -> None:
@@ -98,6 +100,7 @@ class Watched:
 def floats(values: Tensor | Sequence[float]) -> Tensor:
     """fp64 numbers as int64 of the same bits."""
     found = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
+    # The rows of all checks go in one gather, which has one number format.
     return found.detach().double().cpu().reshape(-1).view(torch.int64)
 
 

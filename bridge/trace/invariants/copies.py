@@ -35,6 +35,7 @@ class Buffers(Check):
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         digests, changed = rows.view(len(rows), 2, len(self.names)).unbind(1)
+        # What a forward pass changes, as running means, differs with the samples.
         odd = (digests != digests[0]).any(0) & ~changed.any(0)
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
         if names:
@@ -108,5 +109,6 @@ class Ties(Check):
             and not one.is_meta
             and one.numel() > 1
             and bool(torch.equal(one, other))
+            # Constants are alike by chance.
             and bool((one != one.view(-1)[0]).any())
         )

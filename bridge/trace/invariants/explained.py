@@ -69,6 +69,7 @@ class Explained(Check):
         return {
             id(weight): (optimizer, group)
             for optimizer in self.source.optimizers
+            # With `grad_scale` set by a GradScaler, a fused step divides the gradients itself.
             if type(optimizer) in RULES and getattr(optimizer, "grad_scale", None) is None
             for group in optimizer.param_groups
             for weight in group["params"]
@@ -94,6 +95,7 @@ class Explained(Check):
             return  # a step too many, or none, is found by others
         answers = [RULES[type(optimizer)](group, state, before, gradient) for gradient in gradients]
         change = now - before.weight
+        # How far rounding of the weight itself may be off: it may be more than the update.
         size = torch.finfo(now.dtype).eps * float(before.weight.abs().max())
         # A hook that runs after ours may still change the gradient: one of both has to explain it.
         bounds = [TOLERANCE * answer.abs().max() + 16 * size for answer in answers]
@@ -113,10 +115,12 @@ def _adam(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gr
     """What Adam adds to a weight: by its moments after the step, the first of which is held to the gradient as well."""
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
+    # torch's AdamW is Adam with this setting: decay goes beside the gradient, not into it.
     apart = bool(group.get("decoupled_weight_decay"))
     given = -gradient if group.get("maximize") else gradient
     given = given if apart else given + decay * before.weight
     old = torch.zeros_like(given) if before.first is None else before.first
+    # From before, not read after the step: so a moment that came out wrong is found too.
     first = beta * old + (1 - beta) * given
     kept = sample(local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
     size = kept.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])

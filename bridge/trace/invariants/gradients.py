@@ -34,6 +34,7 @@ class Cleared(Check):
         self.ever: set[str] = set()
 
     def backward(self) -> None:
+        # Only as a step begins: within it, gradients of its passes add up as they should.
         if not self.backwards and self.stepped:
             held = {id(weight) for group in self.source.groups for weight in group["params"]}
             left = ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
@@ -108,6 +109,7 @@ class Reduced(Check):
     def _left(self, at: int, gradient: Tensor) -> None:
         """Backward left a gradient on this rank, before anything is reduced."""
         weight = self.named[at][1]
+        # The gradient begins with this pass: what was summed before was cleared.
         if weight.grad is None or (not self.fired[at] and not _any(weight.grad)):
             self.sums[at] = 0
         self.fired[at] += 1
@@ -144,9 +146,11 @@ class Reduced(Check):
         if factor is None or self.bounded:
             return
         for wanted, name in ((float(ranks), "gradient-summed"), (1 / ranks, "gradient-averaged-twice")):
+            # Clipping scales by any number below 1, which may be 1 / ranks.
             if ranks > 1 and abs(factor - wanted) < 1e-3 * wanted and not (name != "gradient-summed" and self.clipped):
                 told = f"every gradient is {factor:.6g} times the mean of what backward left on {ranks} data ranks"
                 yield Finding(name, step, "", told)
+        # Each number of a sketch is about as large as the norm: COUNT of them COUNT**0.5 times.
         apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(min=1e-300)
         odd = [at for at in (apart > self._tolerance()).nonzero().view(-1).tolist() if there[at]]
         kinds: dict[str, list[int]] = {}
@@ -163,6 +167,7 @@ class Reduced(Check):
         if self._alone(at, own, got):
             return "gradient-not-reduced"
         if self.before is not None:
+            # Beside the mean, is what is left the gradient of the step before?
             rest = (got[0, at] - factor * mean[at] - self.before[at]).norm() / (size[at] * COUNT**0.5)
             if float(rest) < self._tolerance():
                 return "gradient-stale"
@@ -200,10 +205,12 @@ class Reduced(Check):
 def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
     """The one number that most gradients were multiplied with; None if there is nothing to tell it from."""
     weights = mean.norm(dim=1) / size.view(-1)
+    # A mean that is small beside the norm tells no factor: its parts cancel.
     known = weights > 0.1
     if not known.any():
         return None
     found = (got[known] * mean[known]).sum(1) / mean[known].square().sum(1)
+    # The median: a few gradients that were changed must not move it.
     return float(found.median()) if bool(torch.isfinite(found).all()) else None
 
 

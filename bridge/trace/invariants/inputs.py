@@ -32,6 +32,7 @@ class Samples(Check):
         tensors = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor) and leaf.numel() > 1]
         fed = 0
         for tensor in tensors:
+            # Order matters. Below 2^62, it fits the int64 of a row.
             fed = (fed * 1_000_003 + int(digest(tensor)[0])) % (1 << 62)
         self.passes += [fed] if tensors else []
         self.seen = (self.seen * 1_000_033 + fed) % (1 << 62)
@@ -83,6 +84,7 @@ class Randomness(Check):
             self.first = self.first or self.begun
 
     def passed(self) -> None:
+        # A pass that drew no number leaves its state to the next one, which is right.
         if self.drops and self._state() != self.begun:
             self.used = True
             self.repeated += self.begun in self.states
@@ -123,6 +125,7 @@ class Positions(Check):
         if not (module.training and given and isinstance(given[0], Tensor)) or self.source.quiet or name in self.moved:
             return
         numbers = given[0].detach()
+        # Two numbers follow each other by chance.
         if numbers.dim() < 1 or numbers.shape[-1] < 3:
             return
         row = numbers.reshape(-1, numbers.shape[-1])[0]

@@ -41,6 +41,7 @@ class Masters:
             comm = self.source.comm
             there = gathered(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
             ranks = tuple(rank for rank, number in zip(comm.world.ranks, there.tolist(), strict=True) if number)
+            # The first rank writes findings, and may have found nothing itself.
             if ranks and not found:
                 found = [Finding("updates-lost", self.source.now().step, "", "other ranks say so")]
             self.findings.add(found)
@@ -59,6 +60,7 @@ class Masters:
             elif now.dtype == torch.float32 and changed.any():
                 values = now[changed]
                 moved += len(values)
+                # fp32 values that a 16-bit format holds exactly were most likely rounded to it.
                 coarse += int(torch.stack([values == values.to(kind).float() for kind in FORMATS]).any(0).sum())
         if seen >= 64 and 2 * lost > seen:
             yield Finding(

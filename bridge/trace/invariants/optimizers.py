@@ -36,6 +36,7 @@ class Groups(Check):
             yield Finding("in-two-groups", 0, twice[0], few(twice))
         known = {id(weight) for weight in self.source.module.parameters()} | {id(weight) for weight in named.values()}
         strangers = sum(1 for weight in held if weight not in known)
+        # Some beside those of the model, as of a loss, may be meant.
         if strangers and strangers == len(held):
             yield Finding("not-of-the-model", 0, "", f"none of the {strangers} parameters of the optimizer is one of the model")
         yield from self._decayed(named)
@@ -91,6 +92,7 @@ class Updated(Check):
         """What happened since the last update."""
         both = ((name, before, self.old[name][0]) for name, before in self.now.items() if name in self.old)
         moved = [name for name, before, now in both if before.shape == now.shape and not torch.equal(before, now)]
+        # NaN is not equal to itself.
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
             told = f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
@@ -158,6 +160,7 @@ class Updated(Check):
             first, second = map(float, group["betas"])
             ratio = max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
             size = float(old.abs().max())
+            # 20 % and four roundings of room.
             most = 1.2 * rate * (ratio + decay * size) + 4 * torch.finfo(old.dtype).eps * size
             if type(self.source.optimizer).__name__ in BOUNDED and rate and bool((change > most).any()):
                 told = f"{name} moves by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
@@ -207,6 +210,7 @@ class Resumed(Check):
                     count = optimizer.state.get(weight, {}).get("step")
                     if count is not None and weight.grad is not None:
                         counts[int(count)].append(weight)
+            # A parameter without a gradient falls behind by one a step: in this run, by `step`.
             if len(counts) > 1 and min(counts) < max(counts) - step:
                 names = {id(weight): name for name, weight in naming.parameters(self.source.module).items()}
                 few_of = [names.get(id(weight), "?") for weight in counts[min(counts)]]
@@ -229,6 +233,7 @@ class Clipped(Check):
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         norms = unfloats(rows).view(-1)
+        # -1 stands for a rank that did not clip.
         if bool((norms >= 0).all()) and bool(norms.isfinite().all()) and float(norms.max()) > float(norms.min()) * (1 + 1e-3):
             yield Finding("clip-norms-differ", step, "", f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}")
 

@@ -49,6 +49,7 @@ class Late(Check):
 
     def row(self, step: int) -> Tensor:
         gradient = self.source.last_gradient
+        # After its last gradient, a rank waits for the others' reductions: that is left out.
         if gradient > self.last:
             self._took(2, gradient)
         elif not self.own:
@@ -104,6 +105,7 @@ class Schedules(Check):
         self.done = True
         taken = [count for count in map(_taken, self.source.optimizers) if count]
         for key, calls in self.calls.items():
+            # A schedule that goes by epochs says nothing about steps.
             if calls < self.steps - 1 or not taken:
                 continue
             before, counted = max(taken) - self.steps, self.counts[key] - calls

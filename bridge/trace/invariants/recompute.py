@@ -64,6 +64,7 @@ class Recomputed(Check):
         self.any = True
         before = [other for other in self.seen.get(name, ()) if other.shape == found.shape]
         if before and name not in self.odd:
+            # The nearest of the step's passes: which one is computed again is not known.
             apart = min(float((found - other).float().norm()) for other in before)
             size = max(float(found.float().norm()), 1e-30)
             if apart > TOLERANCE * size:

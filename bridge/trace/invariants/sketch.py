@@ -16,6 +16,7 @@ COLUMNS = 512
 def sketch(tensor: Tensor) -> Tensor:
     """(COUNT,) fp64: sums of all elements with random signs, each about as large as the norm, and linear in `tensor`."""
     flat = tensor.detach().reshape(-1)
+    # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
     rows = wide.numel() // COLUMNS
     columns, weights = _signs(COLUMNS, wide.dtype, wide.device, 1), _signs(rows + 1, wide.dtype, wide.device, 2)
@@ -31,6 +32,7 @@ def sketch(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> Tensor:
+    # Made on the CPU: all ranks need the same signs, and generators of devices differ.
     generator = torch.Generator().manual_seed(salt)
     size = 1 << max(9, (count - 1).bit_length())
     signs = torch.randint(0, 2, (size, COUNT), generator=generator)[:count] * 2 - 1

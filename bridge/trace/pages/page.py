@@ -170,12 +170,14 @@ def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
 def _run_maps(found: Series) -> list[Map]:
     with np.errstate(all="ignore"):
         usual = np.array([[_median(row) for row in rank] for rank in found.sizes])[:, :, None]
+        # So many times larger, or so many times smaller.
         times = np.maximum(found.sizes / usual, usual / found.sizes)
     levels = np.full(found.sizes.shape, -1, np.int8)
     there = ~np.isnan(found.sizes)
     levels[there] = 0
     for level, least in enumerate(TIMES, 1):
         levels[there & (times >= least)] = level
+    # Last: it outweighs what the size says.
     levels[there & ((found.odd > 0) | ~np.isfinite(found.sizes))] = 4
     rows, columns = np.flatnonzero(there.any(axis=(0, 2))), np.flatnonzero(there.any(axis=(0, 1)))
     layers, steps = [found.layers[at] for at in rows.tolist()], [found.steps[at] for at in columns.tolist()]
@@ -195,6 +197,7 @@ def _median(values: Floats) -> float:
 def _places(findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]) -> tuple[int, list[tuple[str, int, str]]]:
     """On which rank's map the first finding that names a layer is shown, and where."""
     for told in findings:
+        # The longest name: a finding names a parameter, and layers may lie inside of others.
         layer = max((layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")), key=len, default=None)
         if layer is not None and told.step in steps:
             return min(told.ranks, default=0), [(layer, told.step, f"{told.id}, step {told.step}, {layer}")]
@@ -225,6 +228,7 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         for rank in (rank for rank in line.ranks if rank < world):
             levels[(rank, *place)] = max(levels[(rank, *place)], level)
         others = levels[(slice(None), *place)]
+        # If only some ranks differ, the others are drawn as equal.
         np.maximum(others, 0 if line.ranks else level, out=others)
     frames = [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
     groups = _grouped(list(levels))

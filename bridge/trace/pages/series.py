@@ -111,6 +111,7 @@ def series(run: Run, found: Sequence[Told]) -> Series:
     known: dict[int, Reading] = {}
     for at, step in enumerate(run.steps):
         columns = reader.columns(step)
+        # A reading holds its pattern, so that no other pattern gets its id.
         reading = known.setdefault(id(columns.pattern), Reading(columns.pattern, places, ranks, wanted))
         losses[at] = [np.nan if loss is None else loss for loss in columns.losses[:ranks]]
         for name, norm in reading.norms(columns).items():
@@ -151,6 +152,7 @@ class Reading:
         if not len(self._rows):
             return
         squares, bad = np.zeros(sizes.shape), np.zeros(sizes.shape)
+        # Several parts may go to one place, of which `squares[where] +=` would add one.
         np.add.at(squares, where, columns.figures[self._rows, 4])
         np.add.at(bad, where, columns.figures[self._rows, 1:3].sum(axis=1))
         some = np.zeros(sizes.shape, bool)

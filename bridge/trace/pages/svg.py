@@ -75,6 +75,7 @@ class _Scale:
     def y(self, value: float) -> float:
         ends = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
         at = math.log(value) if self.logarithmic else value
+        # 8 below and 16 above are left for words.
         return HIGH - 8 - (at - ends[0]) / ((ends[1] - ends[0]) or 1) * (HIGH - 24)
 
     def ticks(self) -> list[float]:
@@ -99,6 +100,7 @@ def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
     for step, value in _thinned(curve):
         if math.isfinite(value):
             pieces[-1].append(f"{scale.x(step):.1f} {scale.y(value):.1f}")
+        # A value that is not finite ends the piece: no line is drawn across it.
         elif pieces[-1]:
             pieces.append([])
             gone.append(step)
@@ -153,6 +155,7 @@ class Map:
 def drawn(found: Map) -> str:
     """A map: each cell is filled the higher the worse, and in another colour."""
     rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
+    # Of cells that fall into one, the worst is shown.
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
     width = (WIDE - LEFT - 20) / len(columns)
     high = len(rows) * CELL
