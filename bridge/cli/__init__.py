@@ -13,13 +13,14 @@ from bridge.clean import brief, clean_block
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main() -> NoReturn:
-    """Run the command line; every deliberate error is one message on stderr and exit code 1, wrong usage too."""
+    """Run the command line. Every error that we raise ourselves, wrong usage too, is one message on stderr and exit code 1."""
     try:
         code = run(sys.argv[1:])
+        # A reader that went away shows itself at the flush; at the end of the interpreter nobody could catch it.
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away: nothing is left to say, and Python's own flush at exit must not say it.
@@ -39,8 +40,8 @@ def run(arguments: list[str]) -> int:
     from bridge.cli.app import app
     from bridge.secrets import HIDDEN
 
+    # `help` runs a command within a command: the secrets of one file mark nothing in the output of the next.
     HIDDEN.forget()
-
     # Typer brings its own click or uses the installed one; this is the class of usage errors in either.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
@@ -54,7 +55,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _refuse(arguments: list[str], error: BridgeError) -> Exit:
-    """Say why a command was refused; ranks that have the same to say, once."""
+    """Say why a command was refused, once for all ranks that have the same to say; the exit code."""
     from bridge import stacks
     from bridge.cli import launched, mistakes
     from bridge.cli.terminal import complain, note
@@ -71,7 +72,7 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
 
 
 def _misused(arguments: list[str], error: Any) -> Exit:
-    """Say what is wrong with a command line, which `error` of the parser says, and what was meant where that is known."""
+    """Say what the parser found wrong, or, if it is known, what was meant; the exit code."""
     from bridge import stacks
     from bridge.cli import launched, mistakes
     from bridge.cli.terminal import complain
@@ -90,7 +91,7 @@ def _misused(arguments: list[str], error: Any) -> Exit:
 
 
 def _asks_json(arguments: list[str]) -> bool:
-    """Whether a command line that was refused asks for JSON; what stands behind `--` is said to another command."""
+    """Whether a refused command line asks for JSON. Words behind `--` belong to another command."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
 

@@ -1,4 +1,4 @@
-"""Budget: a command that reads a config ends within the limits of processor time and memory, whatever the config asks of it."""
+"""Budget: a command that reads a config stays within limits of processor time and memory, whatever the config asks for."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class _TimeIsUpError(BaseException):
 def bounded() -> Iterator[None]:
     """Give up, with one `BridgeError`, after `limits.SECONDS` of processor time or beyond `limits.MEMORY` bytes."""
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        # Signals reach the main thread alone, and Windows has neither this one nor limits of a process.
         yield
         return
     import resource
@@ -33,6 +34,8 @@ def bounded() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_DATA, memory)
 
+    # Processor time, so that a busy machine refuses nothing that an idle one takes. It rings again each second:
+    # an exception that lands in a destructor is printed by Python, and lost.
     signal.setitimer(signal.ITIMER_PROF, limits.SECONDS, 1.0)
     _limit_memory(*memory)
     try:
@@ -53,7 +56,7 @@ SCRIPTS = "bridge.files.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    """Say why the time is up, as what was under way tells."""
+    """End the work. The advice depends on what is under way: following a script, or a size in a config."""
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
         frame = frame.f_back
     raise _TimeIsUpError(TOO_LARGE if frame is None else TOO_BUSY)
@@ -65,7 +68,9 @@ def _limit_memory(soft: int, hard: int) -> None:
     used = _used()
     if used is None:
         return
+    # A process that is large before it reads anything still gets half of the limit.
     most = max(limits.MEMORY, used + limits.MEMORY // 2)
+    # Data rather than address space: libraries map far more than they touch.
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
@@ -75,6 +80,7 @@ def _used() -> int | None:
     import resource
 
     try:
+        # The sixth figure is data and stack, in pages.
         return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:
         return None

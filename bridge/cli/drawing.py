@@ -1,8 +1,8 @@
-"""Pipeline schedules as pictures: a page wide, in lines of time, what comes again and again once, idle time hatched."""
+"""Pipeline schedules as pictures: lines of time as wide as a page, repeated parts drawn once, idle time hatched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 UNITS = 72
 """Units of time in a line."""
 LINES = 40
-"""Lines of a picture at most; what comes behind them is said to be left out."""
+"""The most lines of a picture. If there are more, the title says how many."""
 ROW, GAP = 0.24, 0.5
-"""Inches of a rank in a line, and of what stands around the ranks."""
+"""Inches: the height of a rank, and of the space around the ranks of a line."""
 LETTERS, FITTING = 5.5, 14.0
-"""Points of the letters in a cell at most, and so many for one letter in a unit of time."""
+"""Points of a label: the most, and what fits if it is one letter in one unit of time."""
 IDLE = "#e6e6e6"
 
 
@@ -38,14 +38,14 @@ class Line:
 def lines(found: Timeline) -> list[Line]:
     """The lines of a picture: all of a schedule that fits, else what repeats once, with its count."""
     whole = Part(0, round(found.length))
+    # Up to four lines are drawn whole: looking for repeats saves little there.
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
-    return [line for part in parts for line in _of(part)]
-
-
-def _of(part: Part) -> Iterator[Line]:
-    again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}" if part.times > 1 else ""
-    for start in range(part.start, part.stop, UNITS):
-        yield Line(start, min(start + UNITS, part.stop), again if start == part.start else "")
+    rows = []
+    for part in parts:
+        again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}" if part.times > 1 else ""
+        starts = range(part.start, part.stop, UNITS)
+        rows += [Line(start, min(start + UNITS, part.stop), again if start == part.start else "") for start in starts]
+    return rows
 
 
 def draw(found: Timeline, path: Path) -> None:
@@ -73,9 +73,11 @@ def _figure(found: Timeline) -> Figure:
 def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
     """One line, on the scale of all of them: `units` of time are as wide as the page."""
     ranks, length = found.schedule.ranks, line.stop - line.start
+    # Idle time lies below the whole line, and what ranks do covers it.
     axes.barh(range(ranks), length, 0.9, line.start, color=IDLE, hatch="////", edgecolor="#bdbdbd", linewidth=0)
     _bars(axes, found, line)
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
+    # From high to low, so that rank 0 is on top.
     axes.set_ylim(ranks - 0.5, -0.5)
     axes.set_xlim(line.start, line.start + units)
     axes.set_xticks([tick for tick in axes.get_xticks() if line.start <= tick <= line.stop and tick == round(tick)])
@@ -94,7 +96,9 @@ def _bars(axes: Axes, found: Timeline, line: Line) -> None:
             if end <= start:
                 continue
             letter = str(span.action.kind)
+            # The later of the stages that a rank holds are paler, down to half.
             shade = 1.0 - 0.5 * local.index(span.action.stage) / len(local)
+            # White below a pale bar, or the hatching of idle time shows through it.
             axes.barh(rank, end - start, 0.9, start, color="white", linewidth=0)
             axes.barh(rank, end - start, 0.9, start, color=COLOURS[letter], alpha=shade, edgecolor="white", linewidth=0.4)
             label = f"{span.action.stage}·{span.action.microbatch}" if apart and end - start > 1 else f"{span.action.microbatch}"

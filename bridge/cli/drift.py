@@ -53,5 +53,6 @@ def _say(job: Job, found: Drift, output: Path | None) -> None:
     elif output or found.migrated is None:
         drifted.drift_text(found, console(sys.stdout))
     else:
+        # Without -o the file has stdout to itself, so that it can be piped.
         content(found.migrated.text(format))
         drifted.drift_text(found, console(sys.stderr))

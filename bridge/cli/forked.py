@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -17,10 +17,10 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Order:
-    """Which module's `main` each rank calls, and with what; open files for each rank's words and for how they ended; seconds that
-    the others get once the first has ended well, and once one has died.
+    """What the ranks do: each calls `main(*arguments)` of `module`, whose `warm(*arguments)` loads ahead what all of them need.
 
-    What the module can load ahead is what its `warm` does, with the same arguments.
+    `words` has the descriptor of an open file for the stderr of each rank, `said` that of the file for how they ended. `patience`
+    and `grace` are seconds that the others get: once rank 0 has ended well, and once a rank has died.
     """
 
     module: str
@@ -44,9 +44,13 @@ class Ends:
 
 
 def main(text: str) -> None:
-    """Fork the ranks and wait for them; in each of them, what it has to do."""
+    """Fork the ranks: the process that was started waits for them, and each fork does its part of the order in `text`."""
     order = Order(**json.loads(text))
-    module, forks = import_module(order.module), _forks()
+    module = import_module(order.module)
+    from torch.cuda import is_available
+
+    # A fork cannot use CUDA that its parent has begun to use, nor the system libraries of a Mac.
+    forks = sys.platform == "linux" and not is_available()
     if forks and hasattr(module, "warm"):
         module.warm(*order.arguments)
     gc.collect()
@@ -59,15 +63,9 @@ def main(text: str) -> None:
         _be(mine, order, module if forks else None)
 
 
-def _forks() -> bool:
-    """Whether a fork can go on where its parent was: not with CUDA, nor with the system libraries of a Mac."""
-    from torch.cuda import is_available
-
-    return sys.platform == "linux" and not is_available()
-
-
 def _fork(order: Order, started: dict[int, int]) -> int | None:
     """The rank that this process is; None in the one that all of them come from, which has them in `started`."""
+    # SIGTERM waits until all ranks are known: now it would leave those that are started to themselves.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for rank in range(len(order.words)):
         process = os.fork()
@@ -81,7 +79,9 @@ def _fork(order: Order, started: dict[int, int]) -> int | None:
 def _be(rank: int, order: Order, module: ModuleType | None) -> None:
     """Be a rank: in this process, or without a module in a new one."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    # Stderr of its own, so that the last words of the rank that died first can be shown.
     os.dup2(order.words[rank], 2)
+    # Only rank 0 reports; the pipe behind stdout is its own.
     if rank:
         _silence()
     if module is None:
@@ -90,14 +90,14 @@ def _be(rank: int, order: Order, module: ModuleType | None) -> None:
 
 
 def _silence() -> None:
-    """Let nothing more come out of this process: who reads would wait for its end."""
+    """Close this process's share of stdout: a reader of the pipe waits until nobody holds it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def _attend(order: Order, running: dict[int, int]) -> None:
-    """Wait for all ranks and say how they ended; whoever ends this process ends them."""
+    """Wait for all ranks and say how they ended. SIGTERM to this process ends them first."""
 
     def leave(number: int, frame: object) -> None:
         _kill(running)
@@ -116,24 +116,22 @@ def _attend(order: Order, running: dict[int, int]) -> None:
 def _ends(order: Order, running: dict[int, int]) -> Ends:
     ends, until = Ends(), float("inf")
     while running:
-        for process, code in list(_ended(running)):
-            rank = running.pop(process)
+        for process in list(running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if not ended:
+                continue
+            rank, code = running.pop(process), os.waitstatus_to_exitcode(status)
             ends.codes[rank] = code
+            # Rank 0 has the results: after its end nothing is left to wait for but the others' ends. After a death the others
+            # may wait in a collective for good.
             if code or rank == 0:
                 until = min(until, time.monotonic() + (order.grace if code else order.patience))
         if running and time.monotonic() > until:
             ends.killed = sorted(running.values())
             _kill(running)
-            until = float("inf")
+            until = float("inf")  # once is enough: their ends come in as the others' did
         time.sleep(0.02)
     return ends
-
-
-def _ended(running: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The processes among these that have ended since, and with which code."""
-    for process in running:
-        if (found := os.waitpid(process, os.WNOHANG))[0]:
-            yield process, os.waitstatus_to_exitcode(found[1])
 
 
 def _kill(running: Mapping[int, int]) -> None:

@@ -56,6 +56,7 @@ def _progress(task: Task) -> Callable[[Covered], None]:
         if done <= task.examples and done % every == 0:
             rest = f", {left(time.monotonic() - began, done, task.examples)} left" if done < task.examples else ""
             print(f"{done} of {task.examples} configs{rest}", file=sys.stderr, flush=True)
+        # Hypothesis tries further configs while it makes a failure smaller; how many is not known ahead.
         elif done > task.examples and done % 100 == 0:
             print(f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True)
 
@@ -72,7 +73,10 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
     lines = [
         f"{title}: {covered.examples} configs of {releases} of {len(task.dialect.versions)} releases,"
         f" {len(covered.fields)} of {known} settings",
-        *(f"  {stage}: {count} held{_refused(covered, stage)}" for stage, count in covered.accepted.items()),
+        *(
+            f"  {stage}: {count} held{f', {covered.refused[stage]} refused' if covered.refused[stage] else ''}"
+            for stage, count in covered.accepted.items()
+        ),
     ]
     if failure is None:
         return [*lines, "no failure"]
@@ -86,10 +90,6 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
         *([f"\nand beside it {_beside(file)}:\n\n{_code(failure)}"] if _code(failure) else []),
         f"\nIt shows with\n  {command(task, failure, file)}\nand is found again with\n  {_again(task)}",
     ]
-
-
-def _refused(covered: Covered, stage: str) -> str:
-    return f", {covered.refused[stage]} refused" if covered.refused[stage] else ""
 
 
 def _beside(file: str) -> str:

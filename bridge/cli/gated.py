@@ -22,13 +22,12 @@ from bridge.view import View
 TEXT, JSON = "text", "json"
 PROJECT = "pyproject.toml"
 
-
 EVERY = Choice()
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Which findings count, in which format they are told, and where those of today are kept as known."""
+    """Which findings decide the exit code, the format of the report, and the baseline file to write."""
 
     choice: Choice = EVERY
     format: str = TEXT
@@ -37,7 +36,7 @@ class Gate:
     exclude: tuple[str, ...] = ()
 
     def job(self, job: Job) -> Job:
-        """The job as the gate has it done: its threshold, and JSON."""
+        """The job with the gate's threshold, unless it has its own, and with JSON if the gate asks for it."""
         return replace(job, fail_on=self.fail_on if job.fail_on is None else job.fail_on, json=job.json or self.format == JSON)
 
     @property
@@ -47,7 +46,7 @@ class Gate:
 
 
 OPEN = Gate()
-"""No gate: all that is found counts."""
+"""No gate: every finding takes part."""
 
 
 def gate_of(
@@ -57,8 +56,11 @@ def gate_of(
     write_baseline: Path | None,
     format: str | None,
 ) -> Gate:
-    """The gate that options say, over what the project's own file says."""
-    settings = _settings()
+    """The gate: options first, then [tool.stagebridge] of the pyproject.toml here or in the nearest folder above that has one."""
+    here = Path.cwd()
+    project = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
+    settings = settings_of(read_text(project), str(project)) if project else Settings()
+    # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
     place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
     chosen = format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
@@ -68,19 +70,12 @@ def gate_of(
     return Gate(choice, chosen, write_baseline, settings.fail_on, settings.exclude)
 
 
-def _settings() -> Settings:
-    """Those of the pyproject.toml here, or of the nearest folder above that has one."""
-    here = Path.cwd()
-    place = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
-    return settings_of(read_text(place), str(place)) if place else Settings()
-
-
 # Many files
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What one file came to: its findings that count and its config, or the problems for which it is refused."""
+    """The result of one file: its config and the findings that the gate lets through, or why it is refused."""
 
     file: str
     config: Config | None = None
@@ -103,7 +98,7 @@ class Looked:
 
 
 def look(job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]) -> Looked:
-    """One file as `read` finds it; one that nobody named and no stack recognises is a stranger."""
+    """One file as `read` finds it. It is a `stranger` if no stack recognises it and a folder or pattern brought it."""
     try:
         with at_hand(job.file) as place:
             here = replace(job, file=place)
@@ -119,6 +114,7 @@ def look(job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, 
 def worst(codes: Iterable[int]) -> int:
     """The exit code of several: an error before findings."""
     found = set(codes)
+    # From the worst: a run that stops says more than other numbers, and those more than a missing proof.
     return next((code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in found), Exit.CLEAN)
 
 
@@ -129,6 +125,7 @@ def told(found: Sequence[Looked], job: Job, gate: Gate, view: View, each: Callab
     if gate.write_baseline:
         write_text(gate.write_baseline, baseline(records))
         say(f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} findings known", sys.stderr)
+        # What the baseline has is known from now on: only a file that could not be read still fails.
         code = Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
     if gate.listed:
         print(FORMATS[gate.format](records, code))

@@ -28,7 +28,7 @@ MANY = 200
 
 
 def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Files with whether each was named itself; one that a folder or pattern brings may be of no stack.
+    """Each file once, and whether it was named itself: one that a folder or a pattern brings may be of no stack.
 
     Raises `SourceError` for a pattern that fits nothing.
     """
@@ -44,11 +44,12 @@ def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tupl
 
 
 def several(names: Sequence[str]) -> bool:
-    """Whether names stand for more than the one file that they name."""
+    """Whether the names may stand for more than one file."""
     return len(names) > 1 or any(not _single(name) for name in names)
 
 
 def _single(name: str) -> bool:
+    # A file that is there is meant itself, even if its name has brackets as a pattern has.
     return not os.path.isdir(name) and (os.path.exists(name) or not glob.has_magic(name))
 
 
@@ -66,29 +67,27 @@ def _inside(name: str) -> Iterator[str]:
 
 @contextmanager
 def at_hand(name: str) -> Iterator[str]:
-    """The path of a file; one of a commit (`git:REV:PATH`) lies in a folder of its own, with what lay beside it."""
+    """The path of a file. One of a commit (`git:REV:PATH`) is copied into a temporary folder, with the files beside it."""
     if not name.startswith(GIT):
         yield name
         return
     revision, colon, path = name.removeprefix(GIT).partition(":")
+    # git takes a revision that begins with a dash for an option.
     if not (revision and colon and path) or revision.startswith("-"):
         raise SourceError(f"{name}: expected git:REV:PATH, such as git:HEAD~1:configs/ds.json")
     with TemporaryDirectory(prefix="stagebridge-") as folder:
         place = Path(folder) / PurePosixPath(path).name
         for file in _listed(revision, path, name):
-            content = _git(["cat-file", "blob", f"{revision}:{_at(path, file)}"], name)
+            content = _git(["cat-file", "blob", f"{revision}:{PurePosixPath(path).with_name(file)}"], name)
             (Path(folder) / file).write_bytes(content)
         if not place.exists():
             raise SourceError(f"{name}: no such file in that commit; check the path")
         try:
             yield str(place)
         except BridgeError as error:
+            # Errors name the file as the user did, not the copy in a folder that is about to go.
             problems = (problem.replace(str(place), name).replace(folder, name.rpartition("/")[0]) for problem in error.problems)
             raise type(error)(*problems) from None
-
-
-def _at(path: str, file: str) -> str:
-    return str(PurePosixPath(path).with_name(file))
 
 
 def _listed(revision: str, path: str, name: str) -> Iterator[str]:
@@ -101,6 +100,7 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
     for row in filter(None, rows):
         about, _, file = row.partition("\t")
         mode, kind, _, size = about.split()
+        # A link (mode 120000) is stored as the path that it leads to, which is no config.
         if kind == "blob" and mode != "120000" and int(size) <= limits.TEXT:
             sizes[PurePosixPath(file).name] = int(size)
     yield from (file for file in [own, *[file for file in sizes if file != own][:MANY]] if file in sizes)
@@ -108,6 +108,8 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
 
 def _git(words: Sequence[str], name: str) -> bytes:
     """What git prints; nothing of the repository is run for it."""
+    # A repository's own config may name a program as its fsmonitor, which git runs; no lock, as others may work there;
+    # English, so that `fatal: ` can be cut off.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True, env=environment, check=False)
@@ -121,7 +123,10 @@ def _git(words: Sequence[str], name: str) -> bytes:
 
 @contextmanager
 def within(job: Job) -> Iterator[None]:
-    """What the job's file names is opened only in its folder or where --allow-path says, and nothing is written wider than it."""
+    """Within this block, files that the job's file names are opened only in its folder or where --allow-path allows.
+
+    What is written gets no wider permissions than the job's file has.
+    """
     standard = job.file == STDIN
     folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)
     with reaching(folder, job.allow), as_private_as(source), lacking.named():

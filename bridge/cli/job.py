@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be read, and how; a `loose` one leaves out what is said beside it and its stack has nothing for."""
+    """The file to read, and how. A `loose` job, one of several, leaves out options that the stack of its file does not have."""
 
     file: str
     dialect: str | None = None
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
-        """What was said beside the file, by keyword of a dialect's `read`."""
+        """Settings from options rather than from the file, by keyword of a dialect's `read`."""
         said = {
             "auto": _named(self.auto, "--auto"),
             "code": _nested(_named(self.code, "--code")),
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def outside(self) -> dict[str, str]:
-        """What a script is started with."""
+        """Environment of a launch script, from --env."""
         return dict(_pair(pair, "--env") for pair in self.env)
 
     @property
     def threshold(self) -> Effect:
-        """The least effect of a finding that counts for the exit code."""
+        """The least effect of a finding that changes the exit code."""
         return Effect.NUMBERS if self.fail_on is None else effect_named(self.fail_on)
 
 
@@ -71,7 +71,7 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
 
 
 OPTIONS = {"trainer": "auto-from"}
-"""What is said beside the file whose option has another name than the keyword."""
+"""Names of options that differ from the keyword of `read` that they fill."""
 
 
 def _arguments(said: Sequence[str]) -> dict[str, Any]:
@@ -80,6 +80,7 @@ def _arguments(said: Sequence[str]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for words in said:
+        # A path may have an equals sign in it: a file that is there is read.
         named = "=" in words and not Path(words).is_file()
         found |= _named([words], "--auto-from") if named else _dumped(Path(words))
     return found

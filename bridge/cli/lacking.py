@@ -12,13 +12,13 @@ from bridge.dialect import code_beside
 from bridge.errors import BridgeError
 
 SIZES = re.compile(r"\bworld size\b|\bdata-parallel ranks\b|\branks share a batch\b|^parallel: ")
-"""What problems speak of that are about how ranks and batch come out."""
+"""Words of problems about the number of ranks or the size of the batch."""
 
 _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
 
 
 def alone(file: Path) -> None:
-    """Note that a file was read whose stack keeps a part of it beside, and that none lies there."""
+    """Note that `file` was read without the code part (.code.json) that its stack keeps beside it, if none lies there."""
     read = _READ.get()
     if read is not None and file.is_file() and not code_beside(file).exists():
         read.append(file)
@@ -26,12 +26,13 @@ def alone(file: Path) -> None:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Within this block, an error about sizes names the part that lacks beside the files that were read."""
+    """Within this block, an error about sizes also names the code parts that are missing beside the files that were read."""
     before = _READ.set([])
     try:
         yield
     except BridgeError as error:
         lines = dict.fromkeys(map(_line, _READ.get() or ()))
+        # An error that names the missing part already is left as it is.
         told = any(".code.json" in problem for problem in error.problems)
         if told or not lines or not any(SIZES.search(problem) for problem in error.problems):
             raise

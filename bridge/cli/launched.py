@@ -36,10 +36,10 @@ def is_rank() -> bool:
 
 @contextmanager
 def once(problems: Sequence[str]) -> Iterator[bool]:
-    """Whether this process is to say these `problems`: no other rank of its launcher does.
+    """Whether this process is to say these `problems`; among the ranks of a launcher, one does.
 
-    Behind the block the process is about to leave. Under torchrun, which lists every rank that fails, whoever spoke waits until
-    the others have left well; else they wait for the launcher to end them, once the one that spoke has left.
+    After the block the process is about to end. Under torchrun the rank that spoke waits, so that the others end first, and well:
+    torchrun lists every rank that fails. Under another launcher it leaves at once, and the others wait to be ended.
     """
     if not is_rank():
         yield True
@@ -55,7 +55,7 @@ def once(problems: Sequence[str]) -> Iterator[bool]:
 
 
 def code(mine: bool) -> Exit:
-    """What a rank ends with that was refused: torchrun lists every one that fails, and ends with the code of the first."""
+    """The exit code of a refused rank. Under torchrun, which lists every rank that fails, only the one that spoke fails."""
     return Exit.ERROR if mine or not _elastic() else Exit.CLEAN
 
 
@@ -67,14 +67,16 @@ def _mark(problems: Sequence[str]) -> Path:
     """A file that stands for these problems among the ranks of one launcher: in torchrun's own folder, where there is one."""
     said = sha256("\n".join(problems).encode(errors="replace")).hexdigest()[:16]
     if _elastic():
+        # torchrun gives each rank a folder of its own within that of the attempt, which all of them share.
         return Path(os.environ[ERROR_FILE]).parents[1] / f"stagebridge-{said}"
+    # Other launchers: all ranks of one machine have the same parent.
     return Path(tempfile.gettempdir()) / f"stagebridge-{os.getuid()}-{os.getppid()}-{said}"
 
 
 def _claimed(mark: Path) -> bool:
-    """Whether nobody was here before; where that cannot be told, each says it. Marks of launches that are over go.
+    """Whether this rank is the first to leave the mark; if that cannot be told, every rank speaks. Old marks are removed.
 
-    A mark that this very rank left is of a launch before, from the same shell.
+    A mark that this very rank left comes from an earlier launch of the same shell.
     """
     own = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")
     for old in mark.parent.glob(f"stagebridge-{os.getuid()}-*"):
@@ -82,10 +84,12 @@ def _claimed(mark: Path) -> bool:
             if time.time() - old.lstat().st_mtime > STALE:
                 old.unlink()
     try:
+        # Exactly one rank creates it; O_EXCL follows no link that somebody put there.
         with os.fdopen(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(own)
     except FileExistsError:
         with suppress(OSError, UnicodeDecodeError):
+            # The folder is everybody's: a file of another user decides nothing here.
             return mark.lstat().st_uid != os.getuid() or mark.read_text() == own
     except OSError:
         return True
@@ -98,6 +102,7 @@ def _summarised(problems: Sequence[str]) -> None:
     if not place:
         return
     told = "\n  ".join(complaints(problems))
+    # The form of `ErrorHandler.record_exception` in torch.distributed.elastic.
     said = {"message": told, "extraInfo": {"timestamp": str(int(time.time()))}}
     with suppress(OSError), open(place, "w", encoding="utf-8") as file:
         json.dump({"message": said}, file)

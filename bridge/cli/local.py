@@ -20,11 +20,11 @@ from bridge.cli.forked import Ends, Order
 from bridge.errors import BridgeError
 
 PATIENCE = 300.0
-"""Seconds that a rank gets to end once the first has nothing more to say."""
+"""Seconds that the other ranks get to end once rank 0 has ended well."""
 GRACE = 20.0
-"""Seconds that the others get once a rank has died: they may be about to say the same, or be waiting for it for good."""
+"""Seconds that the others get once a rank has died. They may be about to fail alike, or wait for it for ever."""
 STALE = 600.0
-"""Age in seconds of a build's lock that nobody can still hold: a build takes about a minute."""
+"""Age in seconds from which a build's lock is taken as left over: a build takes about a minute."""
 BUILDS = "TORCH_EXTENSIONS_DIR"
 TAIL = 6
 """Lines that are shown of what a failed rank said last."""
@@ -45,13 +45,9 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in process.stdout)
         if process.wait():
             raise BridgeError(f"the ranks did not start: {_last(own)}")
-        _judge(_ends(said), words)
-
-
-def _ends(said: IO[str]) -> Ends:
-    said.seek(0)
-    codes, killed = json.load(said)
-    return Ends(dict(codes), killed)
+        said.seek(0)
+        codes, killed = json.load(said)
+        _judge(Ends(dict(codes), killed), words)
 
 
 def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
@@ -83,6 +79,11 @@ def _builds(stack: ExitStack) -> str:
 
 
 def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
+    # Entries that mean the current directory go: no file of the user's may be imported in place of ours. A checkout that is not
+    # installed is the exception, and is named in full.
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    home = str(Path(bridge.__file__).parents[1])
+    path = [*named, home] if home == os.getcwd() and home not in named else named
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "bridge.cli.forked", order.text()],
         stdin=subprocess.DEVNULL,
@@ -90,21 +91,13 @@ def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subpro
         stderr=own,
         text=True,
         pass_fds=(*order.words, order.said),
-        env={**os.environ, **environment, "PYTHONPATH": _path()},
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
     )
-
-
-def _path() -> str:
-    """PYTHONPATH without the entries that mean the current directory; where our package itself lies there, as in a checkout
-    that is not installed, it is named.
-    """
-    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
-    home = str(Path(bridge.__file__).parents[1])
-    return os.pathsep.join([*named, *([home] if home == os.getcwd() and home not in named else [])])
 
 
 def _environment(number: int) -> Mapping[str, str]:
     """What torchrun sets for all ranks, with the loopback for messages and the machine's cores shared out."""
+    # Gloo would take the interface that the host's name stands for.
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // number))
     return {
@@ -118,6 +111,7 @@ def _environment(number: int) -> Mapping[str, str]:
 
 def _free_port() -> int:
     with socket.socket() as probe:
+        # Port 0 asks for a free one. Another process may take it before rank 0 does; then the start fails.
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 

@@ -24,7 +24,7 @@ INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--ya
 
 
 def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """One line that says what to type instead of `arguments`, which were refused; None where nothing is known to be meant."""
+    """One line that says what to type instead of `arguments`, which were refused; None if no known mistake fits them."""
     said = [word for word in arguments if not re.match(r"--local[_-]rank=", word)]  # which a launcher puts first
     if not said:
         return None
@@ -41,7 +41,7 @@ def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
 
 
 def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str]) -> Sequence[str]:
-    """The problems of an error, or the one line that says what was meant where a file is not there."""
+    """The problems of an error; if a file is not there and a known mistake explains it, the line about that mistake instead."""
     lost = any("no such file" in problem or "several files need" in problem for problem in error.problems)
     said = meant(arguments, stacks) if lost else None
     return error.problems if said is None else (said,)
@@ -67,7 +67,7 @@ def _named(command: str, words: Sequence[str]) -> str | None:
             continue
         file, rest = (value, words[place + 1 :]) if equals else (words[place + 1], words[place + 2 :])
         if any(_is_launcher(before) for before in words[:place]):
-            return None
+            return None  # the option is the launcher's, or the training's
         return f"{name}: a file is named without an option: {_type(command, file, *words[:place], *rest)}"
     return None
 
@@ -82,7 +82,8 @@ def _launched(command: str, words: Sequence[str]) -> str | None:
         inner = shlex.split(words[first]) if whole else list(words[first:])
     except ValueError:
         return None
-    inner = _unset(inner)
+    while inner and re.match(r"\w+=", inner[0]):  # variables that are set for the command
+        inner = inner[1:]
     if not inner or not (_is_launcher(inner[0]) or PurePath(inner[0]).name in SHELLS):
         return None
     rest = [*words[:first], *(words[first + 1 :] if whole else _ours(inner))]
@@ -98,13 +99,6 @@ def _is_launcher(word: str) -> bool:
     return PurePath(word).name in LAUNCHERS or re.fullmatch(r"python3\.\d+", PurePath(word).name) is not None
 
 
-def _unset(words: list[str]) -> list[str]:
-    """A command without the variables that are set for it."""
-    while words and re.match(r"\w+=", words[0]):
-        words = words[1:]
-    return words
-
-
 def _file_of(words: Sequence[str]) -> str | None:
     """The config or script that a command is given."""
     for place, word in enumerate(words):
@@ -115,14 +109,14 @@ def _file_of(words: Sequence[str]) -> str | None:
 
 
 def _ours(words: Sequence[str]) -> Iterator[str]:
-    """What of the words behind a launcher is said to us."""
+    """Our own options, with their values, among the words behind a launcher."""
     for place, word in enumerate(words):
         if word.partition("=")[0] in OURS:
             yield from (word,) if "=" in word else words[place : place + 2]
 
 
 def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """Stacks without the options that they belong to."""
+    """Names of stacks without --from or --to."""
     alone = [word for place, word in enumerate(words) if word in stacks and (place == 0 or not words[place - 1].startswith("-"))]
     if not alone or command not in ("convert", "verify") or "--to" in words or len(alone) > 2:
         return None
@@ -132,7 +126,7 @@ def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> 
 
 
 def _without_target(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """A file without the stack that it is to go to."""
+    """A file without --to."""
     if command not in ("convert", "verify") or not words or any(word.partition("=")[0] == "--to" for word in words):
         return None
     return f"--to: missing; name the stack to convert to: {', '.join(stacks)}"
