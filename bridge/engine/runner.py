@@ -284,6 +284,12 @@ class Engine:
             self.executor.carry(number)
         self._micro = self.accumulation - 1
 
+    def divide_early(self) -> None:
+        """Divide losses by the microbatches of a step before backward instead of gradients after it, for those whose hooks see
+        gradients on the way.
+        """
+        self._share = 1 / self.accumulation
+
     @property
     def microbatch(self) -> int:
         """Number of microbatches of the step that have run backward."""

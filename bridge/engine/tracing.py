@@ -17,6 +17,7 @@ from bridge.engine.formats import TORCH
 from bridge.engine.optimizer import clip_factor, setting
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
 from bridge.layout.shard import Flat, Parameter, holders_of
+from bridge.trace import naming
 from bridge.trace.placement import Placement
 from bridge.trace.record import SHARD, Unit
 from bridge.trace.source import Held, Kind, Moment, Now
@@ -33,14 +34,20 @@ class EngineSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Layers of all pipeline ranks, of which this one runs some."""
-        return {layer.name: layer.module for layer in self.engine.chain.layers}
+        """Layers of all pipeline ranks, of which this one runs some; of a layer that is several modules of a model, these, as
+        whoever watches that model from outside has them.
+        """
+        model = self.engine.model
+        parts = {name: model.get_submodule(name) for layer in self.engine.chain.layers for name in layer.parts}
+        own = ((layer, name) for layer in self.engine.chain.layers for name in layer.parts or (layer.name,))
+        return {name: parts.get(name, layer.module) for layer, name in own}
 
     @property
     def entrance(self) -> str:
         pipeline = self.engine.pipeline
         first = min(pipeline.local(self.engine.line.index))
-        return list(self.layers)[pipeline.layers[first][0]]
+        layer = self.engine.chain.layers[pipeline.layers[first][0]]
+        return layer.parts[0] if layer.parts else layer.name
 
     at_hand = True
     """Whether weights and gradients can be looked at without moving anything between ranks."""
@@ -91,9 +98,22 @@ class EngineSource:
             "engine": "native",
             "mesh": dict(engine.comm.mesh.sizes),
             "accumulation": engine.accumulation,
+            "hidden": self._hidden(),
             "formats": sorted(str(TORCH[name]).removeprefix("torch.") for name in formats),
             "settings": dict(self.settings()),
         }
+
+    def _hidden(self) -> list[str]:
+        """Modules without weights beside the layers, which run wherever a rank finds out what its blocks are called with."""
+        if not self.engine.chain.called:
+            return []
+        found = naming.layers(self.engine.model)
+        return [name for name, module in found.items() if name not in self.layers and not any(True for _ in module.parameters())]
+
+    def batched(self, tensor: Tensor) -> bool:
+        """Whether an activation is of single samples: a first dimension of one beside several is what all of them share."""
+        leaves = (leaf for leaf in tree_leaves(self.engine.batch) if isinstance(leaf, Tensor) and leaf.dim())
+        return not tensor.dim() or tensor.shape[0] != 1 or len(next(leaves, tensor)) == 1
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """The part of a layer's activation that `tensor` is. Logits of a split vocabulary are split

@@ -28,6 +28,8 @@ RELEASE = "0.19.8"
 ENTRIES = (
     "DeepSpeedConfig",
     "DeepSpeedEngine",
+    "DeepSpeedTransformerConfig",
+    "DeepSpeedTransformerLayer",
     "InferenceEngine",
     "OnDevice",
     "PipelineEngine",
@@ -61,6 +63,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "launcher.runner": ("names.utilities",),
     "ops": (),
     "ops.adam": ("names.optimizers",),
+    "ops.op_builder": ("names.files",),
+    "ops.transformer": ("names.transformer",),
     "pipe": ("names.pipe",),
     "runtime": (),
     "runtime.activation_checkpointing": (),
@@ -90,8 +94,6 @@ that replace it; `__all__` there lists the names."""
 KERNELS = "the engine builds no operators of its own; use torch's"
 ABSENT: Mapping[str, str] = {
     "DeepSpeedHybridEngine": "generate with the model itself, within zero.GatheredParameters at level 3",
-    "DeepSpeedTransformerLayer": f"{KERNELS}: transformers' BertLayer computes the same",
-    "DeepSpeedTransformerConfig": f"{KERNELS}: transformers' BertLayer computes the same",
     "autotuning": "stagebridge layout shows what fits before a run",
     "compile": "the engine schedules gathers itself; leave the pass out",
     "compression": "the engine trains no compressed models; DeepSpeed 0.19 has no compression left either",

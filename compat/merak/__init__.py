@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
-from bridge.errors import BridgeError
 
 
 class MerakConfig(Config):
@@ -131,10 +128,7 @@ ENTRIES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when a script first asks for it, so that reading configs needs no torch."""
-    if name not in ENTRIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of Merak's own it has {', '.join(ENTRIES)}")
-    for library in ("torch", "transformers"):
-        if find_spec(library) is None:
-            raise BridgeError(f"Merak.{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'")
-    return getattr(import_module(f"compat.merak.runtime.{ENTRIES[name]}"), name)
+    """Load the engine when a script first asks for it."""
+    from compat.merak.entries import entry
+
+    return entry(__name__, ENTRIES, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scripts import config_of, module
+from dropin_scripts import config_of, module
 from torch import Tensor, nn
 
 LAYERS = (8, 16, 16, 4)

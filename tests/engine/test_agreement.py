@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dropin_scripts import Model, config_of
 from runs import Case, model_of
-from scripts import Model, config_of
 from torch import nn
 
 import bridge.engine.agreement

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from scripts import module
+from dropin_scripts import module
 from test_fp16 import allowed, weights
 from torch import Tensor, nn
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from dropin_scripts import Model, by_batches, config_of, exported, loaded, resumed, script
 from runs import Shared
-from scripts import Model, by_batches, config_of, exported, loaded, resumed, script
 from torch import nn
 
 import compat.deepspeed
@@ -220,6 +220,34 @@ def test_what_is_left_out_is_said_and_defaults_are_not() -> None:
     assert any(line.startswith("zero.stage: this model is one layer") for line in said)
     assert not any("bucket" in line for line in said)
     assert "zero.bucket" in {finding.path for finding in engine.findings}
+
+
+def test_formats_are_deepspeeds_and_a_model_in_double_stays_in_double() -> None:
+    def made(model: nn.Module, **config: Any) -> Any:
+        model.register_buffer("positions", torch.linspace(0, 1, 7, dtype=torch.float32))
+        model.register_buffer("wide", torch.linspace(0, 1, 7, dtype=torch.float64))
+        return alone(model=model, config=config)[0]
+
+    engine = made(nn.Linear(2, 1), bf16={"enabled": True})
+    assert {weight.dtype for weight in engine.module.parameters()} == {torch.bfloat16}
+    assert [buffer.dtype for buffer in engine.module.buffers()] == [torch.float32, torch.float64]
+    engine = made(nn.Linear(2, 1).double())
+    assert engine(torch.ones(3, 2, dtype=torch.float64)).dtype == torch.float64
+    assert engine.get_data_types() == (torch.float64, torch.float64)
+    with pytest.warns(UserWarning, match="model: weights come in bf16 and the config names no format: DeepSpeed"):
+        engine = made(nn.Linear(2, 1).bfloat16())
+    assert engine.get_data_types() == (torch.float32, torch.float32)
+
+
+def test_hooks_see_gradients_of_the_divided_loss() -> None:
+    model, seen = nn.Linear(2, 1), []
+    model.weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+    engine = alone(model=model, config={"gradient_accumulation_steps": 4})[0]
+    for _ in range(4):
+        engine.backward(engine(torch.ones(3, 2)).mean())
+        engine.step()
+    assert torch.equal(torch.cat(seen), torch.full((4, 2), 0.25))
+    assert engine.get_global_grad_norm() == pytest.approx(3**0.5)
 
 
 def test_parameters_that_are_not_given_stay_as_they_are() -> None:

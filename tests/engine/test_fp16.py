@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from scripts import module
+from dropin_scripts import module
 from torch import Tensor, nn
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from dropin_scripts import Numbers, config_of
 from pool import free_port
 from runs import Case, microbatches, model_of
-from scripts import Numbers, config_of
 from torch import nn
 
 import bridge

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blocks import MICROBATCHES, batches, small
 from faults import NORM, Batches, flip, owned
 from oracles import real_deepspeed
 from runs import Case, global_batch, microbatches, model_of
@@ -100,6 +101,40 @@ def traced_module(rank: int, world: int, case: Case, folder: Path, keep: Keep | 
         if step == 1 and rank == odd:
             module.get_submodule("block1").norm1.weight.data[3] *= 1.01
         optimizer.step()
+
+
+LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
+LOGGED = {f"debug.{name}": 5 for name in LOGS}
+RATE = 0.1
+
+
+def traced_replicas(rank: int, world: int, name: str, folder: Path, steps: int) -> None:
+    """A small model of transformers trained in DistributedDataParallel, in the loop that everyone writes."""
+    module = small(name).float().train()
+    wrapped, optimizer = DistributedDataParallel(module), torch.optim.SGD(module.parameters(), RATE)
+    mine = MICROBATCHES // world
+    attach(wrapped, Plan.of(LOGGED).debug, folder, optimizer=optimizer, accumulation=mine, policy=Policy())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for place, batch in enumerate(batches(step)[rank::world]):
+            with nullcontext() if place == mine - 1 else wrapped.no_sync():
+                torch.autograd.backward(wrapped(**batch, use_cache=False).loss / mine)
+        optimizer.step()
+
+
+def traced_blocks(rank: int, world: int, name: str, folder: Path, values: Any, steps: int, fault: str | None = None) -> int:
+    """The same on the engine, with the output of the module `fault` a thousandth too large; how many layers it has."""
+    plan = {"precision.compute": "fp32", "optimizer.name": "sgd", "optimizer.lr": RATE, **LOGGED, **values}
+    engine = initialize(small(name).float(), Plan.of(plan), seed=5, trace=folder, policy=Policy(action="log"))
+    if fault:
+        engine.model.get_submodule(fault).register_forward_hook(_larger, prepend=True)
+    for step in range(steps):
+        engine.train_batch(batches(step)[engine.data.index :: engine.data.size])
+    return len(engine.chain.layers)
+
+
+def _larger(module: Any, inputs: Any, output: Any) -> Any:
+    return (output[0] * 1.001, *output[1:]) if isinstance(output, tuple) else output * 1.001
 
 
 def fed(case: Case, rank: int, world: int, accumulation: int, step: int) -> Batches:

@@ -211,7 +211,10 @@ def _run(model: nn.Module) -> tuple[_Seen, Arguments, Mapping[str, Any], Any]:
     arguments, the fixed arguments of all runs, and its output.
     """
     fixed = uncached(model)
-    ids = tokens(model)
+    try:
+        ids = tokens(model)
+    except NotImplementedError:
+        raise Uncut(f"{type(model).__name__}: has no embedding of words to begin with; {WHOLE}") from None
     # With labels first, as it is called in training. Not every model takes them.
     for named in ({"input_ids": ids, "labels": ids}, {"input_ids": ids}):
         seen = _Seen(model, _container(model))

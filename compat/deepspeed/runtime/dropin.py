@@ -241,17 +241,42 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
-    """The native engine; like DeepSpeed, it rounds weights and buffers to the compute format before it copies masters."""
+    """The native engine; like DeepSpeed, it rounds weights (since 0.19.2 no buffers) to the compute format before it copies
+    masters, and divides losses before backward (runtime/engine.py: _cast_module_mixed_precision, backward).
+    """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
     frozen = list(client.freeze_others(model, groups)) if face else []
+    formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
-        model.to(TORCH[plan.precision.compute])
+        for weight in model.parameters():
+            weight.data = weight.data.to(TORCH[plan.precision.compute]) if weight.is_floating_point() else weight.data
     given = {path: read.given[path] for path in sorted(read.given)}
-    whole = Plan.of({**plan.values(), **own})
+    whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
     engine = bridge.engine.initialize(model, whole, loss_fn, environment=here, groups=groups, alike=given)
-    engine.findings += (*left, *frozen)
+    engine.findings += (*left, *frozen, *_narrow(formats))
+    engine.divide_early()
     return engine
+
+
+WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
+"""A model in double precision trains in it, where the config names no format."""
+
+
+def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
+    """The formats of the weights that a model brings, where the config names none to compute in."""
+    if plan.precision.compute in ("bf16", "fp16"):
+        return set()
+    return {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+
+
+def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
+    """DeepSpeed computes in the formats that a model brings; the engine has one for all weights."""
+    for kind in (torch.bfloat16, torch.float16):
+        if kind in formats:
+            name = next(name for name, found in TORCH.items() if found is kind)
+            said = f"weights come in {name} and the config names no format: DeepSpeed computes in theirs, the engine in fp32"
+            yield Finding("model", f"{said}; set {name}.enabled, or call model.float()", Effect.NUMBERS, given=True)
 
 
 def _scale(engine: Engine, config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,30 @@ from compat.merak.runtime.arguments import said
 from compat.merak.runtime.launch import RUN, sizes
 
 __all__ = ["MerakTrainer"]
+NO_LOADER: Any = None
 LABELS, TAG = "labels", "iter_"
 SCHEDULER = "scheduler"
 OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight_decay")
 """What the trainer does itself, as Merak's does: length, schedule and which weights decay."""
 MINE = ("args.learning_rate", "args.lr_scheduler", "args.warmup", "args.max_steps", "args.num_train_epochs", "args.eval_steps")
 """Settings that no plan holds and the trainer reads."""
+
+
+RULES: Mapping[type[torch.optim.Optimizer], str] = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
+
+
+def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The update rule of a script's own optimizer, as plan values. Raises `ConfigError` for one that the engine does not have."""
+    name = RULES.get(type(optimizer))
+    if name is None:
+        raise ConfigError(
+            f"create_optimizer: found {type(optimizer).__name__}; the engine updates slices of all weights by its own kernels;"
+            " use torch.optim.AdamW, Adam or SGD"
+        )
+    given = optimizer.param_groups[0]
+    beside = {"optimizer.betas": tuple(given["betas"]), "optimizer.eps": given["eps"]} if "betas" in given else {}
+    momentum = {"optimizer.momentum": given["momentum"]} if "momentum" in given else {}
+    return {"optimizer.name": name, **beside, **momentum}
 
 
 class Sampler:
@@ -61,8 +80,9 @@ class Sampler:
 class MerakTrainer:
     """Trains a model of Hugging Face over pipeline, tensor and data ranks. Its engine is `engine`.
 
-    What Merak would do otherwise is in `findings`. Classes that override `get_loss_fn` are heard. `leaf_modules` steer Merak's
-    tracing, and nothing is traced here. Raises `ConfigError` for what the engine cannot run.
+    What Merak would do otherwise is in `findings`. Classes that override `get_loss_fn`, `prepare_data`, `create_optimizer`,
+    `create_lr_scheduler` or `create_dataloader` are heard. `leaf_modules` steer Merak's tracing, and nothing is traced here.
+    Raises `ConfigError` for what the engine cannot run.
     """
 
     def __init__(
@@ -79,7 +99,8 @@ class MerakTrainer:
         if train_dataset is None and eval_dataset is None:
             raise ConfigError("MerakTrainer: found no data; pass train_dataset or eval_dataset")
         self.model, self.args, self.train_dataset, self.eval_dataset = model, args, train_dataset, eval_dataset
-        self.collate_fn = data_collator
+        self.collate_fn, self.train_dataloader = data_collator, NO_LOADER
+        self.input_to_stage_dic = {0: [name for name in signature(model.forward).parameters if name != LABELS]}
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read({"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1])
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
@@ -92,6 +113,7 @@ class MerakTrainer:
         self.plan = Plan.of({path: value for path, value in plan.values().items() if not path.startswith(OWN)})
         self.max_steps = self._length()
         self.optimizer = self.create_optimizer(model)
+        self.plan = Plan.of({**self.plan.values(), **_rule(self.optimizer)})
         self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
         self.loss_fn = self.get_loss_fn()
         self.engine = self._engine()
@@ -122,7 +144,7 @@ class MerakTrainer:
         kinds = ([name for name in named if name not in spared], [name for name in named if name in spared])
         decays = (self.args.weight_decay, 0.0)
         groups = [
-            {"params": [named[name] for name in names], "names": tuple(names), "weight_decay": decay}
+            {"params": [named[name] for name in names], "weight_decay": decay}
             for names, decay in zip(kinds, decays, strict=True)
             if names
         ]
@@ -141,13 +163,28 @@ class MerakTrainer:
             scheduler_specific_kwargs=self.args.lr_scheduler_kwargs or None,
         )
 
-    def prepare_data(self, data: Any) -> Arguments:
-        """What the model is called with, and the labels of its loss."""
-        if isinstance(data, Mapping):
-            if LABELS not in data:
-                raise BridgeError(f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator")
-            return Arguments((data[LABELS],), {name: value for name, value in data.items() if name != LABELS})
-        return Arguments(tuple(data), {})
+    def prepare_data(self, data: Any) -> Any:
+        """What the model is called with, and the labels of its loss: a tuple with the labels last, or both by name."""
+        if not isinstance(data, Mapping):
+            return tuple(data)
+        if LABELS not in data and type(self).get_loss_fn is MerakTrainer.get_loss_fn:
+            raise BridgeError(f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator")
+        wanted = data.get(LABELS, torch.zeros(()))  # a loss of the script's own may need none
+        return Arguments((wanted,), {name: value for name, value in data.items() if name != LABELS})
+
+    def get_train_sampler(self) -> Sampler:
+        """Which samples this data rank takes, microbatch by microbatch."""
+        data = self.engine.data
+        return Sampler(len(self.train_dataset), self.args.per_device_train_batch_size, data.index, data.size)
+
+    def create_dataloader(self) -> None:
+        """Set `train_dataloader`."""
+        self.train_dataloader = torch.utils.data.DataLoader(
+            self.train_dataset,
+            batch_sampler=self.get_train_sampler(),
+            num_workers=self.args.dataloader_num_workers,
+            collate_fn=self.collate_fn,
+        )
 
     # Running
 
@@ -178,7 +215,7 @@ class MerakTrainer:
         loader = torch.utils.data.DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size, collate_fn=self.collate_fn)
         number, total = int(self.args.eval_steps or len(loader)), 0.0
         for batch, _ in zip(loader, range(number), strict=False):
-            total += float(self._evaluated(self.prepare_data(batch)))
+            total += float(self._evaluated(self._prepared(batch)))
         mean = total / min(number, len(loader))
         self._log({"step": self.steps, "eval_loss": mean})
         return mean
@@ -228,7 +265,8 @@ class MerakTrainer:
     # Parts
 
     def _engine(self) -> Engine:
-        groups = [Group(frozenset(group["names"]), group) for group in self.optimizer.param_groups]
+        own = {id(weight): name for name, weight in self.model.named_parameters()}
+        groups = [Group(frozenset(own[id(each)] for each in group["params"]), group) for group in self.optimizer.param_groups]
         loss_fn = self.loss_fn
         return bridge.engine.initialize(
             self.model,
@@ -281,14 +319,16 @@ class MerakTrainer:
 
     def _batches(self) -> Iterator[Arguments]:
         """Microbatches over and over."""
-        engine, rows = self.engine, self.args.per_device_train_batch_size
-        sampler = Sampler(len(self.train_dataset), rows, engine.data.index, engine.data.size)
-        loader: Any = torch.utils.data.DataLoader(
-            self.train_dataset, batch_sampler=sampler, num_workers=self.args.dataloader_num_workers, collate_fn=self.collate_fn
-        )
+        self.create_dataloader()
+        if self.train_dataloader is None:
+            raise BridgeError("create_dataloader: it set no train_dataloader; set self.train_dataloader in it")
         while True:
-            for batch in loader:
-                yield self.prepare_data(batch)
+            for batch in self.train_dataloader:
+                yield self._prepared(batch)
+
+    def _prepared(self, batch: Any) -> Arguments:
+        found = self.prepare_data(batch)
+        return found if isinstance(found, Arguments) else Arguments(tuple(found), {})
 
     def _log(self, line: dict[str, float]) -> None:
         self.log_history.append(line)

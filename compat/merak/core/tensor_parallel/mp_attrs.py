@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import compat.merak
+from compat.merak.entries import entry
+
+NAMES = {"set_tp_layer_lists": "launch"}
 
 
 def __getattr__(name: str) -> Any:
     """The function, once a script asks for it."""
-    if name != "set_tp_layer_lists":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has set_tp_layer_lists")
-    return compat.merak.set_tp_layer_lists
+    return entry(__name__, NAMES, name)

@@ -1,0 +1,18 @@
+"""Places and numbers of ranks, in the module in which Merak has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.merak.entries import entry
+
+KINDS = ("data", "model", "pipe", "sequence")
+NAMES = {f"get_{kind}_parallel_{what}": "grid" for kind in KINDS for what in ("rank", "world_size", "group")} | {
+    "is_pipeline_first_stage": "grid",
+    "is_pipeline_last_stage": "grid",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A function, once a script asks for it."""
+    return entry(__name__, NAMES, name)

@@ -1,0 +1,67 @@
+"""Where this rank stands among pipeline, tensor and data ranks, by the names of Merak/core/mpu/initialize.py."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from bridge import comm
+from bridge.errors import BridgeError
+from bridge.layout.mesh import Mesh
+from bridge.translation import lift
+from compat.merak import DIALECT
+from compat.merak.runtime.launch import sizes
+
+AXES = {"data": "data", "model": "tensor", "pipe": "pipeline"}
+"""Merak's words for the axes."""
+
+
+def place(axis: str) -> tuple[int, int]:
+    """This rank's place along an axis, and how many there are."""
+    rank, world = comm.joined() or (0, 1)
+    mesh = Mesh.of(lift(DIALECT.read({"init": sizes()}, None, world)).parallel, world)
+    return mesh.coordinate(rank, axis), mesh.sizes[axis]
+
+
+def get_sequence_parallel_rank() -> int:
+    """Each rank has whole sequences."""
+    return 0
+
+
+def get_sequence_parallel_world_size() -> int:
+    """Each rank has whole sequences."""
+    return 1
+
+
+def is_pipeline_first_stage() -> bool:
+    """Whether this rank has the first stage."""
+    return place("pipeline")[0] == 0
+
+
+def is_pipeline_last_stage() -> bool:
+    """Whether this rank has the last stage."""
+    at, number = place("pipeline")
+    return at == number - 1
+
+
+def _rank(axis: str) -> int:
+    return place(axis)[0]
+
+
+def _number(axis: str) -> int:
+    return place(axis)[1]
+
+
+def _no_group(name: str) -> None:
+    raise BridgeError(f"mpu.{name}: groups of ranks are the engine's own; ask trainer.engine.comm, or torch.distributed")
+
+
+def __getattr__(name: str) -> Any:
+    """`get_data_parallel_rank` and so on."""
+    kind, _, what = name.removeprefix("get_").partition("_parallel_")
+    known = {"rank": _rank, "world_size": _number}
+    if what == "group":
+        return partial(_no_group, name)
+    if kind not in AXES or what not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(known[what], AXES[kind])

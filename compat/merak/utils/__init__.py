@@ -1,0 +1,1 @@
+"""Merak's package `utils`, from which its scripts import."""
