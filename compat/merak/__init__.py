@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from bridge.config import Values
 from bridge.dialect import Config, PackagedDialect, Reading, Written
+from compat.merak.entries import entry, listen
 
 
 class MerakConfig(Config):
@@ -129,6 +130,7 @@ ENTRIES = {
 
 def __getattr__(name: str) -> Any:
     """Load the engine when a script first asks for it."""
-    from compat.merak.entries import entry
-
     return entry(__name__, ENTRIES, name)
+
+
+listen()

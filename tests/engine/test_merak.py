@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import Run
 from merak_runs import limited, plain, trained
 
 import compat.merak
-from bridge.errors import ConfigError
+from bridge.errors import BridgeError, ConfigError
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -48,6 +50,32 @@ def test_arguments_are_merak_s_on_the_command_line() -> None:
         True,
         "uniform_floor",
     )
+
+
+def test_names_that_scripts_import_beside_are_there() -> None:
+    from compat.merak.utils import datasets
+    from compat.merak.utils.datasets import DynamicGenDataset
+
+    from compat.merak.core import mpu
+    from compat.merak.core.printer import AccMetric
+
+    compat.merak.init(1, 1, 1)
+    assert (mpu.get_data_parallel_rank(), mpu.get_pipe_parallel_world_size(), mpu.is_pipeline_last_stage()) == (0, 1, True)
+    metric = AccMetric()
+    for value in (1.0, 2.0):
+        metric.update("loss", torch.tensor(value))
+    assert metric.avg == {"loss": 1.5} and metric.avg == {}
+    config = SimpleNamespace(max_position_embeddings=6, num_labels=3, vocab_size=9)
+    data = DynamicGenDataset(config, mode="condition", dataset_size=1e6)
+    assert len(data) == 10**6 and {name: len(value) for name, value in data[7].items()} == dict.fromkeys(data[7], 6)
+    assert torch.equal(data[7]["labels"], data[7]["labels"]) and not torch.equal(data[7]["labels"], data[8]["labels"])
+    assert DynamicGenDataset(config, "vision_only", image_size=4)[0]["pixel_values"].shape == (3, 4, 4)
+    with pytest.raises(ConfigError, match="DynamicGenDataset: found mode 'sound', expected one of text_only"):
+        DynamicGenDataset(config, mode="sound")
+    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; .* it has DynamicGenDataset"):
+        _ = datasets.Other
+    with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: groups of ranks are the engine's own"):
+        mpu.get_data_parallel_group()
 
 
 def test_what_the_engine_cannot_run_is_refused() -> None:

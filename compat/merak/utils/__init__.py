@@ -1,1 +1,0 @@
-"""Merak's package `utils`, from which its scripts import."""
