@@ -41,7 +41,7 @@ SIZES: Mapping[str, Any] = {
 }
 LISTS = {"num_attention_heads", "num_heads", "num_hidden_layers", "hidden_size"}
 """Sizes that some models have by stage; theirs stay as they are."""
-COMMON = ("--output_dir", "out", "--max_steps", str(STEPS), "--logging_steps", "1", "--use_cpu", "True", "--seq_length", "64")
+COMMON = ("--output_dir", "out", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1", "--use_cpu", "True", "--seq_length", "64")
 SMALL = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
 METHODS = ("get_loss_fn", "prepare_data", "create_optimizer", "create_lr_scheduler", "create_dataloader")
 CONFIG = re.compile(r"\bconfig = (\w+Config)\(")

@@ -10,7 +10,9 @@ from scripts import RANKS, TOLERANCE, compared, expected_of, good, names
 
 SAMPLE = (
     "accumulation",
+    "autocast",
     "by_batches",
+    "compiled",
     "dropout",
     "ema",
     "frozen_and_tied",

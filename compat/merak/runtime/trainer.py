@@ -38,6 +38,31 @@ MINE = ("args.learning_rate", "args.lr_scheduler", "args.warmup", "args.max_step
 """Settings that no plan holds and the trainer reads."""
 
 
+HEADS = ("num_attention_heads", "all_head_size")
+BERT = TensorPlan(columns=("query", "key", "value", "intermediate.dense"), rows=("output.dense",), attributes=HEADS)
+LISTS: Mapping[str, TensorPlan] = {
+    "bert": BERT,
+    "vit": BERT,
+    "t5": TensorPlan(
+        columns=("Attention.q", "Attention.k", "Attention.v", "DenseReluDense.wi"),
+        rows=("Attention.o", "DenseReluDense.wo"),
+        weights=(("relative_attention_bias", 1),),
+        attributes=("n_heads", "inner_dim"),
+    ),
+}
+"""Lists for tensor ranks that Merak has itself. Source: core/tensor_parallel/mp_mapping.py."""
+
+
+def _as_objects(model: nn.Module) -> bool:
+    """Have a model return objects, as today's transformers needs inside, and say whether its config asks for tuples."""
+    config = getattr(model, "config", None)
+    parts = [part for part in (config, *vars(config).values()) if hasattr(part, "return_dict")] if config else []
+    asked = any(part.return_dict is False for part in parts)
+    for part in parts:
+        part.return_dict = True
+    return asked
+
+
 RULES: Mapping[type[torch.optim.Optimizer], str] = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
 
 
@@ -101,6 +126,7 @@ class MerakTrainer:
         self.model, self.args, self.train_dataset, self.eval_dataset = model, args, train_dataset, eval_dataset
         self.collate_fn, self.train_dataloader = data_collator, NO_LOADER
         self.input_to_stage_dic = {0: [name for name in signature(model.forward).parameters if name != LABELS]}
+        self._tuples = _as_objects(model)
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read({"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1])
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
@@ -271,18 +297,25 @@ class MerakTrainer:
         return bridge.engine.initialize(
             self.model,
             self.plan,
-            lambda output, labels: loss_fn(logits_in(output), labels),
+            lambda output, labels: loss_fn(self._given(output), labels),
             tensor_plan=self._lists() if (self.plan.parallel.tensor or 1) > 1 else None,
             groups=groups,
             seed=int(self.args.seed),
             variable_shapes=True,
         )
 
+    def _given(self, output: Any) -> Any:
+        """What a loss function gets: a tuple where the model's config asks for one, else the logits, or what comes first."""
+        if self._tuples and hasattr(output, "to_tuple"):
+            return output.to_tuple()
+        found = logits_in(output)
+        return found.to_tuple() if hasattr(found, "to_tuple") else found
+
     def _lists(self) -> TensorPlan | None:
-        """The script's lists, without numbers of heads that today's modules no longer have; the model's own plan where there is
-        none. That the split model gives the same logits is proved either way.
+        """The script's lists or Merak's own of that model, without numbers of heads that today's modules no longer have; the
+        model's own plan where there is none. That the split model gives the same logits is proved either way.
         """
-        lists = RUN.lists
+        lists = RUN.lists or LISTS.get(getattr(getattr(self.model, "config", None), "model_type", ""))
         if lists is None:
             return None
         there = {name for part in self.model.modules() for name in vars(part)}
