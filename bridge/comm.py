@@ -237,6 +237,15 @@ class Comm:
         peer = group.ranks[source]
         return self._begun(name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,))
 
+    def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
+        """Have the rank at place `source` of the group, and the one at `to`, open what carries messages from one to the other:
+        NCCL does so at the first message, and both wait for each other.
+        """
+        token = torch.zeros(1, device=device)
+        peer = group.ranks[to if group.index == source else source]
+        send = partial(dist.isend if group.index == source else dist.irecv, token, peer, group.handle)
+        self._begun("open a link", group, send, (peer,))()
+
     def _start(
         self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int] = ()
     ) -> Wait:

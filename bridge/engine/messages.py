@@ -52,7 +52,8 @@ class Messages:
     The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for
     the others. With `variable` they are sent with every microbatch. With `overlap`, the next
     receipt is started before it is asked for, in the order in which the other side sends. A sent
-    tensor is freed when a message arrives that the other side sent after it had received it.
+    tensor is freed when a message arrives that the other side sent after it had received it. Each
+    link goes one way, in one order on both sides, so that a backend without tags carries them too.
     """
 
     def __init__(
@@ -89,6 +90,16 @@ class Messages:
         self._posted: dict[Action, list[tuple[Wait, Tensor]]] = {}
         self._next = dict.fromkeys(self._incoming, 0)
         self.returned: Callable[[Action], Forms] = lambda action: ()
+        self._open(rows)
+
+    def _open(self, rows: Sequence[Row]) -> None:
+        """Open the links that the rows use, all ranks in one order. Opened by their first messages, they may wait in a circle:
+        in interleaved schedules the first rank sends the last one a gradient before that one asks for it.
+        """
+        ways = ((rank, self.homes[action.stage]) for rank, row in enumerate(rows) for action in row if action.kind in SENDS)
+        for source, to in sorted(set(ways)):
+            if self.rank in (source, to):
+                self.comm.meet(self._links[to < source], source, to, self.device)
 
     def begin(self) -> None:
         """Start a step: shapes are open again."""

@@ -27,6 +27,7 @@ from pool import Pool, RankError
 from bridge.errors import BridgeError
 
 STEPS = 5
+LARGEST = 8_000_000
 SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"), 4),
@@ -41,7 +42,10 @@ SIZES: Mapping[str, Any] = {
 }
 LISTS = {"num_attention_heads", "num_heads", "num_hidden_layers", "hidden_size"}
 """Sizes that some models have by stage; theirs stay as they are."""
-COMMON = ("--output_dir", "out", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1", "--use_cpu", "True", "--seq_length", "64")
+COMMON = (
+    *("--output_dir", "out", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1"),
+    *("--use_cpu", "True", "--seq_length", "64"),
+)
 SMALL = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
 METHODS = ("get_loss_fn", "prepare_data", "create_optimizer", "create_lr_scheduler", "create_dataloader")
 CONFIG = re.compile(r"\bconfig = (\w+Config)\(")
@@ -96,6 +100,8 @@ def ran(rank: int, world: int, path: Path, sizes: Mapping[str, int] | None, flag
 
     def make(self: Any, *given: Any, **named: Any) -> None:
         made.append(self)
+        size = sum(weight.numel() for weight in named["model"].parameters())
+        assert size < LARGEST, f"{size} parameters: SIZES do not make this model small"
         seen.uses.update({f"trainer.{name}": "?" for name, value in named.items() if value is not None})
         called = {name for name in METHODS if getattr(type(self), name) is not getattr(trainer.MerakTrainer, name, None)}
         seen.uses.update({f"override.{name}": "?" for name in called & set(vars(type(self)))})

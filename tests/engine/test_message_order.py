@@ -34,7 +34,7 @@ class Wires:
         self.sent: dict[Link, list[tuple[int, Tensor]]] = defaultdict(list)
         self.received: dict[Link, list[int]] = defaultdict(list)
         self.log: dict[int, list[tuple[str, Link, int]]] = defaultdict(list)
-        """What each rank does, in order: `send`, `post` a receipt, `wait` for it, with its place on the link."""
+        """What each rank does, in order: `meet`, `send`, `post` a receipt, `wait` for it, with its place on the link."""
 
     def comm(self, rank: int, ranks: int) -> Any:
         """What `Messages` asks of a `Comm`."""
@@ -53,6 +53,9 @@ class Wired:
 
     def again(self, axis: str, purpose: str) -> Group:
         return Group(self.ranks, self.rank, purpose)
+
+    def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
+        self.wires.log[self.rank].append(("meet", (group.purpose, source, to), -1))
 
     def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Callable[[], None]:
         link = group.purpose, self.rank, to
@@ -202,6 +205,16 @@ def test_a_crossing_is_seen() -> None:
     wait = there.receive("x", torch.zeros(1), there.group("pipeline"), 0, 2)
     with pytest.raises(AssertionError, match=r"gets message 1 .* where it waits for 2"):
         wait()
+
+
+def test_interleaved_schedules_would_wait_in_a_circle_if_links_opened_by_themselves() -> None:
+    schedule = generate("interleaved_1f1b", Shape(4, 8, 11, 7))
+    rows = [trimmed(row, 0) for row in program(schedule)]
+    wires = ran(schedule, rows, [1] * schedule.stages, {"variable": False, "overlap": True}, False)
+    assert not waits_in_a_circle(wires)
+    for log in wires.log.values():
+        log[:] = [step for step in log if step[0] != "meet"]
+    assert waits_in_a_circle(wires)
 
 
 def test_a_circle_of_first_uses_is_seen() -> None:

@@ -115,7 +115,8 @@ def proved(model: nn.Module, ranks: int) -> Iterator[None]:
 def _logits(model: nn.Module, ranks: int) -> Tensor:
     # Under sequence parallelism the tokens have to divide into the ranks.
     trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
+    beside = {"decoder_input_ids": trial} if getattr(model.config, "is_encoder_decoder", False) else {}
     with still(model), torch.no_grad():
-        output: Any = model(input_ids=trial, **uncached(model))
+        output: Any = model(input_ids=trial, **beside, **uncached(model))
     found: Tensor = output[0]
     return found.float()

@@ -55,8 +55,8 @@ LISTS: Mapping[str, TensorPlan] = {
 
 def _as_objects(model: nn.Module) -> bool:
     """Have a model return objects, as today's transformers needs inside, and say whether its config asks for tuples."""
-    config = getattr(model, "config", None)
-    parts = [part for part in (config, *vars(config).values()) if hasattr(part, "return_dict")] if config else []
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    parts = [config for config in configs if hasattr(config, "return_dict")]
     asked = any(part.return_dict is False for part in parts)
     for part in parts:
         part.return_dict = True
