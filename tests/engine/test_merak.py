@@ -7,11 +7,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from blocks import small
 from conftest import Run
-from merak_runs import limited, plain, trained
+from merak_runs import Rows, arguments, limited, plain, trained
 
 import compat.merak
 from bridge.errors import BridgeError, ConfigError
@@ -76,6 +78,42 @@ def test_names_that_scripts_import_beside_are_there() -> None:
         _ = datasets.Other
     with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: groups of ranks are the engine's own"):
         mpu.get_data_parallel_group()
+
+
+def test_points_at_which_a_graph_would_be_split_are_among_the_findings(tmp_path: Path) -> None:
+    compat.merak.init(1, 1, 1)
+    args = arguments(tmp_path, gradient_accumulation_steps=1)
+    args.custom_split_points = ["transformer.h.1"]
+    trainer = compat.merak.MerakTrainer(model=small("gpt2").float(), args=args, train_dataset=Rows())
+    assert "args.custom_split_points" in {finding.path for finding in trainer.findings}
+
+
+def test_a_script_may_make_its_own_optimizer_and_data_loader_and_get_tuples(tmp_path: Path) -> None:
+    model, seen = small("gpt2").float(), []
+    model.config.return_dict = False
+
+    class Own(compat.merak.MerakTrainer):  # type: ignore[misc, name-defined]
+        def get_loss_fn(self) -> Any:
+            def loss_fn(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+                assert isinstance(outputs, tuple)
+                return torch.nn.functional.cross_entropy(outputs[0].flatten(0, 1), labels.flatten())
+
+            return loss_fn
+
+        def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.5)
+
+        def create_dataloader(self) -> None:
+            seen.append(self.input_to_stage_dic[0][0])
+            self.train_dataloader = torch.utils.data.DataLoader(self.train_dataset, batch_sampler=self.get_train_sampler())
+
+    compat.merak.init(1, 1, 1)
+    args = arguments(tmp_path, gradient_accumulation_steps=1, max_steps=2, lr_scheduler_type="constant", max_grad_norm=0.0)
+    trainer = Own(model=model, args=args, train_dataset=Rows())
+    before = {name: weight.clone() for name, weight in trainer.engine.state_dict()}
+    trainer.train()
+    assert seen == ["input_ids"] and [line["learning_rate"] for line in trainer.log_history] == [0.5, 0.5]
+    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.engine.state_dict())
 
 
 def test_what_the_engine_cannot_run_is_refused() -> None:

@@ -47,10 +47,15 @@ def said(arguments: Any) -> dict[str, Any]:
         if (
             given not in (value, getattr(usual, "value", usual))
             and name not in LEFT
-            and isinstance(given, str | int | float | bool)
+            and (isinstance(given, str | int | float | bool) or _words(given))
         ):
             found[name] = given
     return found
+
+
+def _words(given: Any) -> bool:
+    """Whether an argument is a list of words."""
+    return isinstance(given, list | tuple) and all(isinstance(word, str) for word in given)
 
 
 LEFT = (
