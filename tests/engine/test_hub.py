@@ -641,6 +641,18 @@ def test_more_ranks_than_elements_are_refused_at_once(made: Made, tmp_path: Path
         formats.planned(formats.named("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level)))
 
 
+def test_groups_that_a_universal_checkpoint_does_not_know_stay_unknown(made: Made, tmp_path: Path) -> None:
+    """It has rows for any groups of the run that loads it; one group of all would have that run's others begin anew."""
+    hub = replace(formats.read(made("fp32 level 2")), groups=(), settings={"lr": 0.5})
+    for name in ("one", "two"):
+        files = formats.planned(formats.named("universal"), hub, formats.Wanted())
+        writing.write(files, tmp_path / name, (), lambda count, fresh: None)
+        hub = formats.read(tmp_path / name)
+        assert hub.groups == () and hub.settings["lr"] == 0.5
+    rows = torch.load(next((tmp_path / "two").rglob("optimizer_state.pt")), weights_only=False)["param_groups"]
+    assert len(rows) > 2 and {row["lr"] for row in rows} == {0.5}
+
+
 def test_every_file_of_a_universal_checkpoint_counts(made: Made, tmp_path: Path) -> None:
     converted(made("fp32 level 2"), "universal", tmp_path / "out")
     place = tmp_path / "out" / "global_step3_universal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,10 @@ class Universal(Format):
         rows = optimizer.get("param_groups")
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
-        rows = [row for row in rows if row["params"]]
+        unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
         groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)))
-        return hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
+        hub = hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
+        return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Also check the checksums inside each archive, and masters against the model's weights."""
@@ -84,6 +86,11 @@ class Universal(Format):
         common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
         files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
+
+
+def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these are the rows that stand for any groups, written where the source had none."""
+    return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (GROUPS - 1)
 
 
 def _beside(place: Path, name: str) -> Iterator[Path]:
