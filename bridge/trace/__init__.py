@@ -22,7 +22,7 @@ LOGS = (
 )
 """Fields of `Debug` that ask for logs."""
 THOROUGH = 20
-"""Where nobody asks for checks, one step of so many compares everything."""
+"""If nobody asks for checks, everything is compared in one step out of so many."""
 
 
 def attach(
@@ -45,16 +45,17 @@ def attach(
 
     `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the engine of a stack in `compat`,
     or a `Source`. A module is trained by `optimizer` (torch's, one that wraps it, or several that step together), each step
-    after `accumulation` backward passes; untold, the passes of a step are counted as they come. Without `debug`, ranks are
-    compared and nothing is logged, and what differs is said while the training goes on.
+    after `accumulation` backward passes; without it, the passes of a step are counted as they come. Without `debug`, ranks
+    are compared and nothing is logged; a difference is reported, and the training goes on.
 
     `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole tensors instead of samples,
-    `policy` says how often ranks are compared and what a mismatch leads to. Invariants (`bridge.trace.invariants`) are held
-    wherever anything is watched; the result's `findings.found` has what they found, which is also logged, and written into
-    `run`. `on_finding` is a command that is run with each as JSON on its stdin, without a shell. `done` are the steps
-    of the run that this one goes on from, where the training knows them. Nothing is installed where a given `debug` asks for
-    nothing.
-    Raises `BridgeError` for what cannot be attached, with the reason.
+    `policy` says how often ranks are compared and what a mismatch leads to. Invariants
+    (`bridge.trace.invariants`) are checked in every step that is watched. What they find is in the
+    result's `findings.found`, is logged, and is written into `run`. `on_finding` is a command that is
+    run for each finding, without a shell, with the finding as JSON on its stdin. `done` is how many
+    steps the run had that this one resumes, if the training knows it. No hook is installed if `debug`
+    is given and asks for nothing.
+    Raises `BridgeError` with the reason if `target` cannot be attached.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.filter import Filter
@@ -98,11 +99,11 @@ def attach(
 
 
 def batch(path: str | Path, *values: Any, **named: Any) -> bool:
-    """Keep what a loop feeds its model in the safetensors file `path`, in one line anywhere in the loop.
+    """Keep what a loop feeds its model in the safetensors file `path`. One line anywhere in the loop is enough.
 
-    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first call writes, on the first rank,
-    and says so (True); those after it in this process do nothing. Raises `BridgeError` with the name and type of each value that
-    is no tensor, array or plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
+    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first call
+    on the first rank writes and returns True; later calls in the process do nothing. Raises
+    `BridgeError` with the name and type of each value that is no tensor, array or plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
     """
     from bridge.trace.batch_file import keep
 
@@ -110,7 +111,7 @@ def batch(path: str | Path, *values: Any, **named: Any) -> bool:
 
 
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
-    """What tells traces of `target`. Raises `BridgeError` for what cannot be attached."""
+    """The source that tells of `target`. Raises `BridgeError` if `target` cannot be attached."""
     from torch import nn
 
     from bridge.errors import BridgeError

@@ -35,8 +35,9 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Those of a batch that are followed: which (`rows`), where their samples lie in the batch (`given`), by what number they
-    are followed (`numbers`), and where their samples lie among all that are followed (`at`), in segments.
+    """The parameters of a batch that are followed: their rows in the batch (`rows`), the places of
+    their samples in it (`given`), their numbers among all that are followed (`numbers`), and the places
+    of their samples among those of all (`at`), which lie in `segments`.
     """
 
     rows: NDArray[np.int64]
@@ -48,12 +49,13 @@ class Known:
 
 @dataclass
 class Followed:
-    """The samples of parameters, one behind the other, those of both runs (2, samples): weights as logged last, and Adam's
-    moments, computed.
+    """The samples of parameters in both runs (2, samples), one parameter behind the other: weights as
+    they were logged last (`weights`), and Adam's moments as they follow from the gradients (`first`,
+    `second`).
 
-    `explained` is how far rounding of gradients may have carried each weight apart. For each parameter, `noise` is how far the
-    gradients of the step that runs are apart as a share of their `size`, NaN before they are known; `matters` their size beside
-    that of others.
+    `explained` (samples) is how far rounding of gradients may have carried each weight apart. By
+    parameter: `steps` that were taken; `noise`, how far the step's gradients are apart as a share of
+    their `size` (NaN until they are known); `matters`, their size beside that of others, at most 1.
     """
 
     segments: Segments = field(default_factory=lambda: Segments.of(()))
@@ -134,12 +136,12 @@ class Updates:
             raise SourceError(f"run.json: settings of the optimizer are no numbers ({error}); it is damaged") from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """The weights (2, samples) before the first update."""
+        """Take the weights (2, samples) before the first update."""
         self._followed.begin(batch, weights)
 
     def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
-        """The gradients (2, samples) of a step, which are `noise` apart (for each), as a share of their size; that of others is
-        `scale`.
+        """Take the gradients (2, samples) of a step. `noise` is how far apart those of each parameter
+        are, as a share of their size; `scale` is the usual size of gradients.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -153,8 +155,9 @@ class Updates:
         all_of.second[:, at] = values**2 + self.betas[1] * (all_of.second[:, at] - values**2)
 
     def weights(self, batch: Batch, weights: Floats, scales: Floats) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-        """How far apart rounding may have carried each sample of these weights (2, samples), those of others being of size
-        `scales`; for which weights that is known; and after which of them drift is not.
+        """Take the weights (2, samples) after an update; `scales` are the usual sizes of weights like
+        these. Returns how far apart rounding may have carried each sample, for which parameters that is
+        known, and which parameters could not be followed, so that `drift` is unknown from there on.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -180,7 +183,7 @@ class Updates:
         return explained, found, lost
 
     def end(self) -> None:
-        """The step is over: steps carry weights apart in directions of their own."""
+        """End the step. Steps carry weights apart in independent directions: drifts add up as squares."""
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
 

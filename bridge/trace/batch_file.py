@@ -96,7 +96,7 @@ def _kind(value: Any) -> str:
 
 
 def read(path: Path) -> Kept:
-    """The batch in a file. Raises `SourceError` for a file that is none."""
+    """The batch in a file. Raises `SourceError` if the file holds none."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -29,22 +29,26 @@ class Case:
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """Of that step."""
+        """What became of each tensor of the step."""
         return tuple(line for line in self.comparison.lines if line.name.step == self.first.name.step)
 
     def of(self, phase: str, kind: str | None = None) -> list[Line]:
-        """Those of a phase."""
+        """The lines of a phase, of one kind if `kind` is given."""
         return [line for line in self.lines if line.name.phase == phase and kind in (None, line.name.kind)]
 
     def agree(self, phase: str, kind: str, words: str) -> str | None:
-        """That all of a phase and kind agree, in words; None if they do not, or none was logged in both."""
+        """A sentence that all tensors of a phase and kind agree; None if one does not, or if none was
+        logged in both runs.
+        """
         measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
         if not measured or any(line.is_fault for line in self.of(phase, kind)):
             return None
         return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
 
     def unwatched(self, phase: str, kind: str) -> set[str]:
-        """Layers of which nothing of that phase and kind could be compared in the step, where a log has not all of a run."""
+        """Layers of which the step has nothing of that phase and kind to compare, because a log holds
+        only a part of its run.
+        """
         runs = self.comparison.first, self.comparison.second
         part = any(run.keep.get("ranks") or run.about.get("filter") or run.about.get("hidden") for run in runs)
         lines = self.of(phase, kind)
@@ -58,8 +62,8 @@ class Case:
         return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
 
     def weights(self, layer: str) -> tuple[int, list[Line]]:
-        """The last step before this one after which weights were logged in both, and what became of those of a layer; of all,
-        where it has none of its own, as a head that is tied.
+        """The last earlier step after which both runs logged weights, and the verdicts on those of a
+        layer. A layer without weights of its own, such as a tied head, gets the verdicts on all.
         """
         step = self.first.name.step
         found: dict[int, list[Line]] = {}
@@ -74,7 +78,7 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Of the step, in both runs; in A as the one rank logged it that alone differs, if one does."""
+        """The step's tensors in both runs, by name. If one rank of A alone differs, A's are its own."""
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
 
@@ -85,7 +89,7 @@ class Case:
 
     @cached_property
     def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Of the last step before that both have tensors of."""
+        """The tensors of the last earlier step that both runs logged, by name; empty if there is none."""
         steps = sorted(set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True)
         for step in (step for step in steps if step < self.first.name.step):
             found = _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
@@ -94,7 +98,7 @@ class Case:
         return {}, {}
 
     def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
-        """Samples of both."""
+        """The samples of a tensor in both runs; None if one of them has none, or another number."""
         return pair_of(self.entries[0].get(key_of(name)), self.entries[1].get(key_of(name)))
 
     def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:

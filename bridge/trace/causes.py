@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Where runs part; what is `claimed` of it (empty: nothing is), by which `evidence`; and what to do `next`."""
+    """Where two runs part, the cause that is claimed (empty: none), its evidence, and what to do next."""
 
     where: Name
     claim: str
@@ -38,7 +38,7 @@ Rule = Callable[[Case], Found | None]
 
 
 def diagnosed(comparison: Comparison) -> Diagnosis:
-    """Why two runs part that do. The first rule whose evidence is there has its say."""
+    """Why two runs part. The first rule that finds its evidence answers."""
     first = comparison.divergence
     assert first is not None, "asked only where they part"
     case = Case(comparison, first)
@@ -89,7 +89,7 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """Which other weight of its run it is a copy of, that the other run has too, and the layer that it belongs to."""
+    """A sentence that a weight of one run is a copy of another, which both runs have; empty if it is not."""
     side = 0 if line.verdict == "only in A" else 1
     entries, other = case.entries[side], case.comparison.second if side == 0 else case.comparison.first
     own = entries.get(key_of(line.name))
@@ -247,7 +247,7 @@ def _later(case: Case, layer: str) -> bool:
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
-    """The first gradient of an activation is B's but for a factor that microbatches have of their own."""
+    """The first gradient of an activation is B's times a factor for each microbatch."""
     pair = case.pair(line.name)
     if pair is None:
         return None
@@ -341,7 +341,9 @@ NEAR = 8
 
 
 def _clipped(case: Case) -> Found | None:
-    """The norm of all gradients together is the same in every step of a run, and not in the other, or another one."""
+    """The norm of all gradients is the same in every step of one run; in the other it varies, or is
+    the same at another value.
+    """
     runs = case.comparison.first, case.comparison.second
     both = sorted(set(runs[0].logged) & set(runs[1].logged) - {0}, key=lambda step: abs(step - case.first.name.step))
     steps = sorted(both[:NEAR])
@@ -476,7 +478,9 @@ def _is_rate(setting: Setting, factor: float) -> bool:
 
 
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
-    """Both runs' decays, where they differ by what updates differ by: so much of each weight, as rate times decay makes it."""
+    """Both runs' decays in words, with the evidence, if they explain the updates: these differ by one
+    share of every weight, which is a learning rate times the difference of two decays.
+    """
     shares, decays = _shares(case, faults), [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)]
     rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")}
     # A schedule changes the rate: the settings have that of the start, the log that of the step.
@@ -513,7 +517,7 @@ def _numbers_of(run: Run, *names: str) -> set[float]:
 
 
 def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
-    """By how much of each weight its updates differ; empty where they differ by anything else."""
+    """By which share of each weight its updates differ; empty if they differ by anything else."""
     shares = []
     for line in faults:
         found = case.changes(line.name)

@@ -43,7 +43,7 @@ class Stored:
         """Raises `SourceError` if it is not what was written."""
         try:
             with regular(path, path.parent.parent).open("rb") as file:
-                # Mapped, not read: of whole tensors only a few elements are needed.
+                # Mapped: of whole tensors a few elements are needed, and the rest must not fill the memory.
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise SourceError(f"{path}: {error}; it is damaged") from None

@@ -22,10 +22,10 @@ SLACK = 8.0
 """How many roundings deep one layer is, about: sums within it are longer than one operation."""
 
 GAIN = 8.0
-"""How many times more than the weights on their way values may be apart."""
+"""How many times further apart values may be than the weights that they come from."""
 
 UNKNOWN = 100.0
-"""How many times more than by rounding alone values may be apart after an adaptive update of which the logs have no samples."""
+"""How many times further apart than by rounding values may be, after an adaptive update without samples in the logs."""
 
 RUNNING = ("forward", "backward")
 """Phases in which layers are seen as they run."""
@@ -96,7 +96,7 @@ class Half:
         return [self.copies[at] for at in apart.nonzero()[0].tolist()]
 
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
-        """The ranks of A whose part differs from the same part in B, where some do and some do not."""
+        """The ranks of A whose part differs from the same part in B; empty if all of them do."""
         rows = self._apart.get(at, [])
         odd = [rank for rank, ours, theirs in rows if not _close(first.raw[ours].tolist(), second.raw[theirs].tolist())]
         return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
@@ -246,7 +246,9 @@ class Comparer:
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Note which ranks of A logged what differs from B, where others logged other copies; the values of such a copy."""
+        """Note in `ranks` which ranks of A logged a copy that differs from B. Returns by pair the
+        values of a copy that differs from B though the first rank's does not.
+        """
         odd = half.differing(columns)
         if not odd:
             return {}
@@ -278,7 +280,7 @@ class Comparer:
         return changed
 
     def _changes(self, half: Half, judged: Judged, values: tuple[Floats, Floats], copied: Mapping[int, Floats]) -> None:
-        """What faults in weights look like in their changes, beside which the weights themselves hardly differ."""
+        """Say of weights that differ what their updates look like: the weights themselves hardly differ."""
         rows, batch = half.weights
         if not len(rows):
             return
@@ -304,7 +306,7 @@ class Comparer:
         return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
 
     def _some(self, entry: Entry) -> tuple[int, ...]:
-        """Who logged it, where not all ranks did that were to."""
+        """The ranks that logged it; empty if all did that were to."""
         # Who logged a tensor then does not tell who has it.
         if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
             return ()
@@ -312,8 +314,8 @@ class Comparer:
         return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
 
     def _unseen(self, name: Name) -> bool:
-        """Whether a tensor is one that only one of the runs could log, or was asked to: of a layer that a compiler hides or a
-        filter leaves out, or of a kind of which the other has logged nothing so far.
+        """Whether only one of the runs could log a tensor, or was asked to: a compiler hides its layer,
+        a filter leaves it out, or the other run has logged nothing of that kind so far.
         """
         both = self._seen[0] & self._seen[1]
         chosen = all(run.filter.takes(name) for run in self.runs)

@@ -40,7 +40,7 @@ CULPRIT = "desync values"
 
 PIPELINE = "pipeline"
 Replicas = tuple[tuple[str, ...], tuple[int, ...]]
-"""Axes along which ranks hold alike, and at which places of the pipeline axis (none named: at all)."""
+"""Axes along which ranks hold the same, and the places on the pipeline axis that do (empty: all)."""
 
 Action = Literal["log", "raise", "dump"]
 ACTIONS: tuple[Action, ...] = ("log", "raise", "dump")
@@ -58,10 +58,13 @@ class DesyncError(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often to compare, in steps; what to do about what differs (log it, raise `DesyncError`, or also write the tensors
-    to `folder` first); how many units in the last place apart values may be (more than 0 keeps
-    activations to the end of a step); and how many are examined in a step. In one step of `thorough`, and in the first two,
-    everything is compared by digests that no change escapes, in the others counters, and updated weights by quicker ones.
+    """How ranks are compared: in one step out of `every`, with values up to `ulps` units in the last
+    place apart (above 0, activations are kept to the end of a step), and with at most `reports` tensors
+    examined in a step. A difference is logged (`action` "log"), raises `DesyncError` ("raise"), or does
+    so after its tensors were written to `folder` ("dump").
+
+    In one step out of `thorough`, and in the first two, everything is compared, by digests that no
+    change escapes. The other steps compare counters, and updated weights by quicker digests.
     """
 
     every: int = 1
@@ -96,7 +99,7 @@ class Mismatch:
 
 @dataclass
 class Queued:
-    """A tensor, while it is kept, and its digest; None if that is taken when all are compared."""
+    """A tensor to compare, as long as it is kept, and its digest; None if that is taken as ranks compare."""
 
     name: Name
     facts: str
@@ -113,7 +116,7 @@ class DesyncCheck:
     findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
     _seeded: bool = True
-    """Whether generators agreed at first. Where a script never seeded them, they need not."""
+    """Whether generators agreed at first: those of a script that never seeds them do not."""
 
     def wants(self, kind: str) -> bool:
         return True
@@ -229,7 +232,7 @@ class Desync:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
 
     def _queue(self, placement: Placement, holders: tuple[int, ...] = ()) -> list[Queued] | None:
-        """That of the ranks which hold a tensor alike; None if no others do."""
+        """The queue of the ranks that hold a tensor alike; None if no other rank does."""
         axes = tuple(axis for axis in self._sizes if axis in placement.replicas)
         some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
         return self._queues[axes, holders if some else ()] if axes else None
@@ -280,7 +283,7 @@ class Desync:
         return folder
 
     def differing(self, step: int) -> list[Mismatch]:
-        """What differs of all that is queued, and nothing more is; all ranks must take part, and none raises."""
+        """Compare everything queued and empty the queues. All ranks must take part, and none raises."""
         for (axes, _), queue in self._queues.items():
             # Stages run their layers in other orders, so that there the name decides too.
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
@@ -301,7 +304,7 @@ class Desync:
 
     @cached_property
     def _agreed(self) -> int:
-        """What must be alike for the same calls to be made."""
+        """A hash of the policy: ranks with another one would make other calls."""
         return _hash([repr(self.policy)])
 
     def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:

@@ -109,8 +109,9 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Those of a run, each said once for each place, and written to `folder` (None: nowhere); `command`, words as a shell would
-    take them apart, is run with each as a JSON object on its stdin, and in STAGEBRIDGE_FINDING.
+    """The findings of a run, each reported once for each place and written to `folder` (None: nowhere).
+    `command` is split as a shell would split it, and run for each finding, which it gets as a JSON
+    object on its stdin and in STAGEBRIDGE_FINDING.
     """
 
     folder: Path | None = None
@@ -147,7 +148,7 @@ class Findings:
             self._run(self.command, text)
 
     def _run(self, command: str, text: str) -> None:
-        """No shell sees what a finding says. A command that fails is said, and the training goes on."""
+        """Run the command without a shell. If it fails, a warning says so and the training goes on."""
         try:
             words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
             done = subprocess.run(words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE)

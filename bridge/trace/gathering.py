@@ -17,7 +17,7 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return tensor[None]
     own = tensor.reshape(-1).contiguous()
-    # NCCL sends what lies on a GPU alone.
+    # NCCL sends the memory of GPUs only.
     own = own.cuda() if dist.get_backend(group.handle) == "nccl" else own
     whole = own.new_empty(group.size, *tensor.shape)
     comm.all_gather(name, whole.view(-1), own, group)()

@@ -23,8 +23,8 @@ INSIDE = ("tensor", "pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Tensors of steps that `every` divides, of those `ranks` (none named: all), `once` where ranks hold them alike bit by bit,
-    and about `budget` bytes of all ranks together.
+    """What a log keeps: the tensors of steps that `every` divides, of `ranks` (empty: all), and about
+    `budget` bytes of all ranks together. With `once`, one copy of what ranks hold alike bit by bit.
     """
 
     every: int = 1
@@ -64,7 +64,9 @@ def notes(keep: Mapping[str, Any]) -> list[str]:
 
 
 def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
-    """Which of these another rank logs too, bit by bit. All ranks call it at one point of a step."""
+    """The numbers of those in `seen` that an earlier rank logs too, bit by bit. All ranks must call it
+    at the same point of a step.
+    """
     axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}
     if group.size == 1:

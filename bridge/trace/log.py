@@ -74,7 +74,7 @@ class Log:
 
     @contextmanager
     def _guarded(self, consequence: str) -> Iterator[None]:
-        """What cannot be written is said once and ends the log; training goes on, unless the log is strict."""
+        """Turn an error of writing into one warning that ends the log; a strict log raises it instead."""
         try:
             yield
         except (OSError, SafetensorError, SourceError) as error:
@@ -95,7 +95,7 @@ class Log:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Note `tensor` as it is now; below level 1 nothing is. Gradients get the factor of their `unit` as the step ends."""
+        """Note `tensor` as it is now; nothing below level 1. Gradients get the factor of their `unit` as the step ends."""
         if level < 1 or not self._open:
             return
         dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
@@ -120,8 +120,9 @@ class Log:
     def write(
         self, step: int, factors: Mapping[Unit, float] | None = None, alone: bool = False, loss: float | None = None
     ) -> None:
-        """End `step`: bring what was noted to the disk. Times `factors`, gradients are those of the step's mean loss. Where its
-        microbatch turned out to be `alone`, names do not tell of it. `loss` is what its backward passes started from, if known.
+        """Write what was noted of `step` to the disk. Gradients times `factors` are those of the step's
+        mean loss. If its microbatch turned out to be the only one (`alone`), names leave out its number.
+        `loss` is what its backward passes started from, if that is known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -154,7 +155,7 @@ class Log:
         return self._open and step % self._thin == 0
 
     def _left(self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What a line says of a step whose tensors do not fit the budget; empty where they do."""
+        """What the line of a step says whose tensors do not fit the budget; empty if they fit."""
         assert self.budget is not None, "asked only where there is one"
         if step % self._thin:
             return {"left": "budget"}

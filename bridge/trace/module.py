@@ -140,16 +140,16 @@ class ModuleSource:
 
     @property
     def roots(self) -> Sequence[nn.Module]:
-        """What is called for a forward pass, where hooks on it are no part of what a compiler makes of it."""
+        """The modules that a forward pass calls; none if hooks on them would be compiled."""
         return () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
 
     @property
     def entered(self) -> nn.Module:
-        """What a forward pass that begins is one of."""
+        """The module of the forward pass that begins."""
         return self.model
 
     strict = False
-    """Whether a step never has more passes than `accumulation`; else losses of several forward passes may make one."""
+    """Whether a step never has more passes than `accumulation`. If not, several may share one loss."""
 
     @property
     def trains(self) -> bool:
@@ -255,7 +255,7 @@ class ModuleSource:
         return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """What there is of that kind of a parameter, by what it adds to its name."""
+        """The tensors of that kind of a parameter, by what follows its name."""
         if kind == "weight":
             return {"": parameter.detach()}
         if kind == "gradient":
@@ -315,7 +315,7 @@ class ModuleSource:
                     yield self._numbers("learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """A forward pass begins; one that is for training counts."""
+        """A forward pass begins; it is counted if it is for training."""
         # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
@@ -336,7 +336,9 @@ class ModuleSource:
 
 
 def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-    """What a module is called with, in the order in which its forward declares it, whether by place or by name."""
+    """The arguments of a call in the order in which the module's forward declares them, whether they
+    were given by place or by name.
+    """
     kind: Any = type(module)
     try:
         declared = _signature(kind)
@@ -361,7 +363,7 @@ def ranks_of(module: nn.Module) -> Comm:
 
 
 def bare_optimizer(optimizer: Any) -> Any:
-    """What steps in the end, below what accelerate and others wrap around it. Raises `BridgeError` for what cannot be watched."""
+    """The optimizer below what accelerate and others wrap around it. Raises `BridgeError` if it cannot be watched."""
     inner = getattr(optimizer, "optimizer", None)
     if inner is not None and hasattr(inner, "param_groups"):
         return bare_optimizer(inner)

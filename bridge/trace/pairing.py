@@ -28,7 +28,7 @@ Section = tuple[str, str]
 
 
 def key(name: Name) -> Name:
-    """By which both runs know a tensor: parameters by their whole name."""
+    """The name by which both runs know a tensor. A parameter's holds its layer, whatever that is."""
     return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip(".")) if name.kind in OWNED else name
 
 
@@ -113,11 +113,11 @@ class Pairs:
     theirs: Places
     tensors: tuple[tuple[Entry, Entry], ...]
     partial: bool = False
-    """Whether some ranks were not to log: what they hold is unseen, and of samples those count that both have."""
+    """Whether some ranks were not to log. Then only samples that both runs have are compared."""
 
     @cached_property
     def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
-        """Those of which no value can be compared, and why."""
+        """The pairs whose values cannot be compared: verdict, distance, and why."""
         found: dict[int, tuple[Verdict, float, str]] = {}
         for at, (one, other) in enumerate(self.tensors):
             if one.joined != other.joined or (one.shape != other.shape and not one.joined):
@@ -177,8 +177,9 @@ class Pairs:
         ratios: Mapping[str, float],
         explained: Floats | None = None,
     ) -> Judged:
-        """Hold them against each other. `scales` are the usual sizes of values like these: what is 0 but for rounding is
-        measured by them. As far apart as `explained`, samples may be anyway.
+        """Hold the pairs against each other. `scales` are the usual sizes of values like these, by which
+        a tensor is measured that is 0 but for rounding. `explained` is how far apart each sample may be
+        in any case.
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):

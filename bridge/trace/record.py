@@ -15,7 +15,7 @@ MEMORY, SHARD = "memory", "gradient shard"
 """Kinds that tell of one rank, on its layout; runs are not compared by them."""
 
 Unit = Literal["own", "activation", "parameter"]
-"""What a tensor counts in: its own values, a gradient as backward leaves it at an activation, or one as the step reduced it."""
+"""The unit of a tensor: its own values, a gradient as backward leaves it at an activation, or one as the step reduced it."""
 
 
 class Name(NamedTuple):

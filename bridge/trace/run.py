@@ -300,7 +300,7 @@ APART = "part"
 
 
 def place(placement: Placement) -> Any:
-    """What tells parts from replicas of them."""
+    """A placement without its replicas: parts for which it is the same are copies of each other."""
     return replace(placement, replicas=())
 
 

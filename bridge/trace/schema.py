@@ -220,7 +220,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
 
 
 def _reason(found: Record, step: int) -> str:
-    """What no log says; empty if there is nothing of that."""
+    """Why no log holds such a record; empty if one may."""
     if found.name.step != step:
         return f"a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:

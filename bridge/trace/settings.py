@@ -22,7 +22,7 @@ class Setting:
 
 
 LAYOUT = ("parallel.", "batch.", "zero.", "schedule.", "stages.", "recompute.", "debug.", "accumulation", "zero_optimization.")
-"""What begins so says who computes what, or what is logged."""
+"""Settings that begin so decide who computes what, or what is logged."""
 SPEED = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "decoupled_weight_decay", "param_names")
 """Settings of torch's optimizers that are no numbers of the update, or follow from its class."""
 SHARED: Mapping[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ def _told(about: Mapping[str, Any]) -> str:
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, as numbers and lists where they were written as text; without those that are no numbers of the update."""
+    """Settings by name, without those of `SPEED`; a text that spells a number or a list becomes one."""
     return {name: _value(value) for name, value in settings.items() if name.rpartition(".")[2] not in SPEED}
 
 

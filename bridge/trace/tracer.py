@@ -148,7 +148,7 @@ class Tracer:
         return f"call {count + 1} " if count else ""
 
     def _await(self, inputs: Any, layer: str, now: Now) -> None:
-        """See the gradients of activations, each once: halves of a backward pass come by twice."""
+        """Observe the gradients of activations, each once: a backward pass in two halves comes by twice."""
         wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
         call = self._call(now, layer, GRADIENT) if wanted else ""
         for index, tensor in wanted:

@@ -18,8 +18,8 @@ FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other 
 class Line:
     """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
     rounding may make it (`bound`); `cause` is what a fault looks like, `ranks` who logged what differs, where not all did. A
-    tensor that one of the runs logs nothing of that kind of is "unseen". Of weights, the distance is what adaptive updates do not
-    explain by the distance of their gradients.
+    tensor of a kind that one of the runs does not log is "unseen". The distance of weights is without
+    the part that adaptive updates made of the distance of their gradients.
     """
 
     name: Name

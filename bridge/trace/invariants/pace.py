@@ -22,7 +22,8 @@ SHARE, LEAST, TIMES = 0.5, 0.25, 2
 
 
 class Late(Check):
-    """Time of each phase of a step on the host's clock, without what a rank waits for others: it is late by what it takes longer.
+    """Time of each phase of a step on the host's clock, without what a rank waits for others. A rank
+    is late by what it takes longer than they do.
 
     Backward counts up to the last gradient that this rank computes. Where torch shards parameters, ranks wait for each other in
     both passes, and the time before and after these is looked at alone.

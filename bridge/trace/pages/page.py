@@ -17,7 +17,7 @@ from bridge.trace.verdicts import Line, share
 
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
-"""From that share of its bound on, a distance is of the next level; beyond 1, runs differ."""
+"""Shares of its bound from which a distance is of the next level; from 1 on, runs differ."""
 SHARE_WORDS = (
     "equal, or nearly",
     "rounding",
@@ -160,7 +160,7 @@ def _key(words: Sequence[str], of: str) -> str:
 
 
 def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
-    """Ranks with the same levels are one."""
+    """Levels by the ranks that have them: ranks with the same levels share a map."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for rank, own in enumerate(levels):
         found[own.tobytes()].append(rank)

@@ -153,7 +153,7 @@ class Map:
 
 
 def drawn(found: Map) -> str:
-    """A map: each cell is filled the higher the worse, and in another colour."""
+    """A map as SVG. The worse a cell, the higher it is filled; each level has a colour of its own."""
     rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
     # Of cells that fall into one, the worst is shown.
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
