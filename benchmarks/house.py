@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import random
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,10 @@ SMALLEST = 25
 """Nodes of a function below which two are alike by chance."""
 WIDE = 100
 """Columns beyond which a line is wide."""
+WORDS = 5
+"""Words from which on a text is one that somebody reads."""
+SAMPLE = 100
+"""Messages, and docstrings, that are drawn."""
 HELPER = 3
 """Lines of a private function's body up to which it is a small helper."""
 
@@ -188,12 +193,46 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def texts(source: Source) -> Iterator[tuple[bool, str, str]]:
+    """The docstrings of a module (true), and its other texts of at least `WORDS` words, each with its place."""
+    inner = {id(part) for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    documents = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(_shown(part) for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            text = node.value
+        else:
+            continue
+        if len(text.split()) >= WORDS:
+            yield id(node) in documents, f"{source.path.relative_to(ROOT)}:{node.lineno}", " ".join(text.split())
+
+
+def _shown(part: ast.expr) -> str:
+    """A part of an f-string: its text, or what stands in its braces."""
+    return str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(getattr(part, "value", part)) + "}"
+
+
+def sample(found: Iterable[Source], seed: int) -> None:
+    """Print `SAMPLE` messages and as many docstrings, drawn with a seed, for somebody to read."""
+    everything = [text for source in found for text in texts(source)]
+    for documents in (False, True):
+        own = [text for text in everything if text[0] is documents]
+        print(f"\n{'Docstrings' if documents else 'Messages'}: {SAMPLE} of {len(own)}\n")
+        for number, (_, place, text) in enumerate(random.Random(seed).sample(own, SAMPLE), 1):
+            print(f"{number:3}. {place}\n     {text}")
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sample", type=int, metavar="SEED", help="print messages and docstrings to be read, drawn with a seed")
     parser.add_argument("--copies", action="store_true", help="print each pair of near copies in compat/")
     options = parser.parse_args()
     found = sources(("bridge", "compat"))
+    if options.sample is not None:
+        sample(found, options.sample)
+        return
     everything = [function for source in found for function in functions(source)]
     copies = list(near_copies(function for function in everything if function.place.startswith("compat/")))
     known = {source.name for source in found}
