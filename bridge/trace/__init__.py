@@ -103,7 +103,9 @@ def batch(path: str | Path, *values: Any, **named: Any) -> bool:
 
     `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first call
     on the first rank writes and returns True; later calls in the process do nothing. Raises
-    `BridgeError` with the name and type of each value that is no tensor, array or plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
+    `BridgeError` with the name and type of each value that is no tensor, array or plain value.
+
+    `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
     """
     from bridge.trace.batch_file import keep
 
@@ -132,7 +134,7 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
             " of a stack, or a Source; pass what is called in the training loop"
         )
     if optimizer is None:
-        raise BridgeError("attach: a module needs its optimizer, whose step ends a step; pass it, or the engine's own Source")
+        raise BridgeError("attach: a module needs its optimizer, as a call of step() ends a step; pass it, or the engine's own Source")
     return PipelineSource(target, stages, optimizer) if stages else ModuleSource(target, optimizer, accumulation)
 
 

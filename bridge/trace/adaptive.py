@@ -133,7 +133,7 @@ class Updates:
             first, second = setting("betas", cls.betas)
             return cls((float(first), float(second)), float(setting("eps", cls.eps)), float(setting("weight_decay", cls.decay)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-            raise SourceError(f"run.json: settings of the optimizer are no numbers ({error}); it is damaged") from None
+            raise SourceError(f"run.json: expected numbers as settings of the optimizer ({error}); it is damaged") from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
         """Take the weights (2, samples) before the first update."""

@@ -106,7 +106,7 @@ def read(path: Path) -> Kept:
             values = json.loads(about.get(VALUES, "{}"))
     except (OSError, SafetensorError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"{path}: is no batch ({reason}); write one with bridge.trace.batch({path.name!r}, batch)") from None
+        raise SourceError(f"{path}: found no batch ({reason}); write one with bridge.trace.batch({path.name!r}, batch)") from None
     if about.get(MARK, VERSION) != VERSION or not isinstance(values, dict):
         raise SourceError(f"{path}: found {about.get(MARK)}, expected {VERSION}; write it again with this release")
     return Kept(tensors, values)

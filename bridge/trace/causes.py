@@ -457,13 +457,13 @@ def _update(case: Case) -> Found | None:
         what = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {what}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
     if case.first.ranks:
-        what = f"the update of rank {', '.join(map(str, case.first.ranks))} is another one"
-        return f"{what}: its optimizer, or a change of its weights beside it", evidence
+        what = f"the update of rank {', '.join(map(str, case.first.ranks))} differs"
+        return f"{what}: its optimizer, or something else that changes its weights", evidence
     if len(faults) < len(lines):
         what = f"{_some([line.name for line in faults])} alone change otherwise than in B"
         shares = _shares(case, faults)
         same = [f"their updates differ by {median(shares):.3g} of the weights themselves"] if shares else []
-        return f"{what}: by settings of their own, or by a change beside the update", [
+        return f"{what}: by settings of their own, or by something beside the optimizer", [
             *evidence,
             f"{len(lines) - len(faults)} of {len(lines)} weights agree",
             *same,

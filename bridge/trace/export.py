@@ -82,7 +82,7 @@ def export(found: Series, target: str, out: Path) -> int:
     `BridgeError`.
     """
     if out.exists():
-        raise BridgeError(f"{out}: it is there already; name a folder that is not")
+        raise BridgeError(f"{out}: it exists already; name a folder that does not")
     # In the same folder: a rename does not cross file systems.
     beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:

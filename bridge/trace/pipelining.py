@@ -150,5 +150,5 @@ def mesh_of(stage: Any) -> Comm:
     grids = (Mesh({"data": world // size, "pipeline": size}), Mesh({"pipeline": size, "data": world // size}))
     found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
     if found is None:
-        raise BridgeError(f"attach: pipeline ranks {ranks} of {world} are no row of a grid of pipeline and data ranks")
+        raise BridgeError(f"attach: found pipeline ranks {ranks} of {world}, expected a row of a grid of pipeline and data ranks")
     return Comm(found, rank)

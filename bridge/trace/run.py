@@ -138,7 +138,8 @@ class Entry:
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
             assert numbers is not None, "asked only where there are samples"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
-                raise SourceError(f"{part.folder}: {self.name}: numbers of samples that it does not have; it is damaged")
+                told = "found numbers of samples that the tensor does not have; it is damaged"
+                raise SourceError(f"{part.folder}: {self.name}: {told}")
             samples[numbers.long()] = held * part.record.factor
         return samples
 
@@ -151,7 +152,7 @@ class Entry:
         flat = torch.full((prod(self.shape),), math.nan, dtype=torch.float64)
         for part in self.parts:
             if part.record.placement.whole != self.shape:
-                raise SourceError(f"{part.folder}: {self.name}: a part of another whole; it is damaged")
+                raise SourceError(f"{part.folder}: {self.name}: found a part of a tensor of another shape; it is damaged")
             if (values := part.tensor(part.record.full, part.record.placement.count)) is not None:
                 flat[part.record.placement.places()] = values * part.record.factor
         return flat.view(self.shape)

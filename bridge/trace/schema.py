@@ -140,7 +140,8 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
                 known = sealed or b'"digest": "' in raw[-81:]
                 step, owner = _begun(raw[:-1], where, known)
                 if sealed and owner != rank:
-                    raise SourceError(f"{where}: a line of rank {shown(owner)}, expected rank {rank}; files were mixed up")
+                    told = f"found a line of rank {shown(owner)}, expected rank {rank}"
+                    raise SourceError(f"{where}: {told}; the files of ranks were mixed up")
                 yield Line(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
                 begin += len(raw)
     except OSError as error:
@@ -191,7 +192,7 @@ def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
     return unseal(text, where) if sealed else parsed(text, where)
 
 
-NO_LINE = "no line of a log, which has a step and records; it is damaged"
+NO_LINE = "expected a line of a log, with its step and records; it is damaged"
 
 
 def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
@@ -229,7 +230,7 @@ def _reason(found: Record, step: int) -> str:
         return f"found level {found.level}, expected 0 to {MOST_LEVEL}"
     if not _is_format(found.dtype):
         return f"found number format {shown(found.dtype)}, which torch does not have"
-    return "" if _possible(found.placement) else f"found a part {shown(found.placement)} that is none of its whole"
+    return "" if _possible(found.placement) else f"found a part {shown(found.placement)} that does not lie in its whole"
 
 
 def _is_format(name: str) -> bool:

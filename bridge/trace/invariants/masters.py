@@ -43,7 +43,7 @@ class Masters:
             ranks = tuple(rank for rank, number in zip(comm.world.ranks, there.tolist(), strict=True) if number)
             # The first rank writes findings, and may have found nothing itself.
             if ranks and not found:
-                found = [Finding("updates-lost", self.source.now().step, "", "other ranks say so")]
+                found = [Finding("updates-lost", self.source.now().step, "", "other ranks found it in their weights")]
             self.findings.add(found)
 
     def _held(self, step: int) -> Iterator[Finding]:

@@ -258,7 +258,7 @@ def _verdict(found: Comparison) -> str:
 
 def _settings(found: Comparison) -> str:
     if not found.settings:
-        return "<h2>Settings</h2><p>The runs were told the same.</p>"
+        return "<h2>Settings</h2><p>The runs have the same settings.</p>"
     rows = [(setting.path, setting.first, setting.second, "layout" if setting.layout else "number") for setting in found.settings]
     return f"<h2>Settings that differ</h2>{_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
 
