@@ -134,7 +134,9 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
             " of a stack, or a Source; pass what is called in the training loop"
         )
     if optimizer is None:
-        raise BridgeError("attach: a module needs its optimizer, as a call of step() ends a step; pass it, or the engine's own Source")
+        raise BridgeError(
+            "attach: a module needs its optimizer, as a call of step() ends a step; pass it, or the engine's own Source"
+        )
     return PipelineSource(target, stages, optimizer) if stages else ModuleSource(target, optimizer, accumulation)
 
 
