@@ -1,4 +1,6 @@
-"""The way back: what a sidecar kept of a config, and the edits made since, which cost nothing that they do not touch."""
+"""The way back: a config from what its sidecar kept and from the edits made since. What no edit
+touches comes back as it was.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from bridge.sections import moved, worth, written
 Given = Mapping[str, Any]
 Unit = tuple[str, ...]
 ROUNDS = 2
-"""How often what came out wrong is written anew, and looked at again."""
+"""How often the fields that came out wrong are written again, and the result is looked at again."""
 
 
 def sound(carry: Carry, dialect: Dialect) -> Given:
-    """What a sidecar gives, without values of a kind that their settings never have."""
+    """The settings of a sidecar, without values of a kind that a setting cannot have."""
     return carry.given if _valid(dialect, carry.given) else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
 
 
@@ -38,38 +40,50 @@ def _valid(dialect: Dialect, given: Given) -> bool:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Given values as a config, and the fields of a plan that mean something else in it than they should."""
+    """Given values as a config, and the fields of a plan that do not mean in it what they should.
+    """
 
     values: Given
     config: Config
     wrong: frozenset[str]
     score: tuple[int, int, int]
-    """Edits that are lost, other fields that are, and settings that were not put back."""
+    """Numbers of lost edits, of other fields that are wrong, and of settings that were not put
+    back; compared in this order.
+    """
 
 
 class Way:
-    """What one config is to mean on the way back, and the ways to write that, the one that keeps most first.
+    """The meaning that one config is to have on the way back, and the ways to write it, the one
+    that keeps most first.
 
-    Groups that are put back and groups that are written may not go together, and the stack may not be able to say all.
+    There are several, as groups that are put back may contradict groups that are written, and a
+    stack may be unable to express everything.
     """
 
     def __init__(self, ours: Meaning, dialect: Dialect, version: str, world_size: int | None, carry: Carry) -> None:
         self.ours, self.dialect, self.version, self.world_size, self.carry = ours, dialect, version, world_size, carry
         self.changed, self.overruling = edits(carry, ours), overrulers(carry, dialect, ours)
-        self.edited = {path for rule in dialect.rules if self._touched(rule) for path in rule.theirs}
+        # A group is edited as a whole: its fields are only right together. Settings that overrule
+        # others touch a group too, unless no field of a plan stands for it.
+        self.edited = {
+            path
+            for rule in dialect.rules
+            if not self.changed.isdisjoint(rule.ours)
+            or (rule.ours and not self.overruling.isdisjoint(rule.theirs))
+            for path in rule.theirs
+        }
         self.best: _Attempt | None = None
-
-    def _touched(self, rule: Rule) -> bool:
-        return not self.changed.isdisjoint(rule.ours) or bool(rule.ours and not self.overruling.isdisjoint(rule.theirs))
 
     @cached_property
     def kept(self) -> Given:
-        """What was given, of what there still is."""
+        """The given settings that the stack still has."""
         return {path: value for path, value in self.carry.given.items() if path in claims(self.dialect)}
 
     @cached_property
     def source(self) -> Config | None:
-        """The source of the sidecar as it was; None where the sidecar says what is no config."""
+        """The source of the sidecar as it was, or None if the settings in the sidecar are no
+        config.
+        """
         carry = self.carry
         for world_size in (carry.world_size or self.world_size, carry.world_size):
             try:
@@ -80,18 +94,18 @@ class Way:
 
     @cached_property
     def before(self) -> Meaning:
-        """What the source of the sidecar means."""
+        """The meaning of the sidecar's source."""
         return meaning_of(self.source) if self.source else self.ours
 
     @cached_property
     def goal(self) -> Meaning:
-        """What the source of the sidecar means with the edits made since."""
+        """The meaning of the sidecar's source with the edits made since."""
         now = self.before | {path: self.ours.get(path) for path in self.changed}
         return Meaning((path, value) for path, value in now.items() if value is not None)
 
     @cached_property
     def anew(self) -> Given:
-        """All settings as the table writes what the other side means."""
+        """All settings, as the table writes the meaning of the other side."""
         return written_by(self.ours, self.dialect, self.version, self.world_size, self.kept)
 
     @cached_property
@@ -103,7 +117,9 @@ class Way:
         return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
 
     def restored(self) -> Config:
-        """The config that keeps most of all that is right in most; raises `BridgeError` if the stack refuses every one."""
+        """Of the configs with the fewest wrong fields, the one that keeps most. Raises
+        `BridgeError` if the stack refuses all.
+        """
         if not self.changed:
             return self._config(self.kept)
         refusal = None
@@ -113,6 +129,7 @@ class Way:
             except BridgeError as error:
                 refusal = refusal or error
                 continue
+            # On a tie the earlier one stays: it was tried first because it keeps more of the file.
             self.best = attempt if self.best is None or attempt.score < self.best.score else self.best
             if not self.best.wrong:
                 break
@@ -121,7 +138,7 @@ class Way:
         return self.best.config
 
     def _values(self) -> Iterator[Given]:
-        """Given values to try, while something in the best of them is wrong."""
+        """Given values to try in turn, as long as something in the best of them is wrong."""
         edited = _with(self.kept, self.edited, self.own)
         yield self._slightly()
         yield edited
@@ -133,14 +150,16 @@ class Way:
         yield from self._least()
 
     def _slightly(self) -> Given:
-        """Of a group, only what stands for an edit is written; in a section, only what the table writes otherwise for it."""
+        """Write only the settings that stand for an edit, and in a section only the parts that the
+        edit changes.
+        """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))]
         written = {path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand}
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
 
     def _mended(self) -> Iterator[Given]:
-        """The best so far, with the groups written in which something is wrong."""
+        """The best so far, with every group written in which something is wrong."""
         if self.best is not None:
             rules = plan_claims(self.dialect)
             wrong = {rules[ours] for ours in self.best.wrong if ours in rules}
@@ -148,13 +167,17 @@ class Way:
             yield _with(self.best.values, paths, self.own)
 
     def _holds_more(self, rule: Rule) -> bool:
-        """Whether what was kept of a group says what no plan can, which is lost where the group is written."""
+        """Whether the kept settings of a group mean more than a plan can hold, so that to write the
+        group would lose it.
+        """
         if rule.blurs is None or self.source is None or not self.edited.isdisjoint(rule.theirs):
             return False
         return rule.blurs(rule.seen(rule.theirs, self.source.effective))
 
     def _least(self) -> Iterator[Given]:
-        """All written anew; where that is right in more, as much as goes with it is put back, what matters most first."""
+        """Write everything anew. If that is better, put back as many of the kept settings as go
+        with it, the weightiest first.
+        """
         whole = self._tried(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
             return
@@ -167,7 +190,9 @@ class Way:
         yield best.values
 
     def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
-        """`whole` with all put back that goes with it by itself, or with all that was put back before, and the rest."""
+        """`whole` with all units put back that go with it, and the units that do not."""
+        # By halves: most units go together, so few attempts are needed, each of which builds a
+        # config.
         parts, left = [self._units()], list[Unit]()
         while parts:
             part = parts.pop()
@@ -181,12 +206,16 @@ class Way:
         return whole, left
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
-        """`whole` with `units` put back; None where that is refused, or wrong in more."""
+        """`whole` with `units` put back, or None if the stack refuses that or if more is wrong in
+        it.
+        """
         fuller = self._tried(_with(whole.values, {path for unit in units for path in unit}, self.kept))
         return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
 
     def _units(self) -> list[Unit]:
-        """Settings that were not edited, those that are put back together in one."""
+        """Settings that were not edited, by what they affect, the weightiest first. The settings of
+        one rule are one unit.
+        """
         effective = self.source.effective if self.source else Values()
         ranked = [
             (rule.effect_of(effective).rank, not rule.ours, unit)
@@ -203,7 +232,7 @@ class Way:
             return None
 
     def _attempt(self, values: Given) -> _Attempt:
-        """`values` as a config, weighed; raises `BridgeError` if the stack refuses it."""
+        """`values` as a config, with its score. Raises `BridgeError` if the stack refuses it."""
         config = self._config(values)
         wrong = frozenset(unlike(self.goal, meaning_of(config)))
         lost = {path for path in wrong & self.changed if path in self.ours}
@@ -211,9 +240,7 @@ class Way:
         return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
 
     def _config(self, values: Given) -> Config:
-        """`values` as a config. Its source may have left the world size open, and have ranks that no plan knows of, such as those
-        of a separate encoder: then the size of the other side's mesh is not that of the world.
-        """
+        """`values` as a config. Raises `BridgeError` if the stack refuses it."""
         ordered = {path: values[path] for rule in self.dialect.rules for path in rule.theirs if path in values}
         given = settable(ordered, self.dialect, self.version, self.carry.entry)
         try:
@@ -221,15 +248,19 @@ class Way:
         except ConfigError:
             if self.carry.world_size is not None:
                 raise
+            # A source without a world size may have ranks that no plan knows, such as those of a
+            # separate encoder. Then the other side's mesh does not have the size of the world.
             return self.dialect.config(given, self.version, None, self.carry.entry)
 
     def as_it_was(self, kept: Meaning) -> set[str]:
-        """Fields of a plan that nobody edited, and that mean in `kept` what they did before the file was converted."""
+        """Fields of a plan that nobody edited, and that have in `kept` the meaning from before the
+        conversion.
+        """
         return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
 
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
-        """What of `told`, which the sidecar gives, could not be put back, though nothing of it was edited in `edited`, and what
-        else is otherwise than it was.
+        """Findings for settings in `told`, from the sidecar, that no edit touched and that could
+        not be put back; and for fields of a plan that changed all the same.
         """
         why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
         table, odd, left = claims(self.dialect), tuple(self._meaningless(target)), tuple(self._not_put_back(told, target, why))
@@ -239,7 +270,7 @@ class Way:
         yield from self._moved(target, why, {*(finding.path for finding in odd), *(path for path, _ in left)})
 
     def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
-        """Settings of `told` that the target has otherwise, and why."""
+        """Settings of `told` with another value in the target, each with the reason."""
         dialect, table = self.dialect, claims(self.dialect)
         for path, value in told.items():
             if value is None or path in self.edited or path in self.overruling or target.given.get(path) == value:
@@ -248,16 +279,18 @@ class Way:
             yield path, why if path in table and self.changed and known else _refusal(path, target)
 
     def _meaningless(self, target: Config) -> Iterator[Finding]:
-        """What the sidecar says that its file meant and nothing can mean: whether the file was edited there cannot be told."""
+        """Findings for meanings in the sidecar that no plan can have, so that an edit of these
+        fields cannot be recognised.
+        """
         table, meant = plan_claims(self.dialect), self.carry.meant
         for path, value in meant.items() if not _of_a_plan(meant) else ():
             if not _of_a_plan({path: value}):
                 effect = table[path].effect_of_losing((path,), target.effective) if path in table else Effect.NUMBERS
-                message = f"the sidecar says that its file meant {shown(value, 30)}, which nothing can mean; the file wins"
+                message = f"the sidecar gives {shown(value, 30)} as its meaning, which is no valid value; the file wins"
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
     def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
-        """Fields of a plan that nobody edited and that mean something else now."""
+        """Findings for fields of a plan that nobody edited, and that have another meaning now."""
         rules, now = plan_claims(self.dialect), meaning_of(target)
         moved = unlike(self.goal, now) - self.changed if self.changed else ()
         for ours in sorted(path for path in moved if self.goal.get(path) is not None and path in rules):
@@ -270,7 +303,9 @@ class Way:
 
 
 def _left(path: str, value: Any, reason: str, rule: Rule | None, target: Config) -> Iterator[Finding]:
-    """What a sidecar says and was not put back; of a section, each setting that the target has otherwise."""
+    """Findings for a setting that was not put back; of a section, one for each part with another
+    value in the target.
+    """
     held, effect = target.effective.get(path), rule.effect_of(target.effective) if rule else Effect.NUMBERS
     parts = written(path, value, target.effective) if rule else ()
     rows = [(part.path, part.value, worth(rule, effect, part), None) for part in moved(parts, held) if rule]
@@ -280,7 +315,7 @@ def _left(path: str, value: Any, reason: str, rule: Rule | None, target: Config)
 
 
 def _of_a_plan(values: Given) -> bool:
-    """Whether these are values of a plan, each at its path."""
+    """Whether a plan can have these values at these paths."""
     try:
         return Plan.of(values).values().keys() == values.keys()
     except ConfigError:
@@ -288,13 +323,15 @@ def _of_a_plan(values: Given) -> bool:
 
 
 def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any]:
-    """`values` with `paths` as `others` have them."""
+    """`values` with those of `others` at `paths`; a path that `others` lack is removed."""
     kept = {path: value for path, value in values.items() if path not in paths}
     return kept | {path: value for path, value in others.items() if path in paths}
 
 
 def _merged(kept: Any, was: Any, now: Any) -> Any:
-    """`kept` with what differs between `was` and `now`."""
+    """`kept` with the differences between `was` and `now` applied: sections entry by entry, other
+    values whole.
+    """
     if not all(isinstance(value, Mapping) for value in (kept, was, now)):
         return now
     others = {name: value for name, value in kept.items() if name in now or name not in was}
@@ -310,7 +347,7 @@ def _refusal(path: str, target: Config) -> str:
 
 
 def _names(source: Config, changed: Iterable[str]) -> list[str]:
-    """How `source` spells the fields of a plan that were edited."""
+    """The edited fields, at most three, as the settings of `source` are spelled."""
     rules, names = plan_claims(source.dialect), dict[str, None]()
     for ours in sorted(changed):
         carriers = rules[ours].carriers(ours) if ours in rules else ()

@@ -62,8 +62,8 @@ def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
 
         # DeepSpeed's schedulers are one step behind: the rate of the step before is the config's
         # too.
-        for step in (steps, max(0, steps - 1)):
-            planned.append(learning_rate(optimizer.lr, optimizer.schedule, step))
+        near = (steps, max(0, steps - 1))
+        planned += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
     known = (rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned))
     usual = next(known, None) or max(zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first)[1]
     return [rate / usual if rate is not None and usual else 1.0 for rate in rates]

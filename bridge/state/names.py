@@ -1,4 +1,6 @@
-"""Names of a model's parameters in several families: which rows of the neutral ones each of theirs is made of, and back."""
+"""Names of parameters in several families of models, and the rows of neutral parameters that each
+of theirs is made of.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A parameter of a family: its name and shape, and the rows that it has, one behind the other.
+    """A parameter of a family: its name and shape, and the neutral rows that it consists of, in
+    order.
 
-    `turned`: it is saved with its two dimensions exchanged. Rows behind the last block are padding.
+    `turned`: it is saved as a transpose. Rows behind the last block are padding.
     """
 
     name: str
@@ -51,9 +54,11 @@ class Theirs:
 
     @property
     def width(self) -> int:
-        """Elements of a row, once it is turned back."""
+        """Elements of a row, after a transpose is undone."""
         if self.turned:
             return self.shape[0]
+        # Of stacked experts, (experts, rows, columns), the blocks have experts * rows rows: what is
+        # left is the columns.
         flat = sum(block.last - block.first for block in self.blocks)
         return prod(self.shape[1:]) if len(self.shape) < 3 else prod(self.shape) // flat
 
@@ -62,9 +67,10 @@ class Theirs:
 class Row:
     """A row of a family's table: their parameter, and the neutral ones that lie in it one above the other.
 
-    Names may have `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and value of each group in turn;
-    `turned`: matrices have their dimensions exchanged; `stacked`: their first dimension counts the experts of ours; `padded`:
-    rows may follow that stand for no word; `gated`: only where the layer has a gate, or has none.
+    Names may have `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and
+    value of each group of heads in turn. `turned`: matrices are saved as transposes. `stacked`: the
+    first dimension counts experts. `padded`: rows may follow that stand for no word. `gated`: the
+    row holds only if the layer has a gate (True) or has none (False).
     """
 
     theirs: str
@@ -77,7 +83,7 @@ class Row:
 
 
 def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
-    """Rows of which each is one parameter on both sides."""
+    """Rows in which one parameter of theirs is one of ours."""
     return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
 
 
@@ -85,8 +91,9 @@ def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
 class Table:
     """A family: rows before the layers, of a layer, and behind them, in the order of its model.
 
-    `ignored` matches what the model makes anew when it is built; `tied` has the output's name and that of the words which it is
-    where it has no weight of its own, for families that keep both names.
+    `ignored` matches tensors that the model makes itself when it is built. `tied`, for families
+    that keep both names, has the name of the output and that of the word embedding, which is its
+    weight if it has none of its own.
     """
 
     family: str
@@ -114,11 +121,13 @@ class Naming(ABC):
         """Its families, the most particular first."""
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """What a config of the stack says beyond a plan: the family, and why maps of names do not hold for it."""
+        """The family in a config of the stack, and a sentence for each reason why maps of names do
+        not hold for it.
+        """
         return None, ()
 
     def carried(self, hub: Hub) -> Model | None:
-        """What a checkpoint of another format carries of a model of the stack."""
+        """Facts about a model of the stack that a checkpoint of another format carries."""
         return None
 
     def family(self, shapes: Shapes) -> Table | None:
@@ -150,13 +159,15 @@ def _all_known(table: Table, shapes: Shapes) -> bool:
 
 
 class Neutral(Naming):
-    """The names of the native engine's own models, which every other is translated by way of."""
+    """The names of the native engine's models. Every other naming is translated to them and from
+    them.
+    """
 
     name = NEUTRAL
     title = "the native engine"
 
     def tables(self) -> Sequence[Table]:
-        """One, with every name that a table of others has."""
+        """One table, with every neutral name in the tables of the others."""
         ours = {
             name: name for naming in _stacks().values() for table in naming.tables() for row in table.all for name in row.ours
         }
@@ -173,24 +184,27 @@ class Neutral(Naming):
 
 
 def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """What each of their parameters is made of. Raises `SourceError` for what does not fit."""
+    """The neutral rows that each of their parameters is made of. Raises `SourceError` for a shape
+    that does not fit.
+    """
     sizes = _Sizes(naming, shapes, facts)
     found = []
     for name, shape in shapes.items():
         if not _ignored(table).fullmatch(name):
-            row, match = next((row, match) for row in table.all if (match := _fits(row, name, sizes)))
+            matches = ((row, _pattern(row.theirs).fullmatch(name)) for row in table.all)
+            # Two rows may have one name, for layers with and without a gate.
+            row, match = next(
+                (row, match)
+                for row, match in matches
+                if match and row.gated in (None, sizes.gated(name))
+            )
             found.append(Theirs(name, shape, tuple(sizes.blocks(row, match, name, shape)), row.turned and len(shape) == 2))
     return found
 
 
-def _fits(row: Row, name: str, sizes: _Sizes) -> re.Match[str] | None:
-    match = _pattern(row.theirs).fullmatch(name)
-    return match if match and row.gated in (None, sizes.gated(name)) else None
-
-
 @dataclass(frozen=True)
 class _Sizes:
-    """What the shapes of a checkpoint say together."""
+    """What all shapes of a checkpoint tell together: gates, and groups of heads."""
 
     naming: Naming
     shapes: Shapes
@@ -202,7 +216,7 @@ class _Sizes:
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
     def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
-        """The rows of a tensor of theirs."""
+        """The neutral rows in a tensor of theirs, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
@@ -216,11 +230,15 @@ class _Sizes:
             yield from _equal([_named(ours, given) for ours in row.ours], height, name)
 
     def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[Block]:
-        """Group by group: its queries, its key, its value."""
+        """Rows of queries, key and value, group by group. Raises `SourceError` if the shapes do not
+        fit the groups.
+        """
         out = self.shapes.get(re.sub(r"linear_qkv\.(weight|bias)$", "linear_proj.weight", name), ())
         if self.facts.kv_heads is None:
-            said = f"{name}: queries, keys and values lie in it by groups of heads, and how many there are is not said"
+            said = f"{name}: queries, keys and values lie in it by groups of heads, and the number of groups is unknown"
             raise SourceError(f"{said}; name the model's config with --config")
+        # The output projection is as wide as all queries together are high. Keys and values share
+        # what is left equally.
         queries, groups = out[-1] if out else 0, self.facts.kv_heads
         width, odd = divmod((height - queries) // 2, groups)
         if odd or not 0 < queries < height or (height - queries) % 2 or queries % (groups * width):
@@ -230,7 +248,9 @@ class _Sizes:
 
 
 def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
-    """Rows of queries, key and value of each group in turn: `queries` rows and twice `width`."""
+    """Blocks of each group in turn: `queries` rows of queries, then `width` rows each of its key
+    and its value.
+    """
     for group in range(groups):
         for name, size in zip(ours, (queries, width, width), strict=True):
             yield Block(name, group * size, (group + 1) * size)
@@ -252,7 +272,9 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
 
 
 def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """What a family would have of these neutral parameters, in its own order. Raises `SourceError` for one that it has not."""
+    """The family's parameters made of these neutral ones, in its own order. Raises `SourceError`
+    for one that it does not have.
+    """
     layers = sorted({int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))})
     found = [*_section(table.first, {}, shapes, facts)]
     for layer in layers:
@@ -268,7 +290,9 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
 
 
 def _section(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model) -> Iterator[Theirs]:
-    """Rows in order; neighbours that belong to one expert are taken expert by expert."""
+    """Parameters of a section in the model's order. Rows of experts that follow each other are
+    taken expert by expert.
+    """
     taken: set[str] = set()
     at = 0
     while at < len(section):
@@ -311,8 +335,8 @@ def _theirs(row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], fa
     if row.heads:
         groups = facts.kv_heads
         if groups is None or sizes[1][0] % groups or sizes[0][0] % groups:
-            found = "is not said" if groups is None else f"is {groups}, which does not divide {sizes[1][0]} rows"
-            raise SourceError(f"{name}: how many groups of heads share a key {found}; name the model's config with --config")
+            found = "is unknown" if groups is None else f"is {groups}, which does not divide {sizes[1][0]} rows"
+            raise SourceError(f"{name}: the number of groups of heads {found}; name the model's config with --config")
         blocks = interleaved(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
     if row.stacked:
         experts = len(ours) // len(row.ours)
@@ -325,7 +349,9 @@ def _theirs(row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], fa
 
 
 def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
-    """Shapes of the neutral parameters that lie in theirs. Raises `SourceError` where rows are missing or there twice."""
+    """Shapes of the neutral parameters in theirs. Raises `SourceError` if rows are missing or there
+    twice.
+    """
     reached: dict[str, int] = {}
     shapes: dict[str, Shape] = {}
     for theirs in found:
@@ -357,21 +383,23 @@ def named(name: str) -> Naming:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A naming with the family that has all names of a checkpoint."""
+    """A naming, and its family that has all names of a checkpoint."""
 
     naming: Naming
     table: Table
 
 
 def _tried(hub: Hub) -> Recognised | None:
-    """Whose names a checkpoint has, if a family has all of them."""
+    """The naming and family that have all names of a checkpoint, if there is one."""
     shapes = _shapes(hub)
     found = ((naming, naming.family(shapes)) for naming in known().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
 def recognised(hub: Hub) -> Recognised:
-    """Whose names a checkpoint has. Raises `SourceError` that names what no family has."""
+    """The naming and family that have all names of a checkpoint. Raises `SourceError` with the
+    names that none has.
+    """
     found, shapes = _tried(hub), _shapes(hub)
     if found is not None:
         return found
@@ -387,7 +415,7 @@ def recognised(hub: Hub) -> Recognised:
 
 
 def described(config: Config) -> Model:
-    """What a config says of a model beyond names and shapes."""
+    """The facts about a model that its config has, beyond names and shapes."""
     model = lift(config).model
     found = [naming.described(config) for naming in config.dialect.namings]
     family = next((family for family, _ in found if family), None)
@@ -396,15 +424,16 @@ def described(config: Config) -> Model:
 
 
 def model_of(hub: Hub) -> Model:
-    """What a checkpoint says of its model itself."""
+    """The facts about a model that its checkpoint has itself."""
     carried = (naming.carried(hub) for naming in known().values())
     return hub.model or next((model for model in carried if model is not None), Model())
 
 
 def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
-    """The checkpoint under the names that were asked for; else under the `usual` ones of a format, where it has another stack's.
+    """The checkpoint under the `wanted` names. Without these, it gets the `usual` names of a format
+    if it has another stack's.
 
-    Raises `SourceError` where no map is known.
+    Raises `SourceError` if no map of its names is known.
     """
     if wanted is None and usual is None:
         return hub
@@ -417,8 +446,10 @@ def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hu
 
 
 def under(hub: Hub, wanted: str | None, usual: str | None, config: Callable[[], Config | None], told: bool = False) -> Hub:
-    """`fitting`, by what the checkpoint says of its model; else, and always where it was `told`, by a config that does. The
-    checkpoint says it from then on.
+    """`fitting`, with the facts about the model that the checkpoint has, or else those of `config`.
+    The result has them too.
+
+    A config that the user `told` takes precedence over the checkpoint.
     """
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
@@ -432,9 +463,11 @@ def _shapes(hub: Hub) -> dict[str, Shape]:
 
 
 def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
-    """The same checkpoint under other names and in the layout that goes with them; masters and moments follow the weights.
+    """The checkpoint under other names, in the layout that goes with them. Masters and moments are
+    laid out like the weights.
 
-    Raises `SourceError` where no map is known, or parameters that become one are not treated alike by the optimizer.
+    Raises `SourceError` if no map is known, or if the optimizer treats parameters differently that
+    become one.
     """
     source = recognised(hub)
     SourceError.raise_if(f"{line}; no map of it is known, keep the checkpoint's own names" for line in facts.refused)
@@ -446,6 +479,8 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
     aliases = {name for name, theirs in places.items() if theirs.name in hub.ties}
     table = target.written(sizes, facts)
     made = write(table, sizes, facts)
+    # A tied parameter is laid out once. Its other name comes back as a tie, if the target keeps
+    # both.
     neutral = {name: _neutral(name, sizes[name], places[name], hub) for name in sizes if name not in aliases}
     own = [theirs for theirs in made if not {block.name for block in theirs.blocks} & aliases]
     parameters = {theirs.name: _joined(theirs, neutral) for theirs in own}
@@ -461,7 +496,7 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
 
 
 def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
-    """A neutral parameter out of the one that it lies in."""
+    """A neutral parameter, cut out of the one that it lies in."""
     held = hub.parameters[theirs.name]
 
     def taken(source: Lazy) -> Lazy:
@@ -474,23 +509,25 @@ def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
             at += size
         return _whole(runs, shape, source.dtype)
 
-    return _each(held, taken)
+    return replace(
+        held,
+        weight=taken(held.weight),
+        master=held.master and taken(held.master),
+        moments={kind: taken(moment) for kind, moment in held.moments.items()},
+    )
 
 
 def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
-    """Runs one behind the other; the source itself where they are all of it."""
+    """The runs joined, or the source itself if they are the whole of it."""
     if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
         return runs[0].source
     return Joined(tuple(runs), shape, dtype)
 
 
-def _each(held: Parameter, change: Callable[[Lazy], Lazy]) -> Parameter:
-    moments = {kind: change(moment) for kind, moment in held.moments.items()}
-    return replace(held, weight=change(held.weight), master=held.master and change(held.master), moments=moments)
-
-
 def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
-    """A parameter of theirs out of neutral ones."""
+    """A parameter of theirs, put together from neutral ones. Raises `SourceError` if these are not
+    trained alike.
+    """
     held = {block.name: neutral[block.name] for block in theirs.blocks}
     first = next(iter(held.values()))
     for name, other in held.items():
@@ -525,13 +562,13 @@ def _moment(kind: str) -> Callable[[Parameter], Lazy]:
 def _ties(
     hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs], table: Table, parameters: Mapping[str, Parameter]
 ) -> Iterator[tuple[str, str]]:
-    """Names that a family keeps for a weight which another name holds."""
+    """Names that a family keeps for a weight that is saved under another name."""
     if table.tied and table.tied[0] not in parameters:
         yield table.tied
 
 
 def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
-    """The optimizer's groups, with the parameters in the order of the model that they come to lie in."""
+    """The optimizer's groups with the new names, in the order of the model that has these."""
     group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
     rows: list[list[str]] = [[] for _ in hub.groups]
     for theirs in made:
@@ -547,10 +584,11 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
 
 
 def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
-    """What the model makes anew."""
+    """A finding for tensors that the model makes itself."""
     names = [*ignored, *hub.buffers]
     if names:
-        message = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: buffers, which a model makes itself, are left"
+        listed = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
+        message = f"{listed}: buffers, which a model makes itself, are left out"
         yield lost("buffers", message, Effect.NONE)
 
 
@@ -558,5 +596,6 @@ def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
     for theirs in pieces:
         rows = theirs.shape[0] - sum(block.last - block.first for block in theirs.blocks)
         if not theirs.turned and len(theirs.shape) < 3 and rows:
-            message = f"{rows} rows of {theirs.name} stand for no word and are left; logits of theirs take part in the loss"
+            said = f"{rows} rows of {theirs.name} stand for no word and are left out"
+            message = f"{said}, though their logits take part in the loss"
             yield lost("vocabulary", message, Effect.NUMBERS)

@@ -26,7 +26,7 @@ from bridge.state.schema import FORMAT, STATE, State
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
 RANDOM = "random"
 SEED = 1234
-"""What the engine's data begin with where nothing else is said."""
+"""The engine's seed if the source has none."""
 
 
 def file_of(rank: int) -> str:
@@ -59,12 +59,18 @@ class Checkpoint:
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Raises `SourceError` that names the files that changed: state.json, and of the others every one of this share."""
+        """Check state.json and each `shares`-th file of ranks. Raises `SourceError` that names each
+        file that changed.
+        """
+        # Every rank of a run that loads takes its own share, so that together they read each file
+        # once.
         names = [STATE, *(file_of(rank) for rank in range(share, self.state.world, shares))]
         digests.verify(self.folder, self.root, names, self.digests)
 
     def tensors(self) -> dict[str, Sequence[parts.Stored]]:
-        """Every tensor as its parts. Raises `SourceError` unless these are all that `state` names, each element once."""
+        """The parts of every tensor. Raises `SourceError` unless the tensors are those of `state`,
+        each element there once.
+        """
         found: dict[str, list[parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
             path = self.folder / file_of(rank)
@@ -89,9 +95,11 @@ class Native(Format):
         return place if place is not None and (place / STATE).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """What the engine would take; the kinds of its tensors are `weights`, moments, buffers and generators."""
+        """The checkpoint. Its tensors are named `weights/NAME`, `MOMENT/NAME`, `buffers/COPY/NAME`
+        and `generators/RANK`.
+        """
         checkpoint = Checkpoint.open(place, place)
-        checkpoint.tensors()
+        checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
         state, tensors = checkpoint.state, _tensors(checkpoint)
         kinds = [kind for kind in dict.fromkeys(name.split("/")[0] for name in tensors) if kind not in (BUFFERS, GENERATORS)]
         parameters = {
@@ -100,6 +108,7 @@ class Native(Format):
             if name.startswith(f"{WEIGHTS}/")
         }
         files = (place / STATE, *(place / file_of(rank) for rank in range(state.world)))
+        model = _carried(state, "model", None)
         hub = Hub(
             Origin(self.name, layout={"ranks": state.world}, files=files),
             parameters,
@@ -113,7 +122,7 @@ class Native(Format):
             random=_random(state, tensors),
             client=tagged.decoded(state.client),
             config=_carried(state, "config", None),
-            model=_model(_carried(state, "model", None)),
+            model=None if model is None else Model(**{**model, "refused": tuple(model.get("refused") or ())}),
             findings=tuple(_copies(state)),
         )
         return _adopted(hub)
@@ -133,21 +142,21 @@ class Native(Format):
         return Written(files, f"{tag}/{digests.SUMS}", tuple(_unsaid(hub)))
 
 
-def _model(held: Any) -> Model | None:
-    """What names and shapes do not say of the model."""
-    return None if held is None else Model(**{**held, "refused": tuple(held.get("refused") or ())})
-
-
 CLIENT = "client_state"
-"""Under which name an interface of ours keeps the script's own state, beside its own of scheduler and groups."""
+"""The key under which our drop-in engines keep the script's own state, beside their scheduler and
+groups.
+"""
 
 
 def _adopted(hub: Hub) -> Hub:
-    """With what the engine behind a stack's interface saved of scheduler and groups, those without names where there is one."""
+    """The checkpoint with the scheduler, groups and script state that a drop-in engine of ours
+    saved as client state.
+    """
     said = [value for key, value in hub.client.items() if key != CLIENT and isinstance(value, Mapping) and "groups" in value]
     if CLIENT not in hub.client or len(said) != 1:
         return hub
     settings, names = said[0]["groups"] or [], said[0].get("names")
+    # A single group needs no names: it has every trained parameter.
     if names is None and len(settings) == 1:
         names = [list(hub.trained)]
     rows = zip(names or (), settings, strict=True) if names else ()
@@ -156,7 +165,7 @@ def _adopted(hub: Hub) -> Hub:
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
-    """Every tensor of a checkpoint whose parts were checked."""
+    """Every tensor of a checkpoint by name, lazily. Its parts were checked before."""
     found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
@@ -180,7 +189,9 @@ def _carried(state: State, name: str, default: Any) -> Any:
 
 
 def _figures(state: State) -> dict[str, Any]:
-    """What is known of how far the run is."""
+    """The fields of `Where` that are known."""
+    # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
+    # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
     unknown = {
         *_carried(state, "unsaid", []),
@@ -190,7 +201,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Generators by rank, but for one that stands for what the source did not have."""
+    """States of the generators by rank; none if the source had none and the one here was made anew.
+    """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
     return {name.partition("/")[2]: held for name, held in tensors.items() if name.startswith(f"{GENERATORS}/")}
@@ -207,27 +219,28 @@ def _scale(state: State) -> Scale | None:
 
 
 def _copies(state: State) -> Iterator[Finding]:
-    """Buffers that differ between ranks: the first copy stands for all."""
+    """A finding if ranks have buffers of their own: only the first copy is read."""
     copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
     if len(copies) > 1:
-        message = f"{len(copies)} ranks have their own, the first rank's stand for all"
+        message = f"{len(copies)} ranks have their own; those of the first rank are taken for all"
         yield lost(BUFFERS, message, Effect.NUMBERS)
 
 
 def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
-    """Every tensor of the checkpoint by its name there."""
+    """Every tensor by its name in a native checkpoint."""
     for name, held in hub.parameters.items():
         yield f"{WEIGHTS}/{name}", held.best
         yield from ((f"{kind}/{name}", moment) for kind, moment in held.moments.items())
     yield from ((f"{BUFFERS}/0/{name}", held) for name, held in hub.buffers.items())
-    yield f"{GENERATORS}/0", hub.random.get("0") or _generator(hub.where.seed)
+    random = hub.random.get("0")
+    if random is None:
+        import torch
 
-
-def _generator(seed: int | None) -> Held:
-    """The state of torch's generator after it was given that seed."""
-    import torch
-
-    return Held(torch.Generator().manual_seed(SEED if seed is None else seed).get_state())
+        # The engine loads a generator in any case. Without one in the source it is a new one at the
+        # run's seed.
+        seed = SEED if hub.where.seed is None else hub.where.seed
+        random = Held(torch.Generator().manual_seed(seed).get_state())
+    yield f"{GENERATORS}/0", random
 
 
 def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -257,7 +270,7 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _kept(hub: Hub) -> dict[str, Any]:
-    """What the engine does not take: other formats find it again."""
+    """What the engine itself ignores, kept so that a move to another format finds it again."""
     formats = {name: held.weight.dtype for name, held in hub.parameters.items() if held.weight.dtype != held.best.dtype}
     return {
         "formats": formats,
@@ -273,9 +286,9 @@ def _kept(hub: Hub) -> dict[str, Any]:
 
 
 def _unsaid(hub: Hub) -> Iterator[Finding]:
-    """What the engine needs and the source does not say."""
+    """Findings for what the engine needs and the source does not have."""
     if "0" not in hub.random:
-        message = f"the source has no random state: as where it goes on itself, generators begin anew, here at seed {SEED}"
+        message = f"the source has no random states, so its own runs begin with new ones too; here they begin at seed {SEED}"
         yield lost(RANDOM, message, Effect.NONE)
     if hub.trained and not hub.moments:
         yield lost("moments", "not in the source; load with load_optimizer_states=False", Effect.NUMBERS)

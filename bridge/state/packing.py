@@ -1,4 +1,6 @@
-"""What `torch.save` would write, as files to be: a pickle of plain values, and storages filled from where tensors lie."""
+"""Files as `torch.save` writes them: a pickle of plain values, and storages that are filled from
+lazy tensors.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ class Size(tuple[int, ...]):
 
 
 class Pickle:
-    """Puts a value down as a pickle of protocol 2; each lazy tensor gets a storage in `storages`."""
+    """Writes a value as a pickle of protocol 2, which torch.save uses too. Each lazy tensor gets a
+    storage in `storages`.
+    """
+
+    # The operations are those of Python's pickletools: "(" marks, "t" makes a tuple of all above
+    # the mark, "R" calls, "b" sets attributes, "Q" is a reference to a storage.
 
     def __init__(self) -> None:
         self.storages: list[Lazy] = []
@@ -69,6 +76,7 @@ class Pickle:
 
     def integer(self, value: int) -> None:
         """A whole number."""
+        # "J" has four bytes; LONG1 has as many as it says, with room for the sign.
         if -(2**31) <= value < 2**31:
             self.out += b"J" + struct.pack("<i", value)
         else:
@@ -101,7 +109,7 @@ class Pickle:
         self.out += b"e"
 
     def collection(self, values: set[Any] | frozenset[Any]) -> None:
-        """A set, in an order that is the same in every process."""
+        """A set, in an order that is the same in every process: equal values make equal files."""
         self.name(f"builtins {type(values).__name__}")
         self.items((sorted(values, key=repr),))
         self.out += b"R"
@@ -151,6 +159,8 @@ class Pickle:
         self.out += b"("
         self.text("storage")
         self.name(f"torch {KIND[value.dtype]}Storage")
+        # A tensor that stands in two places, such as a tied weight, has one storage, and is tied
+        # again when it is loaded.
         number = self.numbers.setdefault(id(value), len(self.storages))
         self.text(str(number))
         self.text("cpu")
@@ -188,7 +198,7 @@ WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
     (Record, Pickle.record),
     (Lazy, Pickle.tensor),
 )
-"""What a value may be, the narrower kind first."""
+"""What a value may be. The narrower kind comes first: a bool is an int, and a `Size` is a tuple."""
 
 
 def saved(name: str, value: Any) -> File:
@@ -210,7 +220,12 @@ LARGE = 0xFFFFFFFF
 
 
 def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
-    """A zip file without compression. Checksums of runs stand behind them, and in the list at the end."""
+    """A zip file without compression. A run's checksum stands behind it, and again in the list at
+    the end.
+
+    So a run is read once, while it is written: its checksum is not known when its header is
+    written.
+    """
     at, places = 0, []
     for name, body in bodies.items():
         size = len(body) if isinstance(body, bytes) else size_of(body)
@@ -224,17 +239,19 @@ def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
             yield behind
             at += behind.size
     runs = tuple(body for _, body, _, _ in places if isinstance(body, Run))
+    # The list is as long with any checksums, so its size is known now.
     listed = _listed(places, dict.fromkeys(range(len(runs)), 0), at)
     yield Late(len(listed), runs, lambda sums: _listed(places, dict(enumerate(sums)), at))
 
 
 def _behind(size: int, sums: Sequence[int]) -> bytes:
-    """What follows a run."""
+    """The descriptor behind a run, with its checksum and its size, packed and unpacked."""
     return struct.pack("<4sIQQ", b"PK\x07\x08", sums[0], size, size)
 
 
 def _flags(body: bytes | Run) -> int:
-    """Names are UTF-8; the checksum of a run follows it."""
+    """The flags of an entry: names are in UTF-8 (bit 11), and a run's checksum follows it (bit 3).
+    """
     return 0x800 | (0x8 if isinstance(body, Run) else 0)
 
 
@@ -250,14 +267,19 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
 
 
 def _listed(places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int) -> bytes:
-    """The list at the end of a zip file that begins at byte `at` of it."""
+    """The list at the end of a zip file, which begins at byte `at`; `sums` are the checksums of the
+    runs, in order.
+    """
     out, runs = bytearray(), 0
     for name, body, size, begin in places:
         sum_ = zlib.crc32(body) if isinstance(body, bytes) else sums[runs]
-        runs += isinstance(body, Run)
+        if isinstance(body, Run):
+            runs += 1
         extra = struct.pack("<HHQQQ", 1, 24, size, size, begin)
         fixed = (b"PK\x01\x02", 45, 45, _flags(body), 0, 0, 0x21, sum_, LARGE, LARGE, len(name), len(extra), 0, 0, 0, 0, LARGE)
         out += struct.pack(CENTRAL, *fixed) + name + extra
+    # Sizes and places have 64 bits: the 32-bit fields hold LARGE, and zip64's end record and its
+    # locator come before the usual end record.
     size, count = len(out), len(places)
     out += struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, at)
     out += struct.pack("<4sIQI", b"PK\x06\x07", 0, at + size, 1)

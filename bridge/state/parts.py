@@ -55,13 +55,13 @@ class Stored:
     key: str
 
     def read(self, within: Sequence[slice]) -> Tensor:
-        """Some of it; raises `SafetensorError`."""
+        """The elements within these slices, one for each dimension. Raises `SafetensorError`."""
         found: Tensor = self.file.get_slice(self.key)[tuple(within)] if within else self.file.get_tensor(self.key)
         return found
 
 
 def write(path: Path, parts: Iterable[Part]) -> None:
-    """Put `parts` into one file, down to the disk. Raises `BridgeError`."""
+    """Write `parts` into one file, and return once the disk has it. Raises `BridgeError`."""
     try:
         save_file({part.key: part.tensor.detach().contiguous() for part in parts}, path)
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def write(path: Path, parts: Iterable[Part]) -> None:
 
 
 def stored(path: Path, root: Path) -> Iterator[Stored]:
-    """What a file holds. Raises `SourceError`."""
+    """The parts that a file holds. Raises `SourceError`."""
     try:
         file: Any = safe_open(regular(path, root), "pt")
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
@@ -105,13 +105,18 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
         return f"{name}: the parts have {count} elements, its shape {shape} has {elements}"
     if len({part.dtype for part in found}) > 1:
         return f"{name}: its parts have several number formats"
+    # As many elements as the shape, all within it: the parts cover it exactly if no two overlap.
     if not _disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
         return f"{name}: its parts overlap"
     return ""
 
 
 def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
-    """Whether straight cuts through all of them, `depth` levels of them at most, take the boxes apart."""
+    """Whether straight cuts, nested at most `depth` deep, take the boxes apart.
+
+    The boxes of parallel layouts always come apart so, and no pair has to be compared. A pinwheel
+    of boxes does not, and is refused.
+    """
     if len(boxes) < 2:
         return True
     for dim in range(len(boxes[0].sizes)):
@@ -135,10 +140,18 @@ def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 @torch.no_grad()
 def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
-    """Put what is saved into `parts`, which together with their names and shapes were checked before. Raises `SourceError`."""
+    """Copy the saved elements into `parts`, whose names and shapes were checked before. Raises
+    `SourceError`.
+    """
     for part in parts:
         for found in saved[part.name]:
-            ranges = list(_common(part.box, found.box))
+            mine, theirs = part.box, found.box
+            # What both boxes have in common, dimension by dimension; a range is empty if they do
+            # not meet there.
+            ranges = [
+                range(max(start, begin), min(start + size, begin + length))
+                for start, size, begin, length in zip(mine.offsets, mine.sizes, theirs.offsets, theirs.sizes, strict=True)
+            ]
             if all(ranges):
                 _copy(part, found, ranges)
 
@@ -153,9 +166,3 @@ def _copy(part: Part, found: Stored, ranges: Sequence[range]) -> None:
         place.copy_(found.read(within))
     except SafetensorError as error:
         raise SourceError(f"{part.name}: {error}; the checkpoint changed while it was read") from None
-
-
-def _common(one: Box, other: Box) -> Iterator[range]:
-    """What two boxes have in common, dimension by dimension."""
-    for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
-        yield range(max(start, begin), min(start + size, begin + length))

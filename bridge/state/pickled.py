@@ -1,4 +1,6 @@
-"""Pickles read as data: a machine of our own builds plain values and looks nothing up; what is not listed is refused by name."""
+"""Pickles read as data: this machine builds plain values, imports nothing, and refuses every name
+that is not listed.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 Builder = Callable[..., Any]
-"""Makes a value of the arguments that a pickle has for a listed name."""
+"""Makes the value of a listed name from the arguments that the pickle has for it."""
 Known = Mapping[str, "Builder | Constant"]
-"""Names that a pickle may hold, by module and name: what makes a value of them, or the value."""
+"""Names that a pickle may hold, as "MODULE NAME": what makes a value of each, or the value itself.
+"""
 MOST = 2**28
 """Bytes of a pickle; tensors lie beside it."""
 ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
@@ -29,7 +32,9 @@ class Global:
 
 @dataclass(eq=False)
 class Record:
-    """An object of a class that is listed by name: what it would have been called with, and its attributes. It does nothing."""
+    """An object of a listed class as data: the arguments of its construction, and its attributes.
+    Nothing is called.
+    """
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -43,12 +48,13 @@ class Constant(str):
 
 
 def recorded(*names: str) -> dict[str, Builder | Constant]:
-    """Listed classes of which nothing but records are made."""
-    return {name: _recorder(name) for name in names}
+    """Rows for listed classes whose objects become records."""
 
+    def recorder(name: str) -> Builder:
+        return lambda *arguments: Record(name, arguments)
 
-def _recorder(name: str) -> Builder:
-    return lambda *arguments: Record(name, arguments)
+    # A lambda in the comprehension itself would see the last name only.
+    return {name: recorder(name) for name in names}
 
 
 def _dictionary(pairs: Any = ()) -> dict[Any, Any]:
@@ -99,7 +105,9 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The value; `SourceError` for a name that is not listed, any of several errors for a damaged pickle."""
+        """The value. Raises `Unlisted` for a name that is not listed, and any of `FLAWS` for a
+        damaged pickle.
+        """
         try:
             while True:
                 code = self.take(1)[0]
@@ -130,7 +138,8 @@ class Machine:
         return text
 
     def marked(self) -> list[Any]:
-        """What lies above the last mark, which goes."""
+        """The values above the last mark, which are removed from the stack together with the mark.
+        """
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
                 found = self.stack[place + 1 :]
@@ -202,7 +211,8 @@ def _append(machine: Machine) -> None:
 
 
 def _into(machine: Machine, kind: type[Any]) -> Any:
-    """The collection on top, which is filled."""
+    """The collection on top of the stack. Raises `ValueError` if it is of another kind."""
+    # The exact type: an operation must not reach a method of anything else that a pickle put there.
     found = machine.stack[-1]
     if type(found) is not kind:
         raise ValueError(f"no {kind.__name__} at byte {machine.at}")
@@ -254,7 +264,9 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Attributes: of records they are kept; those of a dictionary are no part of its value."""
+    """Set attributes. Records keep them. Those of a dictionary, such as a state dict's `_metadata`,
+    are dropped.
+    """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):
         target.state = state if isinstance(state, dict) else {"": state}
@@ -332,6 +344,8 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     ord("c"): _global,
     0x93: _stack_global,
     ord("R"): _reduce,
+    # NEWOBJ makes an object without a call of __init__. For data it is the same as REDUCE: a record
+    # with its arguments.
     0x81: _reduce,
     0x92: _new_with_names,
     ord("b"): _build,
@@ -339,14 +353,18 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""What writers of protocols 2 to 5 put down. Operations that look up by number, or call otherwise, are not there."""
+"""Operations that writers of protocols 2 to 5 use. Those that look up by number, or that call in
+other ways, are left out.
+"""
 
 FLAWS = (ValueError, LookupError, TypeError, AttributeError, struct.error, OverflowError, MemoryError, RecursionError)
-"""What a damaged pickle comes to."""
+"""Errors that a damaged pickle raises."""
 
 
 def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
-    """What a pickle says. Raises `SourceError` that begins with `where` for a name that is not listed, and for a damaged one."""
+    """The value of a pickle. Raises `SourceError`, beginning with `where`, if it is damaged or has
+    a name that is not `known`.
+    """
     if len(data) > MOST:
         raise SourceError(f"{where}: a pickle of {len(data)} bytes, expected at most {MOST}; that is no checkpoint")
     try:

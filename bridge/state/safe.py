@@ -26,7 +26,9 @@ ALIGNED = 8
 
 
 def header(path: Path, root: Path) -> dict[str, Span]:
-    """The tensors of a file: none shares bytes with another, and none lies beyond the end. Raises `SourceError`."""
+    """The tensors of a file by name. Raises `SourceError` if they share bytes, leave gaps, or end
+    elsewhere than the file.
+    """
     try:
         with regular(path, root).open("rb") as file:
             size = path.stat().st_size
@@ -38,6 +40,8 @@ def header(path: Path, root: Path) -> dict[str, Span]:
         raise SourceError(f"{path}: {error}; {DAMAGED}") from None
     rows = parsed(text, path)
     found = {name: _span(path, name, row, 8 + length) for name, row in rows.items() if name != "__metadata__"}
+    # The format begins with the header's size in 8 bytes. Places are relative to the end of the
+    # header, and there are no gaps.
     end = 8 + length
     for name, span in sorted(found.items(), key=lambda item: item[1].begin):
         if span.begin != end:
@@ -61,7 +65,9 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
 
 
 def file_of(name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None) -> File:
-    """A file of these tensors, wide elements first."""
+    """A file of these tensors, those with wide elements first."""
+    # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
+    # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
     rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
@@ -76,7 +82,7 @@ def file_of(name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] 
 
 @dataclass(frozen=True)
 class Names:
-    """How a family of files is called: one alone, one of several, and the index of them."""
+    """Names of files: a single one, one of several by number and count, and the index of these."""
 
     alone: str
     several: str
@@ -87,7 +93,9 @@ SAFE = Names("model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.s
 
 
 def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
-    """Tensors in their order, by files of at most `most` bytes; one that is larger has a file of its own."""
+    """The tensors of each file, in order. A file has at most `most` bytes; a tensor that is larger
+    has one of its own.
+    """
     found: list[dict[str, Lazy]] = []
     size = 0
     for name, held in tensors.items():
@@ -100,7 +108,7 @@ def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
 
 
 def index(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
-    """The name of each file."""
+    """The name of each file, with its tensors."""
     if len(parts) == 1:
         yield names.alone, parts[0]
         return
@@ -109,7 +117,7 @@ def index(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[tuple[s
 
 
 def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
-    """The index, where there are several files."""
+    """The index, if there are several files."""
     if len(parts) > 1:
         total = sum(held.size for part in parts for held in part.values())
         where = {name: file for file, part in index(names, parts) for name in part}
@@ -118,7 +126,7 @@ def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[Fi
 
 
 def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
-    """The files that an index names, else the one file; None where there is neither."""
+    """The files that the index names, or the single file; None if there is neither."""
     if (folder / names.index).is_file():
         where = weight_map(folder, names)
         return tuple(folder / name for name in dict.fromkeys(where.values()))
@@ -135,7 +143,9 @@ def weight_map(folder: Path, names: Names) -> dict[str, str]:
 
 
 def checked(folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]) -> dict[str, Lazy]:
-    """All tensors of these files, each once, and as the index has them."""
+    """All tensors of these files. Raises `SourceError` for one that is there twice, or in another
+    file than the index says.
+    """
     where = weight_map(folder, names) if (folder / names.index).is_file() else None
     tensors: dict[str, Lazy] = {}
     for path, held in found.items():
@@ -150,7 +160,12 @@ def checked(folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
 
 
 def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
-    """One copy of each parameter, the most exact one of that format, and the buffers."""
+    """One copy of each parameter, in the format `dtype` or as the model computes with it, and the
+    buffers.
+
+    The master is taken only if it has that format already. Otherwise the weight, which the run
+    computes with, is cast.
+    """
     found = {}
     for name, held in hub.parameters.items():
         exact = held.best if dtype == held.best.dtype else held.weight
@@ -159,7 +174,8 @@ def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
-    """Weights alone: what floats is a parameter, else a buffer; a tensor that lies where another does is tied to it."""
+    """A checkpoint of weights alone. Tensors that float are parameters, others are buffers."""
+    # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
     ties = {name: first for name, held in tensors.items() if held.count and (first := places.setdefault(held, name)) != name}
     own = {name: held for name, held in tensors.items() if name not in ties}
@@ -181,7 +197,7 @@ class Safe(Format):
         return folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """All weights; those of the files that the index names."""
+        """All weights, from the single file or from those that the index names."""
         paths = listed(place, SAFE) or ()
         tensors = checked(place, SAFE, {path: header(path, place) for path in paths})
         return hub_of(self.name, tensors, paths, ordered=False)

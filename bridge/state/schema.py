@@ -28,7 +28,7 @@ class Strict(BaseModel):
 
 
 class Progress(Strict):
-    """Where training stood, and what its last step gave."""
+    """How far the run is, and the figures of its last step."""
 
     steps: Count
     skipped: Count
@@ -50,9 +50,11 @@ class Scaler(Strict):
 
 
 class State(Strict):
-    """Everything but tensors. `tensors` has the shape of each, whole; `copies` are data ranks and tensor ranks.
+    """Everything but the tensors. `tensors` has the whole shape of each; `copies` are the numbers
+    of data and tensor ranks.
 
-    `carried` is what another format said that no engine of ours takes; the way back finds it there.
+    `carried` holds values of another format that our engines ignore, so that a move back finds them
+    again.
     """
 
     format: int
@@ -67,13 +69,15 @@ class State(Strict):
 
 
 def read(folder: Path, root: Path) -> State:
-    """The state of the checkpoint `folder`. Raises `SourceError` with a line for each value that is not as it should be."""
+    """The state of the checkpoint in `folder`. Raises `SourceError` with a line for each value that
+    does not fit the schema.
+    """
     path = folder / STATE
     return parse(read_text(path, root, MOST), path)
 
 
 def parse(text: str, path: Path) -> State:
-    """The same, of a text that stood at `path`."""
+    """The state in the text of the file `path`. Raises `SourceError` as `read` does."""
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -83,6 +87,8 @@ def parse(text: str, path: Path) -> State:
     if found.get("format") not in (1, FORMAT):
         said = shown(found.get("format"))
         raise SourceError(f"{path}: format {said}, expected {FORMAT}; load it with the release that wrote it")
+    # Once more from the text: `strict` takes a JSON list as a tuple only if pydantic reads the JSON
+    # itself.
     try:
         return State.model_validate_json(text)
     except ValidationError as error:
@@ -92,7 +98,7 @@ def parse(text: str, path: Path) -> State:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key that stands there twice")
+        raise ValueError("a key is there twice")
     return found
 
 

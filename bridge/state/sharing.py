@@ -1,4 +1,6 @@
-"""Work shared by processes: forks of this one take numbers in turn, and tell how far they are; all end with the first error."""
+"""Work shared by forked processes: they take numbers in turn and report progress. The first error
+ends all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +14,40 @@ from contextlib import suppress
 from bridge.errors import BridgeError, SourceError
 
 Told = Callable[[int, bool], None]
-"""How many bytes more, and whether they are written now."""
+"""Told of progress: a number of bytes, and whether they were written now or by an earlier try."""
 RECORD = "<q?"
 SIZE = struct.calcsize(RECORD)
 NUMBERS = 4
-"""Bytes of the number of a piece of work."""
+"""Bytes of a number in the file of numbers."""
 LONGEST = 4096
-"""Bytes of an error that are passed on."""
+"""Bytes of an error that are passed on. One write of up to this size into a pipe is never split
+(POSIX: PIPE_BUF on Linux).
+"""
 
 
 class UnwrittenError(SourceError):
-    """A disk or a process failed, and nothing is wrong with the source: what is finished is of use to the next try."""
+    """A disk or a process failed. Nothing is wrong with the source, so the next try may go on from
+    what is finished.
+    """
 
 
 LOST = "\1"
-"""What an error begins with that is one of the disk."""
+"""The first character of an error of the disk, between processes."""
 
 
 def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
-    """Call `work(number, told)` for each number below `count`, in so many processes; `told` is called in this one.
+    """Call `work(number, told)` in forked processes, once for each number below `count`. `told` is
+    called in this process.
 
-    Raises `SourceError` with what failed first, `UnwrittenError` if that was the disk. If this process is killed, the others end
-    with their next word.
+    Raises `SourceError` with the first failure, or `UnwrittenError` if the disk failed. If this
+    process is killed, the others end at their next report, as nobody reads the pipe.
     """
     numbers = _numbered(count)
     words, said = os.pipe()
     wrong, error = os.pipe()
     children = [_started(numbers, said, error, (words, wrong), work) for _ in range(processes)]
+    # A pipe ends for its reader when the last writer closes it, and this process is one until it
+    # closes its own copies.
     for descriptor in (numbers, said, error):
         os.close(descriptor)
     try:
@@ -59,7 +68,9 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
 
 
 def _numbered(count: int) -> int:
-    """A file without a name that holds the numbers; whoever reads it, from whichever process, gets the next."""
+    """A descriptor of a nameless file with the numbers. Forks share its position, so each read
+    gives the next number.
+    """
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(number.to_bytes(NUMBERS, "little") for number in range(count)))
         file.seek(0)
@@ -67,7 +78,7 @@ def _numbered(count: int) -> int:
 
 
 def _listen(words: int, told: Told) -> None:
-    """Pass on what the others say, until they have all ended."""
+    """Pass on what the others report, until all of them have ended."""
     rest = b""
     while content := os.read(words, SIZE * 512):
         rest += content
@@ -89,30 +100,27 @@ def _started(numbers: int, said: int, error: int, others: tuple[int, int], work:
     child = os.fork()
     if child:
         return child
+
+    def say(size: int, fresh: bool) -> None:
+        os.write(said, struct.pack(RECORD, size, fresh))
+
     code = 1
     try:
+        import torch
+
         for descriptor in others:
             os.close(descriptor)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more: the end
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _single()
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
         while number := os.read(numbers, NUMBERS):
-            work(int.from_bytes(number, "little"), lambda size, fresh: _say(said, size, fresh))
+            work(int.from_bytes(number, "little"), say)
         code = 0
     except BridgeError as problem:
         os.write(error, "\0".join(problem.problems).encode()[:LONGEST])
     except OSError as problem:
         os.write(error, f"{LOST}{problem.filename}: {problem.strerror}".encode()[:LONGEST])
     finally:
+        # Not `sys.exit`: exit handlers and open buffers belong to the process that this one is a
+        # copy of.
         os._exit(code)
-
-
-def _single() -> None:
-    """One thread: those of the process that this one was forked from are not here."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def _say(said: int, size: int, fresh: bool) -> None:
-    os.write(said, struct.pack(RECORD, size, fresh))

@@ -1,4 +1,6 @@
-"""Plain values as JSON and back, exactly: tuples, sets, and dictionaries whose keys are no strings have a mark there."""
+"""Plain values as JSON and back, exactly: a mark tells tuples, sets, and mappings whose keys are no
+strings.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Any
 
 MARK = "stagebridge "
 TUPLE, SET, FROZEN, PAIRS = (f"{MARK}{kind}" for kind in ("tuple", "set", "frozenset", "pairs"))
-"""The one key of an object that stands for such a value; what it holds is a list."""
+"""The only key of an object that stands for such a value. Under it is a list."""
 
 
 def encoded(value: Any) -> Any:
-    """`value` in what JSON has. Whatever else there is stays as it is."""
+    """`value` as values that JSON has. Anything that is not plain stays as it is."""
     if isinstance(value, tuple):
         return {TUPLE: [encoded(inner) for inner in value]}
     if isinstance(value, set | frozenset):
@@ -20,13 +22,17 @@ def encoded(value: Any) -> Any:
         return [encoded(inner) for inner in value]
     if not isinstance(value, Mapping):
         return value
+    # A key of the user's that looks like a mark is written as pairs too, so that it is not taken
+    # for one on the way back.
     if all(isinstance(key, str) and not key.startswith(MARK) for key in value):
         return {key: encoded(inner) for key, inner in value.items()}
     return {PAIRS: [[encoded(key), encoded(inner)] for key, inner in value.items()]}
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` made it of. Raises `TypeError` or `ValueError` for marks that it does not write."""
+    """The value that `encoded` turned into this. Raises `TypeError` or `ValueError` for what
+    `encoded` never writes.
+    """
     if isinstance(value, list):
         return [decoded(inner) for inner in value]
     if not isinstance(value, Mapping):

@@ -1,4 +1,8 @@
-"""Checkpoints written: beside their place and renamed at the end, by several processes; what is done outlives a kill."""
+"""Writes checkpoints: by several processes, into a folder beside their place that is renamed at the
+end.
+
+Finished files outlive a kill, and the same command goes on from them.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +28,30 @@ from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
 from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
-"""In the folder beside: what is written there; files that are finished; one that is not; how much of it is certain."""
+"""Files in the folder beside, or endings of their names: what is written there; the finished files;
+an unfinished file; how many of its bytes are on the disk for certain.
+"""
 SPARE = 2**20
-"""Bytes beside the files themselves: names and digests."""
+"""Bytes to keep free for names and digests."""
 STAGE = 2**29
-"""Bytes after which what is written of a file is brought to the disk and noted: a process that is killed loses no more."""
+"""Bytes of a file after which they are brought to the disk and noted. A process that is killed
+loses no more than these.
+"""
 PATIENCE = 10.0
 """Seconds that the processes of a command that was killed get to end."""
 Moved = Callable[[int, bool], None]
-"""Told of every piece: how many bytes, and whether they are written now or were before."""
+"""Told of every piece: its bytes, and whether they are written now rather than by an earlier try.
+"""
 
 
 def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1) -> None:
-    """Put the files into the new folder `target`. Raises `SourceError`.
+    """Write the files into the new folder `target`. Raises `SourceError`.
 
-    What a full disk or a kill left unfinished lies beside, and the same call goes on from there; what is refused leaves nothing.
+    After a full disk or a kill, what is written stays beside, and the same call goes on from there.
+    A source that is refused leaves nothing.
     """
     if os.path.lexists(target):
-        raise SourceError(f"{target}: is there already; name a folder that is not, or remove it")
+        raise SourceError(f"{target}: exists already; name a new folder, or remove this one")
     if not target.parent.is_dir():
         raise SourceError(f"{target}: there is no directory {target.parent}; create it first")
     staging = target.parent / f".{target.name}.partial"
@@ -60,11 +70,13 @@ def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved,
 
 
 def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
-    """Write all files into the folder beside, of which nothing is left if the source is refused."""
+    """Write all files into the folder beside. If the source is refused, the folder is removed."""
     done = _resumed(staging, mark)
     left = [file for file in written.files if file.name not in done]
     resumed = bool(done) or any(_kept(staging, file).size for file in left)
     try:
+        # Too little room must not remove what an earlier try has written; a source that is refused
+        # later does.
         _room(staging, left)
         resumed = False
         moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
@@ -80,15 +92,19 @@ def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: in
 
 
 def _advice(staging: Path) -> str:
-    """What to do where something was written."""
+    """What the user can do now."""
     kept = f"{staging} keeps what is written: make room and give the same command again to go on, or remove it"
     return kept if staging.is_dir() else "make room, or name another folder"
 
 
 def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
-    """Write these files, by several processes if there are several files; their digests."""
+    """Write these files, by several processes if there are several files. Returns their digests by
+    name.
+    """
     if min(processes, len(files)) < 2:
         return {file.name: _finished(staging, file, moved) for file in files}
+    # The largest first: one that began last would keep one process busy while all others have
+    # ended.
     largest = sorted(files, key=lambda file: -file.size)
     sharing.shared(min(processes, len(files)), len(files), lambda number, told: _finished(staging, largest[number], told), moved)
     found = _journal(staging)
@@ -98,7 +114,7 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
 
 @contextmanager
 def _alone(staging: Path) -> Iterator[None]:
-    """While no other process writes there."""
+    """Hold the lock of the folder. Raises `SourceError` if another process keeps it."""
     staging.mkdir(exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -121,7 +137,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _mark(written: Written, sources: Iterable[Path]) -> str:
-    """What must be the same for finished files to be of use: the sources, and what each file consists of."""
+    """A digest of the sources, and of what each file consists of. Finished files are of use only if
+    it is the same.
+    """
     found = hashlib.sha256(__version__.encode())
     for path in sources:
         about = path.stat()
@@ -137,7 +155,9 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
 
 
 def _resumed(staging: Path, mark: str) -> dict[str, str]:
-    """Digests of the files that a process finished which was killed; if it wrote anything else, all is begun anew."""
+    """Digests of the files that an earlier try finished. If it wrote another checkpoint, its files
+    are removed.
+    """
     path = staging / MARK
     if path.is_file() and path.read_text() == mark:
         return _journal(staging)
@@ -149,6 +169,8 @@ def _resumed(staging: Path, mark: str) -> dict[str, str]:
 
 def _journal(staging: Path) -> dict[str, str]:
     """Digests of the files that are finished."""
+    # The last line may be half written. Lines that are not a digest and the name of a file are
+    # passed over, and the file is written again.
     lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
     rows = [line.split("  ", 1) for line in lines]
     return {row[1]: row[0] for row in rows if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()}
@@ -164,7 +186,9 @@ def _room(staging: Path, left: Iterable[File]) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """The beginning of a file that a process wrote which was killed: bytes that are certain, and their digest."""
+    """The beginning of an unfinished file: the bytes that are on the disk for certain, and their
+    digest.
+    """
 
     size: int = 0
     digest: str = ""
@@ -185,6 +209,8 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = _kept(staging, file)
+    # If the bytes that were kept are not those that were noted, the file is written again from its
+    # beginning.
     digest = _filled(path, file, kept, moved) or _filled(path, file, Kept(), moved)
     path.with_name(path.name + PART).rename(path)
     path.with_name(path.name + KEPT).unlink(missing_ok=True)
@@ -200,7 +226,9 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
 
 
 def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
-    """Write a file beside its place, behind what is `kept` of it; its digest, or nothing if that is not what was noted."""
+    """Write the rest of a file beside its place. Returns its digest, or "" if the bytes that are
+    `kept` have another digest.
+    """
     beside, digest = path.with_name(path.name + PART), hashlib.sha256()
     with beside.open("r+b" if kept.size else "wb") as stream:
         stream.truncate(kept.size)
@@ -221,7 +249,9 @@ def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
 
 
 def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
-    """Bring to the disk what is written so far, and only then say how much it is."""
+    """Bring what is written so far to the disk, and only then note how many bytes it is. Returns
+    that number.
+    """
     stream.flush()
     os.fsync(stream.fileno())
     note = path.with_name(path.name + KEPT)
@@ -231,7 +261,11 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
 
 
 def pieces(file: File, before: IO[bytes] | None = None, kept: int = 0) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, a few at a time; the first `kept` of them, which end with a piece, are taken from `before`."""
+    """The bytes of a file, at most a strip at a time.
+
+    The first `kept` of them are read from the stream `before` instead: an earlier try wrote them,
+    and stopped between two pieces.
+    """
     sums: dict[int, int] = {}
     at = 0
     for part in file.parts:
@@ -272,7 +306,7 @@ def _run(part: Run, sums: dict[int, int], counted: bool, before: IO[bytes] | Non
         content = raw(strip)
         sum_ = zlib.crc32(content, sum_) if counted else 0
         yield content
-    sums[id(part)] = sum_
+    sums[id(part)] = sum_  # a `Late` behind it asks for it; without one it stays 0
 
 
 def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
@@ -283,9 +317,5 @@ def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
     write_text(staging / written.sums, digests.text_of(found))
     for name in (MARK, DONE):
         (staging / name).unlink(missing_ok=True)
-    for folder in {staging, *(path.parent for path in _paths(staging, written.files))}:
+    for folder in {staging, *((staging / file.name).parent for file in written.files)}:
         sync(folder)
-
-
-def _paths(staging: Path, files: Sequence[File]) -> Iterator[Path]:
-    return (staging / file.name for file in files)

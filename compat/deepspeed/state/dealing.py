@@ -13,7 +13,9 @@ def dealt_out(config: Any) -> bool:
 
 
 def dealt(names: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """Names of a group in the order of its flat tensor: every so manyth from the first, then from the second, and so on."""
+    """Names of a group in the order of its flat tensor: every `ranks`-th from the first, then from
+    the second, and so on.
+    """
     return tuple(names[number] for number in _order(len(names), ranks))
 
 

@@ -132,6 +132,8 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
         if tuple(part["shard_shape"]) != held.shape:
             said = f"{held.shape} on tensor-parallel rank {rank}, expected {tuple(part['shard_shape'])} by its map"
             raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
+        # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
+        # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
     if not _fills(shape, [part.place for part in found]):
@@ -145,6 +147,8 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
         raise SourceError(f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}")
+    # A flat place in row-major order, taken apart: dimension by dimension, offset // stride modulo
+    # size.
     offsets = tuple(offset // step % size for step, size in zip(steps(shape), shape, strict=True))
     return Box(offsets, tuple(piece["shape"]))
 
@@ -171,9 +175,13 @@ def _fills(shape: Shape, places: Sequence[Box]) -> bool:
         for place in places
         for offset, size, whole in zip(place.offsets, place.sizes, shape, strict=True)
     )
-    apart = all(_apart(one, other) for number, one in enumerate(places) for other in places[:number])
+    # Two boxes are apart if in some dimension one ends before the other begins.
+    apart = all(
+        any(
+            start + size <= begin or begin + length <= start
+            for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+        )
+        for number, one in enumerate(places)
+        for other in places[:number]
+    )
     return inside and apart and sum(prod(place.sizes) for place in places) == prod(shape)
-
-
-def _apart(one: Box, other: Box) -> bool:
-    return any(a + m <= b or b + n <= a for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True))

@@ -18,32 +18,33 @@ def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], w
 
     Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that no file has.
     """
+    import torch
+
     claimed = {name for names in parts for name in names if name in entries}
     free = {name: held for name, held in entries.items() if name not in claimed}
     found: list[dict[str, Lazy]] = []
     shared: set[str] = set()
     for names in parts:
-        copies = {name: _copies(name, shape, free) for name, shape in names.items() if name not in entries}
+        # A tied parameter, `tied_modules.KEY.REST`, is REST in the file of each layer that uses it:
+        # several entries may be it, and they have to be equal.
+        copies = {
+            name: [
+                entry
+                for entry, held in free.items()
+                if name.startswith("tied_modules.")
+                and name.endswith(f".{entry.partition('.')[2]}")
+                and held.shape == shape
+            ]
+            for name, shape in names.items()
+            if name not in entries
+        }
         for name, same in copies.items():
-            if not same or any(not _alike(free[same[0]], free[other]) for other in same[1:]):
+            if not same or any(not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]):
                 raise SourceError(f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}")
         shared |= {copy for same in copies.values() for copy in same}
         found.append({name: entries[name] if name in entries else free[copies[name][0]] for name in names})
     found[0] |= {name: held for name, held in free.items() if name not in shared}
     return found
-
-
-def _copies(name: str, shape: Shape, free: Mapping[str, Lazy]) -> list[str]:
-    """Entries that may be a tied parameter: `tied_modules.KEY.REST` is REST in the file of a layer."""
-    if not name.startswith("tied_modules."):
-        return []
-    return [entry for entry, held in free.items() if name.endswith(f".{entry.partition('.')[2]}") and held.shape == shape]
-
-
-def _alike(one: Lazy, other: Lazy) -> bool:
-    import torch
-
-    return torch.equal(one.whole(), other.whole())
 
 
 def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:

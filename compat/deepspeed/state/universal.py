@@ -54,7 +54,11 @@ class Universal(Format):
         name = next((name for name in MODELS if (place / name).is_file()), None)
         if name is None:
             raise SourceError(f"{place}: no {MODELS[0]}; {DAMAGED}")
-        files = Files(place, {0: place / name}, {}, beside=tuple(_beside(place, name)))
+        # Beside it lie model states of other levels, the common state, and a folder for each
+        # parameter.
+        others = [place / other for other in MODELS if other != name and (place / other).is_file()]
+        whole = [path for path in sorted((place / ZERO).rglob("*.pt")) if path.is_file() and not path.is_symlink()]
+        files = Files(place, {0: place / name}, {}, beside=(*others, *whole))
         optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
         level = 3 if name == MODELS[1] else 2
         shapes = shapes_of(files)
@@ -62,6 +66,7 @@ class Universal(Format):
         rows = optimizer.get("param_groups")
         if not isinstance(rows, list):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
+        # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
         groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)))
         hub = hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
@@ -91,12 +96,6 @@ class Universal(Format):
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether these are the rows that stand for any groups, written where the source had none."""
     return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (GROUPS - 1)
-
-
-def _beside(place: Path, name: str) -> Iterator[Path]:
-    """Every other file: model states of the other levels, the optimizer's common state, and those of each parameter."""
-    yield from (place / other for other in MODELS if other != name and (place / other).is_file())
-    yield from (path for path in sorted((place / ZERO).rglob("*.pt")) if path.is_file() and not path.is_symlink())
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
