@@ -40,8 +40,8 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
     if place in _WRITTEN or (joined() or (0, 1))[0]:
         return False
     # One argument is the batch itself; several are its parts by place.
-    values = (given[0] if len(given) == 1 else given) if given else {}
-    found = dict(_leaves("", values)) if not isinstance(values, Tensor) else {"0": values}
+    values = given[0] if len(given) == 1 else given
+    found: dict[str, Any] = {"0": values} if isinstance(values, Tensor) else dict(_leaves("", values))
     found |= dict(_leaves("", named))
     odd = [f"{name or 'the batch'}: found {_kind(value)}" for name, value in found.items() if not _is_kept(value)]
     advice = "expected tensors, arrays and plain values; pass what the model is called with"

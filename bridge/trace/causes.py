@@ -79,7 +79,9 @@ def _start(case: Case) -> Found | None:
         copy = _copy_of(case, only[0])
         if copy:
             return f"{_whole(only[0].name)} is a weight of its own {only[0].verdict[5:]}, and tied in the other run", [copy]
-        return "the models do not have the same parameters", [f"{only[0].verdict}: {names}" + ", ..." * (len(only) > 3)]
+        more = ", ..." if len(only) > 3 else ""
+        told = f"{only[0].verdict}: {names}{more}"
+        return "the models do not have the same parameters", [told]
     faults = [line for line in case.of("init") if line.is_fault]
     kinds = " and ".join(dict.fromkeys(f"{line.name.kind}s" for line in faults))
     told = (
@@ -203,7 +205,8 @@ def _layer(case: Case) -> Found | None:
 
 
 def _names(layers: Sequence[str]) -> str:
-    return ", ".join(layers[:3]) + f" and {len(layers) - 3} more" * (len(layers) > 3)
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return ", ".join(layers[:3]) + more
 
 
 def _loss(case: Case) -> Found | None:

@@ -32,7 +32,7 @@ PATTERNS = 8
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The file with one rank's tensors of a step: its bytes, and those before the first tensor."""
+    """The file with one rank's tensors of a step: all of its bytes, and those of its header."""
 
     path: Path
     content: Any
@@ -66,7 +66,7 @@ class Reading:
     rows: Places
 
     def take(self, file: Stored) -> Floats:
-        """In fp64."""
+        """(elements,) fp64: the values of these elements in a file."""
         width = WIDTH[self.dtype]
         # numpy has no bf16: integers of that width are picked, and torch views them as they are.
         raw = np.frombuffer(file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base)
@@ -75,7 +75,7 @@ class Reading:
 
 
 class Readings:
-    """Gathers elements as they are asked for, tensor by tensor."""
+    """Collects which elements to read, tensor by tensor, so that each file is read at one go."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], list[tuple[Places, Places, Places]]] = {}
@@ -207,7 +207,7 @@ class Reader:
         return Columns.of(pattern, figures, files, losses)
 
     def _loose(self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]) -> Columns:
-        """Of a step whose records are not as they are written, though they can be read."""
+        """Of a step whose records can be read, though they are not written as a log writes them."""
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)
         rows = []
@@ -221,8 +221,8 @@ class Reader:
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
-    """The figures and factor of each record, which are taken out of it, and whether tensors are stored beside them; no figures
-    where records are not as they are written.
+    """Take its figures and factor out of each record. Returns them (None if a record is not as a log
+    writes it), and whether tensors are stored beside the records.
     """
     found, stored = [], False
     try:
@@ -308,7 +308,7 @@ class Gathering:
         return np.zeros(0, np.int64)
 
     def figures(self, columns: Columns) -> Floats:
-        """(tensors, 7), of all parts; zeros where there are none."""
+        """(tensors, 7): the merged statistics of each tensor; zeros for one that has none."""
         parts = columns.figures[self._rows]
         if not self._single and len(self._rows):
             with np.errstate(all="ignore"):

@@ -94,7 +94,8 @@ class Mismatch:
             return f"rank {self.ranks[0]} differs from itself"
         if not self.culprits:
             return f"ranks {_listed(self.ranks)} disagree"
-        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} stand{'s' * (len(self.culprits) == 1)} alone"
+        stand = "stands" if len(self.culprits) == 1 else "stand"
+        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {stand} alone"
 
 
 @dataclass

@@ -109,5 +109,5 @@ def words(step: Step) -> str:
     """A step in one line."""
     parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
     parts += [f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}" for name, norm in step.norms.items()]
-    parts += ["tensors left out, for the budget of its log"] * step.left
+    parts += ["tensors left out, for the budget of its log"] if step.left else []
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

@@ -85,7 +85,9 @@ class LayerLog:
     def reached(self, moment: Moment | None) -> None:
         step = self.source.now().step
         # Asked even if nothing is logged: it may gather, and then all ranks must call it.
-        looks = moment != "ended" and self._looks(step - (moment is None))
+        # What is there before the first step belongs to the step before it.
+        logged = step - 1 if moment is None else step
+        looks = moment != "ended" and self._looks(logged)
         if moment is None:
             self._held("init", step - 1, "weight", self.debug.param_init, looks)
             self._held("init", step - 1, "buffer", self.debug.param_init, looks)

@@ -322,7 +322,8 @@ class ModuleSource:
         self.quiet = not (self.trains and torch.is_grad_enabled())
         if self.quiet:
             # Without gradients, evaluation is meant; with them, train() may have been forgotten.
-            self.evaluating += torch.is_grad_enabled()
+            if torch.is_grad_enabled():
+                self.evaluating += 1
             return
         if self._stepped:
             self.after()

@@ -195,10 +195,9 @@ class Pairs:
         figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
         counts = figures[0].any(axis=1) | figures[1].any(axis=1)
         odd = [at for at in np.flatnonzero(counts).tolist() if at not in self.fixed]
-        verdicts: list[Verdict] = [
-            "fault" if over else "rounding" if far else "equal"
-            for over, far in zip(beyond.tolist(), distances.tolist(), strict=True)
-        ]
+        verdicts: list[Verdict] = ["rounding" if far else "equal" for far in distances.tolist()]
+        for at in np.flatnonzero(beyond).tolist():
+            verdicts[at] = "fault"
         words: dict[int, str] = {}
         bounds = bounds.copy()
         for at in odd:

@@ -29,7 +29,8 @@ def same_run(first: Folder, second: Folder) -> None:
         settings = [f"settings differ: {setting}" for setting in found.settings if not setting.layout]
         told = [f"they part at {parted.name}: {parted.verdict}; {parted.cause}", *settings]
         if why is not None:
-            told += [f"cause: {why.claim}"] * bool(why.claim) + [f"evidence: {line}" for line in why.evidence]
+            told += [f"cause: {why.claim}"] if why.claim else []
+            told += [f"evidence: {line}" for line in why.evidence]
         raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(told))
     if not any(line.verdict in ("equal", "rounding") for line in found.lines):
         raise AssertionError(f"{first} and {second}: no tensor was logged with values in both: nothing is proved")

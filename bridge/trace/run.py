@@ -69,7 +69,7 @@ def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor
 
 
 def _room(elements: int, present: int, name: object) -> None:
-    """Raises `SourceError` where a tensor is so much larger than what was logged of it that its log cannot be right."""
+    """Raises `SourceError` if a tensor is too large for what was logged of it, so that its log cannot be right."""
     if elements > MOST_MISSING * max(present, 1):
         raise SourceError(f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged")
 
@@ -194,7 +194,8 @@ class Run:
         """Engine, ranks and microbatches, in words."""
         axes = [f"{axis} {size}" for axis, size in self.about.get("mesh", {}).items() if size > 1]
         count = self.about.get("accumulation")
-        passes = "microbatches as they came" if count is None else f"{count} microbatch{'es' * (count != 1)} of a rank in a step"
+        word = "microbatch" if count == 1 else "microbatches"
+        passes = "microbatches as they came" if count is None else f"{count} {word} of a rank in a step"
         return f"{self.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
 
     @cached_property
@@ -225,7 +226,7 @@ class Run:
 
     @cached_property
     def logged(self) -> tuple[int, ...]:
-        """Of these steps those whose tensors were to be logged, and were not left out by any rank for want of room."""
+        """Those of `steps` whose tensors were to be logged, and for which every rank had room."""
         every = self.keep.get("every", 1)
         # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
@@ -252,12 +253,14 @@ class Run:
     def order(self, name: Name) -> Any:
         """Phase, microbatch, layer (in backward from the last to the first), and then by name."""
         place = self._layers.get(name.layer, len(self._layers))
-        order = -1 if name.kind == "input" else -place if name.phase == "backward" else place
+        order = -place if name.phase == "backward" else place
+        if name.kind == "input":
+            order = -1  # before the first layer
         return PHASES.index(name.phase), name.microbatch or 0, order, name.kind, name.tensor
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Layers in the order in which they ran first, where a log shows it; else in that of the model."""
+        """Layers in the order in which they first ran, if the log shows it; else in the model's order."""
         # Layers that ran change places among themselves; those that never did keep theirs.
         told, ran = self.about.get("layers", ()), iter(seen := self._ran())
         return tuple(next(ran) if layer in seen else layer for layer in told)
@@ -287,7 +290,9 @@ class Run:
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
-    """The tensor of that name, or as many as there are where ranks' parts do not make up one: microbatches of unequal length."""
+    """The tensor of that name. If ranks logged parts of different wholes, as of microbatches of unequal
+    length, there are as many tensors as wholes.
+    """
     wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
     for parts in copies:
         wholes[parts[0].record.placement.whole].append(parts)

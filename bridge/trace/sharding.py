@@ -49,7 +49,12 @@ def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
     found: list[str] = []
     for name in reversed(names):
         tensor = name in TENSOR_AXES or (device_mesh.ndim == 1 and not fully_sharded and name not in ("dp", "data", "fsdp"))
-        wanted = "tensor" if tensor and "tensor" not in found else "data" if "data" not in found else "replica"
+        wanted = "replica"
+        if tensor and "tensor" not in found:
+            wanted = "tensor"
+        elif "data" not in found:
+            # The fastest of several data axes shards; slower ones hold copies.
+            wanted = "data"
         found.append(wanted if wanted not in found else f"replica {len(found)}")
     return found
 
@@ -67,7 +72,9 @@ def fully_sharded(model: nn.Module) -> bool:
 
 
 def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
-    """This rank's part of `tensor`, and where it lies. A plain tensor is whole, alike along the axes `others`."""
+    """This rank's part of `tensor`, and its place in the whole. A plain tensor is whole; ranks along the
+    axes `others` hold the same.
+    """
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
     if not in_boxes(tensor):
@@ -93,7 +100,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def local_gradient(weight: nn.Parameter) -> Tensor | None:
-    """The gradient of what this rank holds of a weight; None where it has none, or its gradient lies otherwise than it."""
+    """The gradient of what this rank holds of a weight; None without one, or if it is split otherwise than the weight."""
     found: Any = weight.grad
     if isinstance(weight, DTensor) and isinstance(found, DTensor):
         alike = (found.device_mesh, found.placements) == (weight.device_mesh, weight.placements)
@@ -118,8 +125,8 @@ class Piece:
 
 
 def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
-    """By the id of a flat parameter of FullyShardedDataParallel, or of one of the original parameters that are views of it:
-    what this rank holds.
+    """The pieces that this rank holds, by the id of a flat parameter of FullyShardedDataParallel, or of
+    an original parameter that is a view of one.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 

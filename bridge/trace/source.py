@@ -25,8 +25,8 @@ weights are updated, or left; the step is over."""
 class Held:
     """A tensor that lives between steps. `tensor` tells which one of a parameter's (its name, a moment's), `layer` where.
 
-    Of pipeline ranks, where its placement has these among the replicas, only those at the places `holders` hold it, if not
-    all do.
+    If its placement has the pipeline axis among its replicas, only the places `holders` on that axis
+    hold it (empty: all).
     """
 
     layer: str
@@ -39,9 +39,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Where a run is: its step, the microbatch that runs, how many the step has over all data ranks (None: unknown), and
-    whether a forward runs once more, outside of any backward. Where the number is unknown, `part` may tell which of how many
-    equal parts of that microbatch this rank has.
+    """Where a run is: its step, the microbatch that runs, how many the step has over all data ranks
+    (None: unknown), and whether a forward pass runs once more, outside of any backward. If the number is
+    unknown, `part` may tell which of how many equal parts of that microbatch this rank has.
     """
 
     step: int

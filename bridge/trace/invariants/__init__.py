@@ -54,7 +54,7 @@ class Invariants:
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
-    """What the data ranks of this rank found in the step, where there are other ranks to tell it to."""
+    """What this rank's group of data ranks found in the step, if there are other ranks to tell."""
 
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
@@ -140,8 +140,8 @@ class Invariants:
                 self._kept += found
 
     def _tell(self, alone: Iterator[Finding]) -> None:
-        """What single ranks know, and what groups of data ranks found, to all; nothing is sent but whether there is anything,
-        mostly.
+        """Tell all ranks what single ranks know, and what groups of data ranks found. In most steps there
+        is nothing, and ranks exchange no more than that.
         """
         own, world = [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))], self.source.comm.world
         self._kept = []
@@ -164,5 +164,5 @@ class Invariants:
 
 
 def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
-    """With the ranks that a finding concerns, where it does not say so itself."""
+    """The same findings, with `ranks` in those that name none."""
     return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

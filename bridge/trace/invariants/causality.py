@@ -18,8 +18,9 @@ SHARE = 0.9
 
 
 class Causal(Check):
-    """In the first step, targets of `cross_entropy` are held against the tokens that went in. Where they are those shifted by
-    one, the model is run twice more after the step, without gradients, once with another last token: outputs before it must stay.
+    """In the first step, the targets of `cross_entropy` are held against the tokens that went in. If they
+    are the tokens shifted by one, the model is run twice more after the step, without gradients, once with
+    another last token: the outputs before that token must stay the same.
     """
 
     def __init__(self, source: ModuleSource) -> None:

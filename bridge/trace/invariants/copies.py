@@ -68,7 +68,7 @@ class Calls(Check):
         names = list(self.counts)
         if odd:
             told = ", ".join(f"{count} on rank {self.at(place)}" for place, count in enumerate(rows[:, 1 + odd[0]].tolist()))
-            more = f"; {len(odd) - 1} more layers" * (len(odd) > 1)
+            more = f"; {len(odd) - 1} more layers" if len(odd) > 1 else ""
             yield Finding("layers-differ", step, names[odd[0]], f"tensors that it gave: {told}{more}")
 
     def ended(self) -> None:

@@ -87,7 +87,8 @@ class Randomness(Check):
         # A pass that drew no number leaves its state to the next one, which is right.
         if self.drops and self._state() != self.begun:
             self.used = True
-            self.repeated += self.begun in self.states
+            if self.begun in self.states:
+                self.repeated += 1
             self.states.append(self.begun)
 
     def row(self, step: int) -> Tensor:

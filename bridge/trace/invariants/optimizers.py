@@ -60,15 +60,16 @@ class Groups(Check):
 
 
 class Updated(Check):
-    """A step moves every weight that has a gradient, by no more than its optimizer does at its rate, and not below rounding; and
-    nothing else moves weights or takes the optimizer's state away between two steps.
+    """A step moves every weight that has a gradient: by no more than its optimizer does at its rate, and
+    by more than rounding takes away. Between two steps nothing moves weights or removes the optimizer's
+    state.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.old: dict[str, tuple[Tensor, Tensor | None]] = {}
-        """Samples of weights before the update; of those of 16 bits with samples of gradients, which others are asked for if they
-        did not move.
+        """Samples of weights before the update, those of 16 bits with samples of their gradients. Others
+        are asked for their gradients only if they did not move.
         """
         self.now: dict[str, Tensor] = {}
         """Samples of weights after the last update."""

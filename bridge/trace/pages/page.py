@@ -78,7 +78,8 @@ def _about(label: str, found: Series) -> str:
     if found.run is None:
         return f"<p>{label}: {text(found.folder)}: nothing was logged but findings.</p>"
     steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
-    more = f"; the first {MOST_RANKS} of {len(found.run.lines)} ranks are shown" * (len(found.run.lines) > MOST_RANKS)
+    ranks = len(found.run.lines)
+    more = f"; the first {MOST_RANKS} of {ranks} ranks are shown" if ranks > MOST_RANKS else ""
     noted = "".join(f"<br>{text(note)}" for note in found.run.notes)
     return f"<p>{label}: {text(found.folder)}: {text(found.run.layout)}; {steps}{more}.{noted}</p>"
 
@@ -105,7 +106,7 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
         ]
         for label, told in rows[:SHOWN]
     ]
-    more = f"<p>and {len(rows) - SHOWN} more</p>" * (len(rows) > SHOWN)
+    more = f"<p>and {len(rows) - SHOWN} more</p>" if len(rows) > SHOWN else ""
     return f"<h2>Findings</h2>{_table(heads, cells)}{more}"
 
 
@@ -209,7 +210,9 @@ def _those(ranks: Sequence[int], world: int) -> str:
         return "The only rank"
     if len(ranks) == world:
         return f"All {world} ranks, which are alike"
-    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:16]))}" + f" and {len(ranks) - 16} more" * (len(ranks) > 16)
+    word = "Ranks" if len(ranks) > 1 else "Rank"
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return f"{word} {', '.join(map(str, ranks[:16]))}{more}"
 
 
 def _comparison_maps(found: Comparison) -> list[Map]:
@@ -232,9 +235,13 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         np.maximum(others, 0 if line.ranks else level, out=others)
     frames = [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
     groups = _grouped(list(levels))
-    there = [any(not first.ranks or rank in first.ranks for rank in ranks) if first else False for ranks in groups]
-    pairs = zip(groups.items(), there, strict=True)
-    return [Map(_those(ranks, world), layers, steps, own, frames if here else ()) for (ranks, own), here in pairs if own.size]
+    maps = []
+    for ranks, own in groups.items():
+        # The frame is drawn where the first difference was logged; without ranks, everywhere.
+        here = first is not None and (not first.ranks or any(rank in first.ranks for rank in ranks))
+        if own.size:
+            maps.append(Map(_those(ranks, world), layers, steps, own, frames if here else ()))
+    return maps
 
 
 # Comparing
@@ -280,5 +287,5 @@ def _differences(found: Comparison) -> list[str]:
         told = (first.name, furthest, _ranks(first.ranks), first.cause)
         rows.append((steps, phase, kind, len(lines), *told))
     heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
-    left = f"<p>{len(found.left)} steps after them were left out.</p>" * bool(found.left)
+    left = f"<p>{len(found.left)} steps after them were left out.</p>" if found.left else ""
     return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), left]
