@@ -1,4 +1,4 @@
-"""A gate: findings of many files as records, of which some are chosen, some known already, in the formats that others read."""
+"""A gate: findings of many files as records, which of them take effect, and the formats that other programs read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridge.rules import Effect
 from bridge.secrets import hide
 
 REFUSED = "refused"
-"""The rule of a record that a file cannot be read, or that its stack refuses it."""
+"""The rule of records on a file that cannot be read, or that its stack refuses."""
 LEVELS: Mapping[Effect, str] = {
     Effect.STOPS: "error",
     Effect.NUMBERS: "warning",
@@ -32,8 +32,10 @@ GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "no
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One finding or error of one file: which rule, on which setting and line (from 1), with which effect; `help` is a command
-    that tells more, or empty."""
+    """One finding or error of one file, with the id of its rule, its setting, its line (from 1) and its effect.
+
+    `help` is a command that tells more, or empty.
+    """
 
     rule: str
     path: str
@@ -57,6 +59,7 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
     for problem in problems:
         told = clean(hide(problem)).removeprefix(f"{file}: ")
         head, _, rest = told.partition(": ")
+        # Problems read `FILE: line N: PATH: MESSAGE`; line and path may both be missing.
         line = int(head.removeprefix("line ")) if head.startswith("line ") and head[5:].isdecimal() else None
         path, colon, message = (rest if line else told).partition(": ")
         named = bool(colon) and " " not in path
@@ -65,9 +68,9 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which findings count: those whose rule fits one of `select` (none: all) and none of `ignore`, and that are not `known`.
+    """Which findings take effect: their rule fits `select`, or that is empty, and not `ignore`; and they are not `known`.
 
-    A rule fits a pattern that it equals, begins with up to a slash, or that matches it with `*`.
+    A rule fits a pattern if it equals it, begins with it and a slash, or matches its `*`. `known` has file, rule and path.
     """
 
     select: Sequence[str] = ()
@@ -75,18 +78,18 @@ class Choice:
     known: frozenset[tuple[str, str, str]] = frozenset()
 
     def takes(self, finding: Finding, file: str) -> bool:
-        """Whether a finding counts."""
+        """Whether a finding takes effect."""
         chosen = not self.select or any(fits(finding.id, pattern) for pattern in self.select)
         left = any(fits(finding.id, pattern) for pattern in self.ignore)
         return chosen and not left and (_place(file), finding.id, finding.path) not in self.known
 
     def of(self, findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
-        """Those of some findings on a file that count."""
+        """The findings on a file that take effect."""
         return tuple(finding for finding in findings if self.takes(finding, file))
 
 
 def fits(rule: str, pattern: str) -> bool:
-    """Whether a rule's id is meant by a pattern."""
+    """Whether the id of a rule fits a pattern."""
     return rule == pattern or rule.startswith(pattern.rstrip("/") + "/") or fnmatchcase(rule, pattern)
 
 
@@ -98,14 +101,15 @@ def _place(file: str) -> str:
 
 
 def baseline(records: Iterable[Record]) -> str:
-    """The text of a file with what is known already; errors are never known."""
+    """The text of a baseline file with these findings. Errors are left out: a file that is refused always fails."""
+    # By file, rule and setting, not by line: lines move with every edit above them.
     rows = sorted({(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
     known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
     return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
 
 
 def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
-    """What such a file says is known. Raises `BridgeError` if it is none."""
+    """File, rule and path of each finding in a baseline file. Raises `BridgeError` if the text is none."""
     try:
         data = json.loads(text)
         rows = data["known"] if data["stagebridge"] == 1 else None
@@ -119,11 +123,8 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
 
 def as_json(records: Sequence[Record], code: int) -> str:
     """One object with all records."""
-    return json.dumps({"findings": [_fields(one) for one in records], "exit_code": code}, indent=2)
-
-
-def _fields(one: Record) -> dict[str, Any]:
-    return {**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]}
+    rows = [{**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]} for one in records]
+    return json.dumps({"findings": rows, "exit_code": code}, indent=2)
 
 
 def as_github(records: Sequence[Record], code: int) -> str:
@@ -138,16 +139,19 @@ def _command(one: Record) -> str:
 
 
 def _data(text: str) -> str:
+    # The escapes of GitHub's workflow commands; % first, as the others bring new ones.
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escaped(text: str) -> str:
+    # In a property a colon or a comma would end it.
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def as_sarif(records: Sequence[Record], code: int) -> str:
     """SARIF 2.1.0, for code scanning."""
     rules = list(dict.fromkeys(one.rule for one in records))
+    # Reversed, so that the first record of a rule is the one that describes it.
     first = {one.rule: one for one in reversed(records)}
     driver = {
         "name": "stagebridge",
@@ -156,6 +160,7 @@ def as_sarif(records: Sequence[Record], code: int) -> str:
     }
     run = {
         "tool": {"driver": driver},
+        # Python counts code points; SARIF would take UTF-16 units.
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": True, "exitCode": code}],
         "results": [_result(one, rules.index(one.rule)) for one in records],
@@ -197,7 +202,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {"json": as_json
 
 @dataclass(frozen=True)
 class Settings:
-    """What `[tool.stagebridge]` of a pyproject.toml says; what a command line says comes first, lists are put together."""
+    """`[tool.stagebridge]` of a pyproject.toml. An option of the command line wins; lists of both are joined."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from bridge.translation import Result
 
 
 def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMBERS) -> Exit:
-    """What a command ends with that has these to say: an error if the run stops, findings if one reaches the threshold."""
+    """The exit code for these remarks: an error if one stops the run, findings if one reaches the threshold, else clean."""
     effects = {remark.effect for remark in remarks}
     if Effect.STOPS in effects:
         return Exit.ERROR
@@ -24,17 +24,17 @@ def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMB
 
 
 def remarks_of(result: Result) -> tuple[Finding, ...]:
-    """Everything that a translation has to say, what was odd about its source included."""
+    """All findings of a translation: on what was lost, on its source, and on settings that the target needs and nobody gave."""
     return (*result.findings, *all_of(result.source), *result.missing)
 
 
 def all_of(config: Config) -> tuple[Finding, ...]:
-    """Findings on a config, and what a part of a launch leaves to others."""
+    """Findings on a config. For a part of a launch also the settings that its other parts have to give."""
     return (*config.findings, *(finding for finding in config.missing if finding.effect is not Effect.STOPS))
 
 
 def as_json(result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Converted:
-    """A translation as one JSON object; the form is stable and described in docs/json.md. `findings` count; None: all do."""
+    """A translation as the JSON object of docs/json.md, which is stable. `findings`: those that take effect; None: all."""
     written, told = result.written, remarks_of(result) if findings is None else findings
     return {
         "source": _side(result.source),
@@ -60,7 +60,7 @@ def as_json(result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequen
 
 
 def check_json(config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Checked:
-    """A check as one JSON object; `findings` are those that count, None: all."""
+    """A check as one JSON object. `findings`: those that take effect; None: all."""
     told = all_of(config) if findings is None else findings
     return {
         "source": _side(config),
@@ -73,7 +73,7 @@ def check_json(config: Config, threshold: Effect = Effect.NUMBERS, findings: Seq
 def difference_json(
     names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: Exit
 ) -> outputs.Compared:
-    """What two configs mean otherwise as one JSON object."""
+    """The differences in meaning of two configs as one JSON object."""
     first, second = (_named(name, config) for name, config in zip(names, sides, strict=True))
     return {"first": first, "second": second, "findings": [*map(finding_json, told)], "exit_code": code}
 
@@ -145,4 +145,5 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
+    # What JSON has no form for, such as a path or an enum, stands as Python writes it: nothing is left out.
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -9,8 +9,11 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True)
 class View:
-    """What of a report is shown: `everything`, that which is without effect too; `only` the rows of these effects; with `quiet`
-    the verdict alone; with `origins` where each written value comes from."""
+    """What of a report is shown.
+
+    `everything`: rows without effect on the run too; `only`: rows of these effects alone; `quiet`: the verdict alone; `origins`:
+    where each written value comes from.
+    """
 
     everything: bool = False
     quiet: bool = False
@@ -23,4 +26,4 @@ class View:
 
 
 USUAL = View()
-"""What matters."""
+"""Every row that has an effect on the run."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SHOWN = 20
-"""Tensors that differ which are listed."""
+"""How many tensors that differ are listed."""
 WIDE = 160
-"""Letters of a dictionary that are shown."""
+"""How many letters of a dictionary are shown."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,11 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     for group in hub.groups:
         say(f"group of {len(group.names)}: {_said_of(group.settings)}")
     if check:
-        say(f"checksums: {'only those within the files' if _unsummed(hub) else 'those that were written'}")
+        unsummed = any(finding.path == "checksums" for finding in hub.findings)
+        say(f"checksums: {'only those within the files' if unsummed else 'those that were written'}")
     for row in _rows(hub) if tensors else ():
         say(f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}")
     _findings(hub.findings)
-
-
-def _unsummed(hub: Hub) -> bool:
-    return any(finding.path == "checksums" for finding in hub.findings)
 
 
 def _said_of(values: Mapping[str, Any]) -> str:
@@ -174,9 +171,13 @@ def convert(folder: Path, options: Options) -> int:
 
         source, place = formats.found(folder, options.from_)
         target = formats.named(options.to)
-        BridgeError.raise_if((*_unused(options, target), *_within(folder, options.output)))
-        asked = {"dtype": _dtype(options.wanted["dtype"]), "shard": _gigabytes(options.wanted["shard"])}
+        BridgeError.raise_if(_mistakes(options, target, folder))
+        dtype = options.wanted["dtype"]
+        if dtype is not None and dtype not in DTYPES:
+            raise BridgeError(f"--dtype: found {dtype}, expected one of {', '.join(DTYPES)}")
+        asked = {"dtype": None if dtype is None else DTYPES[dtype], "shard": _gigabytes(options.wanted["shard"])}
         wanted = formats.Wanted(**{**options.wanted, **asked})
+        # A dry run reads the headers alone, and checksums need every byte.
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
         hub = _named(_told(formats.doubted(source, place, read) if verified else read, options), target, place, options)
@@ -194,21 +195,17 @@ def convert(folder: Path, options: Options) -> int:
     return _answered(options.json, work)
 
 
-def _unused(options: Options, target: Format) -> Iterator[str]:
-    """Options that the target format has no use for."""
+def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
+    """Options that the target format has no use for, and an output that would become a part of its own source."""
     for key in ("ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
             yield f"--{key}: found {options.wanted[key]}; {target.name} is written alike for all; leave it out"
-
-
-def _within(folder: Path, output: Path) -> Iterator[str]:
-    """An output that would become a part of its source."""
-    if output.resolve().is_relative_to(folder.resolve()):
-        yield f"-o: {output} lies within {folder}, which it is made of; name a folder beside it"
+    if options.output.resolve().is_relative_to(folder.resolve()):
+        yield f"-o: {options.output} lies within {folder}, which it is made of; name a folder beside it"
 
 
 def _told(hub: Hub, options: Options) -> Hub:
-    """With the samples that were told. Raises `BridgeError` if the checkpoint says another number."""
+    """The checkpoint with the samples of --samples. Raises `BridgeError` if it states another number."""
     said = hub.where.samples
     if options.samples is None or said == options.samples:
         return hub
@@ -218,7 +215,7 @@ def _told(hub: Hub, options: Options) -> Hub:
 
 
 def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
-    """The checkpoint under the names that were asked for, or that the format's readers know."""
+    """The checkpoint with its parameters renamed as --names asks, or as readers of the target format expect."""
     from bridge.state import names
 
     def config() -> Config | None:
@@ -243,13 +240,7 @@ def _gigabytes(size: float) -> int:
 
 
 LARGEST = 2.0**30
-"""Gigabytes that no file has."""
-
-
-def _dtype(name: str | None) -> str | None:
-    if name is not None and name not in DTYPES:
-        raise BridgeError(f"--dtype: found {name}, expected one of {', '.join(DTYPES)}")
-    return None if name is None else DTYPES[name]
+"""Gigabytes: a file of that size is a mistake."""
 
 
 def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
@@ -271,13 +262,14 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return time.monotonic() - self.began
 
     def moved(self, count: int, fresh: bool = True) -> None:
-        """So many bytes more, written now or found there."""
+        """`count` more bytes are there: written now (`fresh`), or by an earlier conversion."""
         self.done += count
         self.before += 0 if fresh else count
+        # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
         pause = progress.OFTEN if self.told > self.began else progress.FIRST
         if time.monotonic() - self.told > pause and self.done > self.before:
             self.told = time.monotonic()
@@ -311,15 +303,12 @@ def _said(hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit,
         for row in rows:
             shape = "x".join(map(str, row.shape)) or "one"
             say(f"  {row.name}  {row.kind}  {shape}  {row.dtype}  from {', '.join(row.files) or 'no file'}")
-    for name, kind in _missing(hub) if options.dry_run else ():
-        say(f"missing: {name}  {kind}")
+    if options.dry_run:
+        # Moments that other parameters have: the source has none for these, so no file can have them.
+        missing = ((name, kind) for name, held in hub.trained.items() for kind in hub.moments if kind not in held.moments)
+        for name, kind in missing:
+            say(f"missing: {name}  {kind}")
     _findings(findings)
-
-
-def _missing(hub: Hub) -> Iterator[tuple[str, str]]:
-    """Moments that only other parameters have."""
-    for name, held in hub.trained.items():
-        yield from ((name, kind) for kind in hub.moments if kind not in held.moments)
 
 
 # Comparing
@@ -354,7 +343,12 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
             lines = list(_lines(one, other))
         runs = {key: values for key, values in _counters(one, other).items() if values[0] != values[1]}
         verdicts = Counter(line.verdict for line in lines)
-        code = _exit(verdicts, runs)
+        if set(verdicts) - {EQUAL} or runs:
+            code = Exit.FINDINGS
+        elif verdicts:
+            code = Exit.CLEAN
+        else:
+            code = Exit.UNPROVED  # without tensors nothing is proved equal
         if as_json:
             rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
             pairs = {key: list(map(encoded, pair)) for key, pair in runs.items()}
@@ -370,14 +364,8 @@ ROUNDED = "weight that the model computes with"
 EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = "equal", "different", "of another shape", "only in A", "only in B"
 
 
-def _exit(verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> Exit:
-    if set(verdicts) - {EQUAL} or runs:
-        return Exit.FINDINGS
-    return Exit.CLEAN if verdicts else Exit.UNPROVED
-
-
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
-    """What both say of how far they are; what one does not say is no difference."""
+    """How far both are, as pairs by key. A value that one of them does not state is left out, and is no difference."""
     pairs = {key: (getattr(one.where, key), getattr(other.where, key)) for key in ("steps", "skipped", "samples")}
     pairs["schedule"] = (one.schedule, other.schedule)
     if one.scale and other.scale:
@@ -390,9 +378,10 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """What the optimizers do with the parameters that both have; of each setting that differs, the first parameter."""
+    """Settings of the optimizers that differ, as pairs by `SETTING of NAME`: for each, the first parameter that both have."""
     ours, theirs = (dict(_settings(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}
+    # Of a setting that differs for thousands of parameters, one is enough to look for the cause.
     for name in [name for name in ours if name in theirs]:
         for key, value in ours[name].items():
             there = theirs[name].get(key)
@@ -405,7 +394,7 @@ def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]
 
 
 def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings of a parameter's group, its own step, and whether it is trained, by any of its names."""
+    """By name of each parameter: settings of its group, its own step, and whether it is trained. Ties name what they share."""
     known = {name: group.settings for group in hub.groups for name in group.names}
     for name, held in hub.parameters.items():
         yield name, {**known.get(name, hub.settings), "step": held.step, "trained": held.trained}
@@ -439,18 +428,21 @@ def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
 
 
 def _most(one: Lazy, other: Lazy) -> float:
-    """The largest distance of two elements, in the coarser of two formats; elements that are no numbers have to be the same."""
+    """The largest distance of two elements, in the coarser of both formats; infinite if NaNs are not the same."""
     import torch
 
     from bridge.state.lazy import STRIP, WIDTH, torch_type
 
+    # fp32 beside bf16 is compared as bf16: the finer copy has digits that the other cannot have.
     coarse = min((one.dtype, other.dtype), key=lambda dtype: WIDTH[dtype])
     most, step = 0.0, STRIP // WIDTH[one.dtype]
     for start in range(0, one.count, step):
         stop = min(one.count, start + step)
         left, right = (held.flat(start, stop).to(torch_type(coarse)) for held in (one, other))
+        # Bytes, so that NaNs of the same bits are equal.
         if not torch.equal(left.view(torch.uint8), right.view(torch.uint8)):
             gap = (left.double() - right.double()).abs()
+            # 5e-324, the smallest double above 0: 0.0 and -0.0 differ, though their distance is 0.
             most = max(most, float(gap.nan_to_num(nan=float("inf")).max()) or 5e-324)
     return most
 

@@ -54,7 +54,7 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a conversion is to do: the stack and release, where to write, what beside it, and what of the report is shown."""
+    """What was asked of a conversion: stack and release, where to write, what to write beside it, and what to report."""
 
     to: str
     to_version: str | None = None
@@ -68,7 +68,7 @@ class Asked:
 
 
 SUFFIXES = (".json", ".args", ".yaml")
-"""What a file of a folder is called, the first that its stack is written as by default."""
+"""Suffixes for files in a folder: the first one that stands for the default format of the stack is taken."""
 
 
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
@@ -78,6 +78,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
     if gate.listed:
         return _convert_listed(job, asked, gate, names)
     if not several(names):
+        # Before any file is read: an output that cannot be written is said at once.
         SourceError.raise_if(obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ())
         return _convert(job, asked, gate)
     with progress.told("the files"):
@@ -85,7 +86,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
 
 
 def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
-    """Files with whether each was named itself, and where it is written: under its own name in a folder."""
+    """Each file, whether it was named itself, and where it is written: under its own name in the folder of -o."""
     folder = asked.output
     if folder is None or not os.path.isdir(folder):
         raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
@@ -93,13 +94,14 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0])
     files = files_of(names, gate)
     outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
+    # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(f"{path}: two of the files would be written there; convert them apart" for path in sorted(twice))
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
-    """Convert files, and tell what there is to say of all of them as one list of records."""
+    """Convert files, and print their findings as one list of records; the exit code."""
     if asked.output is None or str(asked.output) == STDOUT:
         raise BridgeError(f"--format {gate.format}: needs -o OUT, as the findings go to standard output")
     many = several(names)
@@ -121,7 +123,7 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
 
 
 def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
-    """Each file into a folder; files of no stack are left out, and said to be."""
+    """Convert each file into the folder of -o; a note names those that no stack recognises. The exit code."""
     codes = []
     for file, named, output in counted(_placed(asked, gate, names)):
         try:
@@ -139,7 +141,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
 
 
 def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
-    """Convert one file and print its report; where there are `records`, they get its findings instead."""
+    """Convert one file; the exit code. Its findings go to `records`, or without these into a report on the terminal."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without it nothing is written")
@@ -147,6 +149,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
     @bounded()
     def work() -> int:
         target = stacks.load(asked.to)
+        # File and sidecar are one set: another run must not replace one of them between the two reads.
         with together(job):
             beside = sidecar_of(job, asked.with_carry)
             if said := beside.note(job.file, target, "--no-carry"):
@@ -160,26 +163,24 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
         texts = files(result, output, asked.with_carry) if output else {}
         not_over_input(job, texts)
         if output and not asked.dry_run:
+            # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force)
         findings = gate.choice.of(report.remarks_of(result), job.file)
         if records is None:
             _say(result, job, replace(asked, output=output), texts, findings)
         else:
-            records.extend(_recorded(result, job.file, findings))
+            for one in findings:
+                # A default of the target belongs to no setting of the source, so its help is that of the target.
+                side = result.config if one.how is How.DEFAULTED else result.source
+                records.append(record(one, job.file, side.dialect.name))
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
 
 
-def _recorded(result: Result, file: str, findings: Iterable[Finding]) -> Iterator[Record]:
-    """Findings on a conversion: each on a setting of the source, but for defaults of the target."""
-    source, target = result.source.dialect.name, result.config.dialect.name
-    yield from (record(one, file, target if one.how is How.DEFAULTED else source) for one in findings)
-
-
 def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
-    """Write all files or none; one that was edited is written over only by `force`."""
+    """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
     if not force:
         refuse_edited(texts, output)
     write_all(texts, texts.keys() - {output})
@@ -251,13 +252,15 @@ def _side(job: Job) -> Config:
         here = replace(job, file=place)
         with within(here):
             config = read(here)
+            # What the stack derives may read further files; that is allowed within this block alone.
             _ = config.effective
     return config
 
 
 def answered(job: Job, work: Callable[[], int]) -> int:
-    """Run `work` within what the job's file may reach; with --json an error is an object on stdout as well."""
+    """Run `work` with access to the paths that the job's file may open; with --json an error is printed as an object too."""
     try:
+        # A wrong --fail-on is said before anything is read or written.
         _ = job.threshold
         for fault in stacks.faults():
             note(f"note: {fault}")
@@ -302,6 +305,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
+    # Noted now, for the error that may follow when sizes do not come out (bridge.cli.lacking).
     if dialect.coded and not job.code and job.file != STDIN and not isinstance(document.data, Script):
         lacking.alone(Path(job.file))
     known = signature(dialect.read).parameters
@@ -312,7 +316,7 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
 
 
 def _started(document: Document, job: Job) -> Document:
-    """A script as the user starts it; nothing else has an environment."""
+    """A script with the environment and the launch that the options give; any other document as it is."""
     if isinstance(document.data, Script):
         return replace(document, data=document.data.told(job.outside, job.launch))
     if (job.env or job.launch) and not job.loose:
@@ -321,7 +325,7 @@ def _started(document: Document, job: Job) -> Document:
 
 
 def document_of(job: Job) -> Document:
-    """The job's file as data; a script as the user starts it. From here on nothing that is printed holds its secrets."""
+    """The job's file as data, a script as the user starts it. Its secrets are hidden in all output from here on."""
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
     text = standard_input() if standard else read_text(Path(job.file))
@@ -362,7 +366,7 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> str:
-    """What the document is where it is taken for another."""
+    """What the document may really be; empty if no stack has a doubt."""
     return next(filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), "")
 
 
@@ -376,10 +380,11 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
-    """`config` on as many ranks as the source of its sidecar, where nothing else tells how many there are and they fit."""
+    """`config` on the ranks that its sidecar names, if nothing else gives their number and they fit."""
     if config.world_size or not carry.world_size:
         return config
     try:
+        # The file may have been edited since, and then these ranks may not fit it.
         sized = read(replace(job, world_size=carry.world_size))
     except BridgeError:
         return config
@@ -406,12 +411,13 @@ Before = tuple[Original, str]
 
 
 def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
-    """The carry-over with the text of the job's file, where its dialect can write into it again, and with what to leave out."""
+    """The carry-over with secrets to leave out, and with the text of the job's file if its dialect can write into it again."""
     if job.file == STDIN:
         return replace(result.carry, secrets=HIDDEN)
     original = Original(read_text(job.file), Path(job.file).suffix.lower(), job.outside, job.launch)
     rewritable = original.document.format in result.source.dialect.rewrites
     source, folder = os.path.realpath(job.file), os.path.realpath((output or Path(job.file)).parent)
+    # Relative if the source lies below the output, so that the folder can be moved as a whole.
     near = os.path.relpath(source, folder) if Path(source).is_relative_to(folder) else source
     return replace(result.carry, original=original if rewritable else None, secrets=original.secrets, source=near)
 
@@ -441,7 +447,7 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
 
 
 def file_of(output: Path | None, beside: str) -> Path | None:
-    """The file that -o names; None is standard output, and what would lie `beside` a file is said not to be written."""
+    """The file that -o names; None for standard output. A note then says that what lies `beside` a file is not written."""
     if str(output) != STDOUT:
         return output
     if beside:
@@ -450,7 +456,7 @@ def file_of(output: Path | None, beside: str) -> Path | None:
 
 
 def format_for(dialect: Dialect, output: Path) -> str | None:
-    """The format that the suffix of `output` stands for; refused if a reader would take the file for something else."""
+    """The format that the suffix of `output` stands for, or None. Raises `SourceError` if readers would take it for another."""
     format, suffix = dialect.format_of(output), output.suffix.lower()
     if format is None and suffix in LOADERS:
         fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
@@ -462,6 +468,7 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
     """Refuse to write over the file that is read."""
     for path in texts:
         with suppress(OSError):
+            # The same file may have several names: links, or capitals on some systems.
             if job.file != STDIN and path.samefile(job.file):
                 raise SourceError(f"{path}: is the file that is converted; name another output")
 
@@ -478,7 +485,10 @@ def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
 def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]) -> None:
     changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
-        print_json({**report.as_json(result, job.threshold, findings), **_files(texts, changes if asked.dry_run else None)})
+        written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
+        if asked.dry_run:
+            written |= {"dry_run": True, "changes": changes}
+        print_json({**report.as_json(result, job.threshold, findings), **written})
     elif asked.output:
         printed.text(result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings)
         for line in changes:
@@ -487,8 +497,3 @@ def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], find
         content(result.written.text)
         printed.text(result, console(sys.stderr), asked.view, findings=findings)
 
-
-def _files(texts: Iterable[Path], changes: Sequence[str] | None) -> dict[str, Any]:
-    """What was written, or would be."""
-    files = {"files": list(map(str, texts))} if texts else {}
-    return files if changes is None else {**files, "dry_run": True, "changes": list(changes)}

@@ -37,10 +37,12 @@ FILE = "file"
 """The model that the config itself states."""
 MODELS = (FILE, *PRESETS)
 NEEDED = ("layers", "hidden", "heads", "sequence")
-"""Sizes without which nothing can be said; the others follow from them, but for the number of words, which may stay unknown."""
+"""Sizes that have to be known. The others follow from them, but for the number of words, which may stay unknown."""
 WORDS = ("embedding.tokens", "head.logits")
-"""Weights whose size hangs on the number of words."""
+"""Weights whose size depends on the number of words."""
 KINDS = ("weights", "gradients", "master", "moments")
+GROUPS = 4
+"""How many groups of an axis are shown."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
 
 
 def _plan(job: Job) -> Plan:
-    """The plan on the ranks asked for. If the stack refuses that number, what the file's own sizes need is said."""
+    """The plan on the ranks asked for. If the stack refuses that number, the error names the numbers that would fit."""
     try:
         return lift(read(job))
     except BridgeError as error:
@@ -104,25 +106,18 @@ def _plan(job: Job) -> Plan:
             plan = lift(read(replace(job, world_size=None)))
         except BridgeError:
             raise error from None
+        # The mesh of the file's own sizes says which numbers of ranks would fit; the stack's own refusal does not.
         Mesh.of(plan.parallel, job.world_size)
         raise
 
 
-def _world(plan: Plan) -> int:
-    return prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
-
-
-def _sized(plan: Plan, sizes: Sizes) -> Plan:
-    if sizes.micro is None:
-        return plan
-    return Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
-
-
 def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     """The model's shape: a preset or what the file states, and above it what was given."""
-    given = {name: value for name, value in sizes.given.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in sizes.given.items() if value is not None}
     if sizes.model in PRESETS:
-        return _changed(PRESETS[sizes.model], given)
+        # As many heads of keys as of queries, unless both are given: those of the preset may not divide the new number.
+        follow = {"kv_heads": given["heads"]} if "heads" in given else {}
+        return replace(PRESETS[sizes.model], **{**follow, **given})
     model = _resized(plan.model if sizes.model == FILE else model_in(sizes.model), given)
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
@@ -133,33 +128,30 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
 
 
 def _resized(model: Model, given: Mapping[str, Any]) -> Model:
-    """`model` with what was given; what merely followed from the sizes that were replaced follows from the new ones."""
+    """`model` with the `given` sizes. Sizes that followed from those that are replaced follow from the new ones."""
     changed: dict[str, Any] = dict(given)
     if "heads" in given and model.kv_heads == model.heads:
         changed["kv_heads"] = given["heads"]
-    if {"heads", "hidden"} & given.keys() and head_size(_widths(model)) == model.attention.head_size:
+    widths = {"model.hidden": model.hidden, "model.heads": model.heads}
+    if {"heads", "hidden"} & given.keys() and head_size(widths) == model.attention.head_size:
         changed["attention"] = model.attention.model_copy(update={"head_size": None})
     return model.model_copy(update=changed)
 
 
-def _widths(model: Model) -> dict[str, Any]:
-    """The sizes that the width of a head follows from."""
-    return {"model.hidden": model.hidden, "model.heads": model.heads}
-
-
 def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
     """The outline of a plan on `world` ranks. Raises `BridgeError` if it does not fit."""
-    return Outline.of(_sized(plan, sizes), _shape(plan, sizes), _ranks(plan, world))
-
-
-def _ranks(plan: Plan, world: int | None) -> int:
-    """Ranks of the mesh: all, but for those beside it, such as those of a separate encoder."""
-    mesh = _world(plan)
-    return mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
+    sized = plan
+    if sizes.micro is not None:
+        # The global batch of the file belongs to its own microbatch; left open, it follows from the new one.
+        sized = Plan.of({**plan.values(), "batch.micro": sizes.micro, "batch.global_": None})
+    mesh = prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
+    # If the file states the data ranks too, the mesh may be smaller than the run: ranks of a separate encoder lie beside it.
+    ranks = mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
+    return Outline.of(sized, _shape(plan, sizes), ranks)
 
 
 def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
-    """What a layout does not count, or shows otherwise."""
+    """Findings on what the layout leaves out, or shows otherwise than the run has it."""
     parallel, mesh = plan.parallel, outline.mesh.world
     yield from outline.costly
     if world is not None and mesh != world:
@@ -171,11 +163,6 @@ def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Findi
         yield Finding("parallel.expert", "messages of tokens to the experts of other ranks are not counted", Effect.NONE)
     if plan.model.predicted:
         yield Finding("model.predicted", "blocks that predict further tokens are not counted", Effect.NONE)
-
-
-def _changed(shape: Architecture, given: Mapping[str, Any]) -> Architecture:
-    follow = {"kv_heads": given["heads"]} if "heads" in given else {}
-    return replace(shape, **{**follow, **given})
 
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
@@ -224,17 +211,17 @@ def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = E
             ],
         },
         "stages": [
-            {"stage": stage, "pipeline_rank": outline.pipeline_rank(stage), "layers": _names(outline, stage)}
-            for stage in range(len(outline.stages))
+            {
+                "stage": stage,
+                "pipeline_rank": outline.pipeline_rank(stage),
+                "layers": [shape.names[layer] for layer in layers],
+            }
+            for stage, layers in enumerate(outline.stages)
         ],
         "ranks": [cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _alike(outline)],
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
     }
-
-
-def _names(outline: Outline, stage: int) -> list[str]:
-    return [outline.shape.names[layer] for layer in outline.stages[stage]]
 
 
 def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
@@ -243,6 +230,7 @@ def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
     written: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):
         kind = outline.kind(rank)
+        # Ranks of one kind keep the same, and thousands of ranks have few kinds: each is worked out once.
         if kind not in written:
             content = _content(outline, rank)
             written[kind] = json.dumps(content), content
@@ -314,14 +302,11 @@ def _mesh(mesh: Mesh) -> Grid:
     table = Grid("Groups", ("axis", "ranks", "apart", "groups"))
     for name, axis in mesh.axes.items():
         if axis.size > 1:
-            table.add_row(name, str(axis.size), str(axis.stride), _groups(mesh.groups(name)))
+            groups = mesh.groups(name)
+            parts = [_short([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]]
+            more = f"; ... ({len(groups)} in all)" if len(groups) > GROUPS else ""
+            table.add_row(name, str(axis.size), str(axis.stride), "; ".join(parts) + more)
     return table
-
-
-def _groups(groups: Sequence[Sequence[int]], shown: int = 4) -> str:
-    """The first few groups, each with its first few ranks."""
-    parts = [_short([str(rank) for rank in group], 8, " ") for group in groups[:shown]]
-    return "; ".join(parts) + (f"; ... ({len(groups)} in all)" if len(groups) > shown else "")
 
 
 def _short(words: Sequence[str], shown: int, joint: str) -> str:
@@ -331,9 +316,11 @@ def _short(words: Sequence[str], shown: int, joint: str) -> str:
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     """One pipeline rank: its stages, and the collectives of the rank that keeps and sends most."""
     ranks = [rank for rank in range(outline.mesh.world) if outline.mesh.coordinate(rank, "pipeline") == pipeline]
+    # Reversed, so that the lowest rank of a kind is the one that stays.
     kinds = {outline.kind(rank): rank for rank in reversed(ranks)}
     known = {kind: _content(outline, rank) for kind, rank in kinds.items()}
     contents = {rank: known[outline.kind(rank)] for rank in ranks}
+    # Of several that keep the same, the lowest.
     most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
     alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
     who = f"rank {most}, which keeps and sends most" if not alike else "each rank" if len(ranks) > 1 else f"rank {most}"
@@ -378,14 +365,16 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
 
 def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
     """Neighbouring layers as one part each."""
+    # Within a run of neighbours a layer's number less its place stays the same.
     for _, part in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
         run = [names[layer] for _, layer in part]
         yield run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
 
 
 def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """How many stages of a kind are whole at once."""
+    """In words: how many stages have their whole weights (or gradients, by `kind`) in memory at once, and in which formats."""
     parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
+    # Stages whose weights are gathered into the same buffer are whole one after the other.
     places, formats = {(part["format"], part["buffer"]) for part in parts}, sorted({part["format"] for part in parts})
     number = "all" if len(places) == len(parts) else str(len(places))
     return f"{kind}: {number} of {len(parts)} whole at once ({', '.join(formats)})"

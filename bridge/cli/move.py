@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
-"""What lies in the folder beside the config."""
+"""Names in the folder, beside the config."""
 FILE = "parameter_groups.json"
 MODEL = "model"
 """The folder with the config of the model, where the launch names it."""
 RANK = "bridge.cli.move"
 RUNNING = "transformers"
-"""Names of the model of a folder while it runs."""
+"""How parameters of a model from a folder are named while it runs."""
 LARGE = 2**26
 """Elements of weights beyond which a proof takes the first layers alone."""
 SEQUENCE = 32
@@ -87,8 +87,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What it becomes: the checkpoint under the names that its run has, the config, its files, how it keeps checkpoints, and the
-    translation, if there is one; the optimizer's groups, where these are told beside the config.
+    """What the run becomes: its checkpoint with renamed parameters, its config and files, and how its stack saves checkpoints.
+
+    `result` is the translation, if there is one. `edits` are settings that the checkpoint needs in the config. `groups` are the
+    optimizer's groups, if the run is told them in a file beside the config.
     """
 
     hub: Hub
@@ -123,19 +125,26 @@ def _moved(job: Job, options: Options) -> int:
 
     source, job = _source(job, options)
     target = _target(job, options, source)
-    hub = _told_steps(_counted(target.hub, source, target), target)
+    hub = _counted(target.hub, source, target)
+    if target.written.beside and "step" not in hub.client:
+        # The training scripts that we write ask the client's state of the checkpoint for the step.
+        hub = replace(hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)})
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
     odd = tuple(_otherwise(source))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
+    # Before anything is written: a proof that cannot run is refused with the folder still empty.
     parties = _parties(job, options, source, target) if options.prove else None
     said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
+    # One set of files, renamed as one: a move that was killed leaves no config beside half a checkpoint.
     whole = _together(target, files, said)
     if not options.dry_run:
         _write(whole, job, options, source)
     found = _proved(job, options, source, parties) if parties and not options.dry_run else None
-    code = _exit(report.exit_of(findings, job.threshold), found)
+    code = report.exit_of(findings, job.threshold)
+    if found and code is not Exit.ERROR and found["verdict"] != "same":
+        code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
     if job.json:
         print_json(_json(source, target, files, findings, found, options, code))
     else:
@@ -144,18 +153,11 @@ def _moved(job: Job, options: Options) -> int:
     return code
 
 
-def _exit(code: Exit, found: Mapping[str, Any] | None) -> Exit:
-    """That of the findings, unless the proof says more."""
-    if code is Exit.ERROR or found is None or found["verdict"] == "same":
-        return code
-    return Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
-
-
 # Reading
 
 
 def _source(job: Job, options: Options) -> tuple[Source, Job]:
-    """The config and the checkpoint; the ranks that nothing else says are those that saved it."""
+    """The config and the checkpoint, and the job to read the config with: on the ranks that saved it, if nothing else says."""
     from bridge.state import formats
 
     format, place = formats.found(options.checkpoint, options.from_)
@@ -178,7 +180,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
 
 
 def _spared(config: Config, hub: Hub) -> bool:
-    """Whether the checkpoint tells that its script spares biases and norms from weight decay, and the config does not."""
+    """Whether the groups of the checkpoint spare biases and norms from weight decay, though the config does not say so."""
     from bridge.state.groups import SPARED, spares
     from bridge.translation import lift
 
@@ -202,6 +204,7 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     hub = replace(hub, client={**saves.client, **hub.client}, config=hub.config if saves.config is None else saves.config)
     hub = _steered(hub, result.config, saves.schedule)
     wanted = {**saves.instead, **dialect.loads[saves.format], **(dialect.grouped(FILE) if groups else {})}
+    # Only what the stack would not do by itself has to stand in the config.
     edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
@@ -215,14 +218,17 @@ def _target(job: Job, options: Options, source: Source) -> Target:
 
 
 def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
-    """The checkpoint under the names that the target's runs have; its own where these are no other stack's."""
+    """The checkpoint with the parameter names that the target uses; with its own if the target uses the same."""
     from bridge.state import names
 
     return names.under(source.hub, None, usual, lambda: target if target.dialect.model else source.config)
 
 
 def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
-    """The optimizer's groups, where a run of `config` has others by itself; `scoped`: it spares what the config says."""
+    """The optimizer's groups in the checkpoint, if a run of `config` would make others; else none.
+
+    `scoped`: the run spares from weight decay what the config says.
+    """
     from bridge.state import groups
     from bridge.translation import lift
 
@@ -238,22 +244,18 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
 
 
 def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
-    """The checkpoint for a run that may find parameters by their place in groups: those that are told, or its own."""
+    """The checkpoint for a run that finds parameters by their place in groups: with the groups it is `told`, else without any."""
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
-    return replace(hub, groups=tuple(group for group in hub.groups if group.names)) if told else _placeless(hub)
-
-
-def _placeless(hub: Hub) -> Hub:
-    """Without groups, in which the target has other parameters; with the learning rate, if all have the same."""
+    if told:
+        return replace(hub, groups=tuple(group for group in hub.groups if group.names))
+    # By itself the target puts other parameters into its groups. Only a learning rate that all groups share can be kept.
     rates = {group.settings.get("lr") for group in hub.groups}
     return replace(hub, groups=(), settings={"lr": rates.pop()} if len(rates) == 1 and None not in rates else {})
 
 
 def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
-    """With the state of the run's scheduler, and the rate of the next step, which an optimizer has from its file: where nothing
-    changes it, that of the config.
-    """
+    """The checkpoint with the state of the run's scheduler, and the learning rate of the next step in its groups."""
     from bridge.engine.learning_rate import learning_rate
     from bridge.state.groups import ratios
     from bridge.translation import lift
@@ -263,6 +265,7 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
         return hub
     if not schedule:
         return replace(hub, settings={}, schedule=schedule)
+    # The stack takes the rate from the file until its scheduler first steps, so it is that of the next step.
     rate = learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)
     parts = zip(hub.groups, ratios(hub, optimizer), strict=True)
     groups = tuple(replace(group, settings={**group.settings, "lr": rate * ratio}) for group, ratio in parts)
@@ -270,7 +273,7 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
-    """With the samples seen, where the target's schedule counts these and the checkpoint has its steps alone."""
+    """The checkpoint with the samples seen, worked out from its steps if the target's schedule counts samples."""
     from bridge.translation import lift
 
     where, each = hub.where, lift(source.config).batch.global_
@@ -280,7 +283,7 @@ def _counted(hub: Hub, source: Source, target: Target) -> Hub:
 
 
 def _becoming(job: Job, options: Options) -> Result:
-    """The translation, with the model of a folder where the source had a place for none."""
+    """The translation. If the source cannot state a model and the target can, it has that of the folder."""
     result = _translated(job, options)
     if options.model is None or result.source.dialect.model or not result.config.dialect.model:
         return result
@@ -313,7 +316,7 @@ def _modelled(config: Config, folder: Path) -> Config:
 
 
 def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
-    """With a whole script that trains the model of a folder, and what that still lacks."""
+    """The target with a whole training script for the model of a folder, and the result with what that script still lacks."""
     from bridge.translation import lift
 
     model = _model_config(folder)
@@ -325,6 +328,8 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
 
 def _kept(job: Job, source: Source, options: Options) -> Target:
     """The native engine reads the config as it is; a launch script is written as its stack's own file, which needs no others."""
+    from bridge.cli.folder import CONFIG
+
     config, dialect = source.config, source.config.dialect
     hub = _fitted(source, config, RUNNING if options.model else dialect.native_parameters)
     groups = _told_groups(hub, config)
@@ -339,39 +344,29 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     model = MODEL if options.model else "file" if dialect.native_parameters else ""
     before, written = written, dialect.natively(written, config.world_size or 1, CHECKPOINT, FILE if groups else "", model)
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
-    described = _described(options.model) if options.model and MODEL in written.launch and MODEL not in before.launch else {}
+    described: dict[str, str] = {}
+    if options.model and MODEL in written.launch and MODEL not in before.launch:
+        described[f"{MODEL}/{CONFIG}"] = read_text(options.model / CONFIG)
     return Target(hub, config, written, {**texts, **described, **_file_of(groups)}, Saves(NATIVE), None, edits, groups)
 
 
-def _described(folder: Path) -> dict[str, str]:
-    """The model's own config, which the launch names."""
-    from bridge.cli.folder import CONFIG
-
-    return {f"{MODEL}/{CONFIG}": read_text(folder / CONFIG)}
-
-
 def _otherwise(source: Source) -> Iterator[Finding]:
-    """What the config says otherwise than the optimizer in the checkpoint, whose settings a run that goes on takes."""
+    """Settings of the optimizer that differ between config and checkpoint; a run that goes on takes those of the checkpoint."""
     from bridge.translation import lift
 
     optimizer = lift(source.config).optimizer
+    # Under a schedule the checkpoint has the rate of its step, and the config that of the peak: both may be right.
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     names = ("betas", "eps", "weight_decay", *(() if steered else ("lr",)))
     for name in (name for name in names if name not in source.config.dialect.scheduled):
         said = getattr(optimizer, name)
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
+        # Groups that are spared weight decay have 0 there, whatever the config says.
         other = [value for value in held if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))]
         if wanted is not None and other and wanted not in held:
             message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
             yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0])
-
-
-def _told_steps(hub: Hub, target: Target) -> Hub:
-    """Scripts of ours ask the client's state for the step."""
-    if not target.written.beside or "step" in hub.client:
-        return hub
-    return replace(hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)})
 
 
 # Writing
@@ -427,8 +422,8 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
     screen.print(clean(_taken(findings)), markup=False, soft_wrap=True)
     where, size = source.hub.where.steps, sum(file.size for file in files.files)
     step = "at a step that it does not say" if where is None else f"at step {where}"
-    said = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
-    screen.print(f"Checkpoint: {said}", markup=False, soft_wrap=True)
+    head = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
+    screen.print(f"Checkpoint: {head}", markup=False, soft_wrap=True)
     for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
         screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
     if target.result:
@@ -439,7 +434,10 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
             screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
     own = target.config.dialect.grouped(FILE)
     if edits := {path: value for path, value in target.edits.items() if path not in own}:
-        screen.print(f"For the checkpoint: {_set(edits)}", markup=False, soft_wrap=True)
+        said = [f"{path} {value}" for path, value in edits.items() if value is not None]
+        gone = [path for path, value in edits.items() if value is None]
+        words = ", ".join((*said, *([f"without {', '.join(gone)}"] if gone else [])))
+        screen.print(f"For the checkpoint: {words}", markup=False, soft_wrap=True)
     if target.groups:
         screen.print(f"Groups of parameters: {_told_of(target.groups)}", markup=False, soft_wrap=True)
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
@@ -455,13 +453,6 @@ def _told_of(groups: tuple[Row, ...]) -> str:
         for row in groups
     )
     return f"{'; '.join(rows)}; {FILE} has their names, and the run is started with these groups, in this order"
-
-
-def _set(edits: Mapping[str, Any]) -> str:
-    """What the config says otherwise than the table."""
-    said = [f"{path} {value}" for path, value in edits.items() if value is not None]
-    gone = [path for path, value in edits.items() if value is None]
-    return ", ".join((*said, *([f"without {', '.join(gone)}"] if gone else [])))
 
 
 def _json(
@@ -531,7 +522,7 @@ class Proof:
 
 
 def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
-    """Who runs, on how many ranks, and which model. Raises `BridgeError` before anything is written."""
+    """What the proof runs: engines, ranks, model. Raises `BridgeError` if it cannot run; nothing is written by then."""
     from bridge.state import cutting, names
     from bridge.verify.proof import WEIGHTLESS
 
@@ -547,6 +538,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     hub = names.under(source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None)
     running = cutting.cut(hub, layers) if layers else hub
     _alike(running, model)
+    # No more ranks than the run had, unless an engine needs them.
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"the first {layers} layers alone"] if layers else []
@@ -556,7 +548,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
 
 
 def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
-    """The groups of a model of which only a part is run."""
+    """The groups, with those of their parameters that `hub` has; empty ones are left out."""
     for row in groups:
         names = [name for name in row["params"] if name in hub.parameters]
         if names:
@@ -608,7 +600,7 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
 
 
 def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs.Proved:
-    """Run both sides on ranks of this machine; what came of it."""
+    """Run both sides on ranks of this machine; the proof, which is also written into the output folder."""
     with tempfile.TemporaryDirectory() as folder, as_private_as(folder):
         top = Path(folder)
         (top / "model").mkdir()
@@ -642,7 +634,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
-    """The checkpoint of each side: as it lies where it can be gone on from here, else written anew for these ranks and layers."""
+    """By side, the checkpoint to start from: the one on disk if these ranks can read it, else a new one for them."""
     from bridge.state import cutting, formats
 
     format, place = formats.found(options.output / CHECKPOINT)
@@ -655,8 +647,10 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
     for side, (hub, form, where, backend) in sides.items():
         held = backend.taken(cutting.cut(hub, proof.layers) if proof.layers else hub)
         layout = hub.origin.layout
+        # Some formats can be read only by as many ranks as wrote them.
         fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
         found[side] = where if held is hub and fits else _written(top / side, held, form, proof.world)
+    # A third run in fp32, from the same masters, tells how far rounding alone takes the losses.
     if source.hub.computed in ("BF16", "F16"):
         held = proof.source.taken(cutting.cut(source.hub, proof.layers) if proof.layers else source.hub)
         found["wider"] = _written(top / "wider", replace(held, scale=None), source.format, proof.world, "F32")
@@ -749,7 +743,7 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
-    """The source in fp32, from the same masters; None where it is, or its stack does not."""
+    """The source in fp32, from the same masters; None if it is in fp32 already, or its stack cannot run so."""
     if "wider" not in spec["starts"]:
         return None
     try:

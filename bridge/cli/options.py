@@ -1,4 +1,4 @@
-"""Options that several commands share, and what turns those by which FILE is read into one job."""
+"""Options that several commands share. Those that say how FILE is read become one `Job`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 
 def output_file(path: Path | None) -> Path | None:
-    """A file that can be written, said before any work is done for it; - is standard output."""
+    """The path, or - for standard output. Raises `SourceError` before any work is done if no file can be written there."""
     if path is not None and str(path) != STDOUT:
         from bridge.errors import SourceError
         from bridge.files import obstacles
@@ -29,7 +29,7 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def output_or_folder(path: Path | None) -> Path | None:
-    """The same, or a folder that is there, which several files go to."""
+    """The same, or a folder that exists, for several files."""
     return path if path is not None and os.path.isdir(path) else output_file(path)
 
 
@@ -197,9 +197,9 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
     "nearest": ("nearest", Nearest, False),
     "as_json": ("json", Json, False),
 }
-"""How FILE is read: for each option its name in a `Job`, what it takes, and what it is where nobody gives it."""
+"""How FILE is read. By name of the option: its field in a `Job`, its declaration, its default."""
 COUNTING: Mapping[str, tuple[str, Any, Any]] = {"fail_on": ("fail_on", FailOn, None)}
-"""Which of its findings count."""
+"""Which of its findings change the exit code."""
 VIEWING: Mapping[str, tuple[str, Any, Any]] = {
     "everything": ("everything", All, False),
     "quiet": ("quiet", Quiet, False),
@@ -215,9 +215,9 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
     "write_baseline": ("write_baseline", WriteBaseline, None),
     "format": ("format", Format, None),
 }
-"""Which findings there are to say anything about, and how that is said."""
+"""Which findings are reported, and in which format."""
 OWN = ("job", "view", "gate", "names")
-"""What a command is given that is no option of its own."""
+"""Parameters of a command that are made of other options, and are no options themselves."""
 
 Command = Callable[..., int]
 
@@ -225,10 +225,10 @@ Command = Callable[..., int]
 def reads_file(
     *, counts: bool = False, reports: bool = False, gates: bool = False, many: bool = False, **otherwise: Any
 ) -> Callable[[Command], Command]:
-    """A command of a `Job` becomes one of FILE and the options of `READING`, some of them declared `otherwise`.
+    """A decorator: a function of a `Job` becomes a command with FILE and the options of `READING`.
 
-    With `counts`, `--fail-on` says which of its findings decide the exit code; with `reports` it takes a `view` of its report,
-    with `gates` a `gate`, and with `many` all `names` that it was given.
+    `counts` adds --fail-on, the least effect that changes the exit code. With `reports` the function takes a `view` of its
+    report, with `gates` a `gate`, with `many` the `names` of all files. `otherwise` declares options of `READING` in another way.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing, gating = VIEWING if reports else {}, GATING if gates else {}
@@ -238,18 +238,24 @@ def reads_file(
         def run(file: str | list[str], **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
             if gating:
-                given["gate"] = _gate({field: given.pop(name) for name, (field, _, _) in gating.items()})
+                from bridge.cli.gated import gate_of
+
+                given["gate"] = gate_of(**{field: given.pop(name) for name, (field, _, _) in gating.items()})
             if not isinstance(file, str):
                 given["names"], file = tuple(file), file[0]
             if viewing:
-                given["view"] = _view({field: given.pop(name) for name, (field, _, _) in viewing.items()})
+                asked = {field: given.pop(name) for name, (field, _, _) in viewing.items()}
+                only = tuple(effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ())
+                given["view"] = View(**{**asked, "only": only})
             return command(Job(file, **{field: value for field, value in said.items() if value is not None}), **given)
 
+        # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in OWN]
         every = {**viewing, **gating, **options}
         shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in every.items()]
         named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         parameters = [_parameter("file", Files if many else File), *named, *shared]
+        # Typer reads the options from the signature and the types from the annotations; `wraps` would leave those of `command`.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -257,18 +263,8 @@ def reads_file(
     return made
 
 
-def _gate(given: dict[str, Any]) -> Any:
-    from bridge.cli.gated import gate_of
-
-    return gate_of(**given)
-
-
 SHORT = {"numbers": "different numbers"}
 """What `--only` takes for an effect beside a part of its name."""
-
-
-def _view(given: dict[str, Any]) -> View:
-    return View(**{**given, "only": tuple(effect_named(SHORT.get(words, words), "--only") for words in given["only"] or ())})
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

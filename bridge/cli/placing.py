@@ -1,8 +1,8 @@
-"""Files put in place: nothing that a person edited is written over unasked, and a dry run shows what would change."""
+"""Where files are written: none that a person edited is replaced without --force, and a dry run shows what would change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from hashlib import sha256
 from pathlib import Path
@@ -25,10 +25,11 @@ def refuse_edited(texts: Texts, output: Path) -> None:
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
-    """Files that would be other than they are, and that the sidecar of `output` does not know as they are."""
+    """Files that would change, though their content is not what an earlier conversion wrote, by the sidecar of `output`."""
     sidecar, known = carry_over.beside(output), _known(output)
     for path, text in texts.items():
         now = _digest(path, followed=path == output)
+        # A sidecar cannot hold its own digest: it is ours if it can be read as a sidecar.
         ours = known is not None if path == sidecar else known is not None and known.get(path.name) == now
         if now is not None and now != carry_over.digest_of(text) and not ours:
             yield path
@@ -44,8 +45,9 @@ def _known(output: Path) -> Mapping[str, str] | None:
 
 
 def _digest(path: Path, followed: bool) -> str | None:
-    """The digest of a file as it stands; None if there is none, nothing in it, or no file can be there, as writing will say."""
+    """The digest of a file; None if it is empty or cannot be there. Raises `SourceError` if it may not be read."""
     try:
+        # Writing replaces a link beside the output, and writes through one that is the output.
         content = b"" if path.is_symlink() and not followed else path.read_bytes()
     except PermissionError as error:
         raise SourceError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output") from None
@@ -55,7 +57,7 @@ def _digest(path: Path, followed: bool) -> str | None:
 
 
 def differences(texts: Texts, output: Path) -> Iterator[str]:
-    """What each file would change, as lines of a unified diff; secrets hidden. What has to be forced is said."""
+    """Lines of a unified diff for each file, with secrets hidden; files that need --force are marked."""
     forced = set(edited(texts, output))
     for path, text in texts.items():
         before = _lines(path)
@@ -65,7 +67,8 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
             yield f"{path}: as it is"
         else:
             yield f"{path}: {'edited since, needs --force' if path in forced else 'changes'}"
-            yield from _diff(before, text.splitlines(), str(path))
+            lines = unified_diff(before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm="")
+            yield from (clean(HIDDEN.hide(line)) for line in lines)
 
 
 def _lines(path: Path) -> list[str] | None:
@@ -73,10 +76,7 @@ def _lines(path: Path) -> list[str] | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    # The file that is there may have secrets that the source has not.
     keep_hidden(text[: limits.TEXT])
     return text[: limits.TEXT].splitlines()
 
-
-def _diff(before: Iterable[str], after: Iterable[str], name: str) -> Iterator[str]:
-    lines = unified_diff(list(before), list(after), f"{name} (now)", f"{name} (then)", lineterm="")
-    return (clean(HIDDEN.hide(line)) for line in lines)

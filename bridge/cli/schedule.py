@@ -19,7 +19,7 @@ from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.layout.partition import Layers, partition
 from bridge.layout.pipeline import described, name_of, ranks_of, schedule_of, text_of
-from bridge.layout.schedule import Costs, Kind, Schedule, Timeline, prove, timeline
+from bridge.layout.schedule import Costs, Kind, Timeline, prove, timeline
 from bridge.layout.schedule.table import written
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan import Plan
@@ -68,24 +68,27 @@ def schedule(job: Job, options: Options) -> int:
 
 
 def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
-    """The schedule in time, and why it is not the plan's own where that cannot be written down."""
+    """The schedule in time, and notes: why it is another than the plan's, if that one cannot be written down."""
     count, stages = _microbatches(plan, microbatches), _stages(plan)
     shown, notes = described(plan, count)
     found = schedule_of(shown, count, stages, text_of(plan), short=True)
     ConfigError.raise_if(f"schedule: {problem}" for problem in prove(found))
-    return timeline(found, Costs(again=float(_recomputes(plan, found)))), notes
+    # A schedule that recomputes ahead has actions for it; else full recomputation makes each backward longer by a forward.
+    ahead = any(action.kind is Kind.AGAIN for row in found.rows for action in row)
+    recomputes = ahead or plan.recompute.granularity == "full"
+    return timeline(found, Costs(again=float(recomputes))), notes
 
 
 def _microbatches(plan: Plan, given: int | None) -> int:
     batch = plan.batch
     count = given or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
     if count is None:
-        raise ConfigError("batch.accumulation: the file leaves open how many microbatches a step has; say --microbatches N")
+        raise ConfigError("batch.accumulation: the file leaves open how many microbatches a step has; give --microbatches N")
     return count
 
 
 def _stages(plan: Plan) -> int | None:
-    """How many stages the plan cuts, where that does not follow from ranks and virtual stages alone."""
+    """How many stages the plan cuts the model into; None if that follows from ranks and virtual stages alone."""
     if plan.stages.layers_per_stage is None or plan.model.layers is None or plan.schedule.virtual or ranks_of(plan) == 1:
         return None
     if name_of(plan) == "csv":
@@ -93,13 +96,8 @@ def _stages(plan: Plan) -> int | None:
     return len(partition(plan.stages, Layers(plan.model.layers + 2, 1, 1)))
 
 
-def _recomputes(plan: Plan, found: Schedule) -> bool:
-    ahead = any(action.kind is Kind.AGAIN for row in found.rows for action in row)
-    return ahead or plan.recompute.granularity == "full"
-
-
 def as_json(found: Timeline) -> outputs.Scheduled:
-    """As plain values; see docs/json.md."""
+    """The schedule as the JSON object that docs/json.md describes."""
     it = found.schedule
     return {
         "name": it.name,
@@ -142,7 +140,10 @@ def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
     out.print(f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n", markup=False)
     _print_rows(found, out)
     for rank in range(found.schedule.ranks):
-        out.print(_summary(found, rank), markup=False)
+        stages = ", ".join(map(str, found.schedule.local(rank)))
+        idle = 1 - sum(span.end - span.start for span in found.rows[rank]) / found.length
+        peak = in_flight(found.schedule.rows[rank])
+        out.print(f"rank {rank}: stages {stages}; idle {idle:.1%}; {peak} in flight", markup=False)
 
 
 def _print_rows(found: Timeline, out: Console) -> None:
@@ -165,7 +166,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Units of time of a schedule from `start` to `stop` that come `times` times, each with microbatches `further` on."""
+    """Time of a schedule from `start` to `stop` that comes `times` times; each time, microbatches are `further` on by so many."""
 
     start: int
     stop: int
@@ -177,26 +178,31 @@ Column = tuple[tuple[int, str, int, bool] | None, ...]
 """What each rank does in a unit of time: stage, letter, microbatch, and whether it began before; None: nothing."""
 
 LONGEST = 600
-"""Units of time after which something may come again."""
+"""The longest part, in units of time, that is looked for again."""
 OFTEN = 3
-"""Times that something has to come to be shown once."""
+"""How often a part has to come to be shown once, with its count."""
 
 
 def repeated(found: Timeline) -> list[Part]:
-    """The time of a schedule in parts: what comes again and again at once, with its count, and what lies between."""
+    """The time of a schedule in parts: those that come several times in a row, with their count, and what lies between."""
     columns, parts, place, plain = _columns(found), list[Part](), 0, 0
     while place < len(columns):
+        # The part that covers most time: a short one within a longer one would be shown many times.
         part = max(_from(columns, place), key=lambda part: part.times * (part.stop - part.start), default=None)
         if part is None:
             place += 1
             continue
-        parts += [Part(plain, place)] * (plain < place) + [part]
+        if plain < place:
+            parts.append(Part(plain, place))
+        parts.append(part)
         place = plain = place + part.times * (part.stop - part.start)
-    return parts + [Part(plain, place)] * (plain < place)
+    if plain < place:
+        parts.append(Part(plain, place))
+    return parts
 
 
 def _from(columns: list[Column], start: int) -> Iterator[Part]:
-    """What begins at `start` and comes often enough, the shortest first."""
+    """Parts that begin at `start` and come at least `OFTEN` times in a row, the shortest first."""
     for period in range(1, min(LONGEST, (len(columns) - start) // OFTEN) + 1):
         further = _further(columns[start], columns[start + period])
         if not further:
@@ -207,11 +213,11 @@ def _from(columns: list[Column], start: int) -> Iterator[Part]:
         if length // period >= OFTEN:
             yield Part(start, start + period, length // period, further)
             if 2 * length > len(columns) - start:
-                return
+                return  # it covers more than half of the rest: a longer period cannot cover much more
 
 
 def _further(before: Column, after: Column) -> int:
-    """How many microbatches further on `after` is, where it is the same as `before` but for that; 0 where it is not."""
+    """By how many microbatches `after` is further on than `before`; 0 if they differ in anything else."""
     steps = set[int]()
     for one, other in zip(before, after, strict=True):
         if (one is None) != (other is None):
@@ -230,12 +236,6 @@ def _columns(found: Timeline) -> list[Column]:
             for place in range(start, end):
                 rows[rank][place] = (action.stage, str(action.kind), action.microbatch, place > start)
     return list(zip(*rows, strict=True))
-
-
-def _summary(found: Timeline, rank: int) -> str:
-    stages = ", ".join(map(str, found.schedule.local(rank)))
-    idle = 1 - sum(span.end - span.start for span in found.rows[rank]) / found.length
-    return f"rank {rank}: stages {stages}; idle {idle:.1%}; {in_flight(found.schedule.rows[rank])} in flight"
 
 
 def letters(found: Timeline) -> set[str]:

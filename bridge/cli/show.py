@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from bridge import outputs, reference, stacks
-from bridge.checks import Check
 from bridge.cli.terminal import console
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.exits import Exit
-from bridge.findings import Disagreement
 from bridge.grid import Grid
 from bridge.reference import Arrival, Entry, Span
 from bridge.rules import Effect
@@ -49,6 +47,7 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
         return reference.entries(dialect)
     path = resolved(dialect, field)
     if path is not None:
+        # Stacks of other folders are loaded only if they are named, as this one may be.
         return reference.entry(dialect, path, [stacks.load(other) for other in dict.fromkeys((*stacks.OWN, dialect.name))])
     inside = {
         section: group
@@ -100,18 +99,12 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "what may be lost", entry.lossy
     yield "stands on", entry.source
     for check in entry.checks:
-        yield "the run stops" if check.effect is Effect.STOPS else "careful", f"{check.message} ({_place(check)})"
+        place = "; ".join(filter(None, (check.place, check.window)))
+        yield "the run stops" if check.effect is Effect.STOPS else "careful", f"{check.message} ({place})"
     for row in entry.disagreements:
         yield "documented", f"{row.said} ({row.place})"
-        yield "but in the code", f"{row.done} ({row.source}{_releases(row)})"
-
-
-def _place(check: Check) -> str:
-    return "; ".join(filter(None, (check.place, check.window)))
-
-
-def _releases(row: Disagreement) -> str:
-    return (f"; since {row.since}" if row.since else "") + (f"; until {row.until}" if row.until else "")
+        since, until = f"; since {row.since}" if row.since else "", f"; until {row.until}" if row.until else ""
+        yield "but in the code", f"{row.done} ({row.source}{since}{until})"
 
 
 def default_of(span: Span, with_release: bool) -> str:
@@ -232,12 +225,14 @@ def _listing(dialect: Dialect, sections: Sections) -> outputs.Listing:
     return {
         "dialect": dialect.name,
         "versions": list(dialect.versions),
-        "sections": [{"section": section, "fields": [_line(entry) for entry in group]} for section, group in sections.items()],
+        "sections": [
+            {
+                "section": section,
+                "fields": [{"path": entry.path, "type": entry.kind, "description": entry.doc} for entry in group],
+            }
+            for section, group in sections.items()
+        ],
     }
-
-
-def _line(entry: Entry) -> outputs.Listed:
-    return {"path": entry.path, "type": entry.kind, "description": entry.doc}
 
 
 def _print(content: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The sidecar of the file that is converted: read with it as one set, its secrets put back, and what is odd about it said."""
+"""The sidecar of the file that is converted: read with it as one set, with its secrets put back and findings on it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bridge.secrets import Secrets, keep_hidden
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What an earlier conversion left beside a file, findings on it, and the files that it is made of.
+    """The carry-over beside a file, findings on it, and the files that both were read from.
 
-    `edited` tells that the file is not the one that it was written beside.
+    `edited`: the file has changed since the sidecar was written.
     """
 
     carry: Carry | None = None
@@ -29,7 +29,7 @@ class Sidecar:
     edited: bool = False
 
     def fitting(self, dialect: Dialect) -> Carry | None:
-        """The carry-over, if it is for that stack, and for a release of it that is known."""
+        """The carry-over, if it is for that stack and a known release of it; else None."""
         return self.carry if self.carry and not self.unfit(dialect) else None
 
     def unfit(self, dialect: Dialect) -> str:
@@ -45,15 +45,16 @@ class Sidecar:
         return ""
 
     def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
-        """What is odd about the sidecar of `file`, or that all of it was left out."""
+        """Findings on the sidecar of `file`; if it does not fit the stack, the one finding that it was not used."""
         why = self.unfit(dialect)
         if not why or self.carry is None:
             return self.findings
+        # What a file of another stack left out was never a part of this run.
         effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
         return (Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),)
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
-        """What is said before anything else, and the option that reads without it; empty if there is no sidecar."""
+        """The note that a sidecar is read too, with the option `way` that turns it off; empty if there is no sidecar."""
         if self.carry is None:
             return ""
         place = carry_over.beside(Path(file))
@@ -77,18 +78,21 @@ def beside(file: Path) -> Sidecar:
     source, secrets, why = _secrets(carry, place.parent)
     known = carry_over.revealed(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
-    lost = tuple(Finding(name, _lost(why, carry.source), Effect.STOPS, given=True) for name in missing)
+    told = f"a secret is not kept in the sidecar, and {carry.source or 'its file'} {why}; put the value in where this name stands"
+    lost = tuple(Finding(name, told, Effect.STOPS, given=True) for name in missing)
     return Sidecar(known, (*odd, *lost), (place, *source), edited)
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
-    """The file that has the secrets, those, and why there are none."""
+    """The file that has the secrets, the secrets, and in words why one that is not among them is missing."""
     try:
+        # The sidecar may come from somebody else: it opens no file outside the folder that was allowed.
         path = find(carry.source, folder) if carry.source else None
         if path is None:
             return (), Secrets(), "is not there"
         like = carry.original
         found = Original(read_text(path), path.suffix.lower(), like.outside if like else {}, like.chosen if like else None)
+        # The secrets that come back from there must not reach the report either.
         keep_hidden(found.text)
         return (path,), found.secrets, "has it no more"
     except OutsideError as error:
@@ -96,6 +100,3 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
     except BridgeError:
         return (), Secrets(), "cannot be read any more"
 
-
-def _lost(why: str, source: str) -> str:
-    return f"a secret is not kept in the sidecar, and {source or 'its file'} {why}; put the value in where this name stands"

@@ -42,7 +42,7 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a run is shown: layers by a part of their name, kinds, steps (all where empty), microbatches apart or not."""
+    """What to show of a run: layers by a part of their name, kinds, steps (empty: all), and microbatches or not."""
 
     layers: Sequence[str] = ()
     kinds: Sequence[str] = ()
@@ -76,7 +76,7 @@ def _compared(found: Comparison) -> str:
 
 
 def html(first: Path, second: Path | None, out: Path) -> int:
-    """Write a page of a run, or of two that are held against each other; the exit code is that of what it shows."""
+    """Write a page of a run, or of two that are compared; the exit code tells of the faults or differences on it."""
 
     def work() -> int:
         from bridge.trace.comparison import compare
@@ -99,7 +99,7 @@ def html(first: Path, second: Path | None, out: Path) -> int:
 
 @dataclass(frozen=True)
 class Kept:
-    """How much `trace run` logs, as it was typed: every so many steps, ranks, one copy of what is alike, bytes."""
+    """Limits on the log of `trace run`, as typed: steps that `every` divides, ranks, one copy of what is alike, bytes."""
 
     every: int = 1
     ranks: str | None = None
@@ -134,25 +134,28 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
-    """Run a command whose trainings are watched; its own exit code, or that of findings."""
+    """Run a command and watch the trainings in it. The exit code: the command's own if it failed, else that of the findings."""
     import json
     import os
     import subprocess
 
     from bridge.trace.findings import FILE
     from bridge.trace.injected import ATTACHED, SETTINGS
+    from bridge.trace.schema import RUN
 
     if find_spec("torch") is None:
         raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")
     if not command:
         raise BridgeError("trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py")
     for name in (ATTACHED, FILE):
+        # Left by an earlier run in the same folder, they would tell of a training that was not this one.
         (folder / name).unlink(missing_ok=True)
     logs = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
     debug = {**dict.fromkeys(logs if level else (), level), "tensor_parallel": True}
     settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding, "keep": kept.settings()}
     import bridge.trace
 
+    # Python imports `sitecustomize` of the first folder on the path in every process, and that attaches the watching.
     own = [Path(bridge.trace.__file__).parent / "injection", Path(bridge.trace.__file__).parents[2]]
     paths = [*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
@@ -165,28 +168,20 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
         raise BridgeError(f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell") from None
     finally:
         ended()
-    for note in _notes(folder):
+    for note in _run(folder).notes if (folder / RUN).exists() else ():
         print(f"trace run: {folder}: {note}", file=sys.stderr)
     if not (folder / ATTACHED).exists():
         say(
             "trace run: nothing was watched: no module ran forward in training mode that an optimizer or an engine holds;"
             " processes that start with -I or -E see nothing of this"
         )
+        # A training that failed keeps its own code: schedulers of jobs go by it.
         return code or Exit.UNPROVED
-    found = [json.loads(line) for line in _lines_of(folder / FILE)]
+    lines = (folder / FILE).read_text().splitlines() if (folder / FILE).exists() else []
+    found = [json.loads(line) for line in lines]
     faults = sum(one["severity"] == "fault" for one in found)
     say(f"trace run: {faults} faults and {len(found) - faults} remarks; {folder}")
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
-
-
-def _notes(folder: Path) -> Sequence[str]:
-    from bridge.trace.schema import RUN
-
-    return _run(folder).notes if (folder / RUN).exists() else ()
-
-
-def _lines_of(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def show(folder: Path, selection: Selection, plot: Path | None, statistic: str, as_json: bool) -> int:
@@ -225,7 +220,7 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
 
 
 def _exit(found: Comparison) -> Exit:
-    """Findings where they part; nothing is proved where no tensor that both have was logged with values."""
+    """Findings if the runs part; unproved if no tensor that both have was logged with values."""
     if found.divergence:
         return Exit.FINDINGS
     return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
@@ -305,11 +300,11 @@ def _tell(found: Comparison, html: Path | None) -> None:
 
 
 def _tell_settings(found: Comparison, out: Console) -> None:
-    """What the runs were told differently, before what came of it."""
+    """Settings that differ: first those of the training, then those of the layout."""
     for layout, words in ((False, "settings differ"), (True, "layouts differ")):
         told = [str(setting) for setting in found.settings if setting.layout is layout]
         if told:
-            more = f"; and {len(told) - SHOWN} more" * (len(told) > SHOWN)
+            more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
             out.print(f"{words}: {'; '.join(told[:SHOWN])}{more}", markup=False, soft_wrap=True)
 
 
@@ -322,7 +317,8 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     out.print(f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True)
     out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
     if first.ranks:
-        out.print(f"  only in what {_ranks(first.ranks)} logged", markup=False)
+        word = "rank" if len(first.ranks) == 1 else "ranks"
+        out.print(f"  only in what {word} {', '.join(map(str, first.ranks))} logged", markup=False)
     if first.cause:
         out.print(f"  looks like: {first.cause}", markup=False, soft_wrap=True)
     why = found.diagnosis
@@ -335,12 +331,8 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     _tell_rest(found, out)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
 def _tell_rest(found: Comparison, out: Console) -> None:
-    """What follows the first, by phase and kind in order of execution."""
+    """The differences after the first, by step, phase and kind in order of execution."""
     groups: dict[tuple[int, str, str], list[Line]] = {}
     for line in found.lines:
         groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
@@ -348,14 +340,13 @@ def _tell_rest(found: Comparison, out: Console) -> None:
     shown = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
     if shown:
         out.print("\nthen, in order of execution:")
-        rows = ((f"{key[0]}/{key[1]}", key[2], f"{len(lines)} of {len(groups[key])}", *_first(lines)) for key, lines in shown)
+        rows = []
+        for (step, phase, kind), lines in shown:
+            first, count = lines[0], f"{len(lines)} of {len(groups[step, phase, kind])}"
+            rows.append((f"{step}/{phase}", kind, count, str(first.name), f"{first.distance:.2g}", first.cause))
         out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
     if found.left:
         out.print(f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them")
-
-
-def _first(lines: Sequence[Line]) -> tuple[str, str, str]:
-    return str(lines[0].name), f"{lines[0].distance:.2g}", lines[0].cause
 
 
 def _measured(line: Line) -> str:
@@ -416,7 +407,7 @@ def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
 
 
 WIDE = 240
-"""Columns where the terminal does not say: one line for each tensor."""
+"""Columns of a list that does not go to a terminal: wide enough for one line for each tensor."""
 
 
 def _lines(entry: Entry, microbatches: bool) -> Iterator[tuple[str, ...]]:
@@ -453,8 +444,10 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for at, (label, points) in enumerate(lines.items()):
+        # Matplotlib has ten colours; after them the style of the line changes.
         style = ("-", "--", ":", "-.")[at // 10 % 4]
         axes.plot(list(points), list(points.values()), style, marker=".", label=label, linewidth=1.2)
+    # A logarithm shows norms that fall by orders of magnitude; 0 and below have none.
     positive = all(value > 0 for points in lines.values() for value in points.values())
     axes.set_yscale("log" if positive else "linear")
     axes.set(xlabel="step", ylabel={"low": "smallest", "high": "largest"}.get(statistic, statistic))

@@ -40,7 +40,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """The other config of a user's own, the folder of the model, the file of the batch, and the engines named for both."""
+    """The second config that the user wrote, the folder of the model, the file of the batch, and the engines of both."""
 
     other: str
     model: str
@@ -50,7 +50,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Options:
-    """Stack and release to translate to, ranks at most, steps, and whether samples are padded; or what is the user's own."""
+    """Stack and release to translate to, the most ranks, steps, and whether samples are padded; or a second config, `own`."""
 
     to: str | None = None
     to_version: str | None = None
@@ -61,7 +61,7 @@ class Options:
 
 
 def own_of(file: str, other: str | None, to: str | None, model: Path | None, batch: Path | None, on: str | None) -> Own | None:
-    """What is the user's own, if there is a second config. Raises `BridgeError` for half of it."""
+    """The second config with what goes with it, or None. Raises `BridgeError` if options are missing or do not go together."""
     if other is None:
         alone = {"--model": model, "--batch": batch, "--on": on}
         BridgeError.raise_if(
@@ -91,7 +91,12 @@ def verify(job: Job, options: Options) -> int:
             raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
         with orderly(), tempfile.TemporaryDirectory() as folder:
             found = _measured(_at_hand(job, Path(folder)), options)
-        code = _exit(found)
+        if found["verdict"] == "differs":
+            code = Exit.FINDINGS
+        elif found["verdict"] == "same":
+            code = Exit.CLEAN
+        else:
+            code = Exit.UNPROVED  # a side did not run, or not whole: a part is no proof
         if job.json:
             print_json({**found, "exit_code": code})
         else:
@@ -101,16 +106,9 @@ def verify(job: Job, options: Options) -> int:
     return answered(job, work)
 
 
-def _exit(found: Fields) -> Exit:
-    """Findings where a run differs; clean only where both sides ran whole on their own stacks."""
-    if found["verdict"] == "differs":
-        return Exit.FINDINGS
-    return Exit.CLEAN if found["verdict"] == "same" else Exit.UNPROVED
-
-
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Within this block SIGTERM is an exception, so that ranks and files of this command go with it."""
+    """Within this block SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files removed."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -126,7 +124,7 @@ def orderly() -> Iterator[None]:
 
 
 def _at_hand(job: Job, folder: Path) -> Job:
-    """The job with its standard input in a file, which every rank can read, and nobody else."""
+    """The job with its standard input in a private file in `folder`, so that every rank can read it."""
     if job.file != STDIN:
         return job
     path = folder / "standard input"
@@ -199,9 +197,10 @@ def _read(job: Job) -> Config:
 
 
 def _target(source: Config, options: Options) -> Result:
-    """The translation: for the release that is asked for, else for the one that is installed and would run it."""
+    """The translation, for --to-version, else for the release that is installed here."""
     assert options.to is not None, "the command asks for it where there is no second config"
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
+    # A run on the stack that is here proves nothing about a file for another release.
     installed = backend.release if backend and backend.release in dialect.versions else None
     return translate(source, dialect, options.to_version or installed)
 
@@ -211,7 +210,8 @@ def _target(source: Config, options: Options) -> Result:
 
 def _show(found: Fields) -> None:
     out = console(sys.stdout)
-    out.print(_verdict(found), markup=False, soft_wrap=True)
+    lacking = f": {'; '.join(found['lacking'])}" if found["lacking"] else ""
+    out.print(f"{VERDICTS[found['verdict']]}{lacking}.", markup=False, soft_wrap=True)
     table = Grid("", ("run", "engine", "loss", "gradient norm", "furthest tensor", "verdict"))
     for run in found["runs"]:
         table.add_row(*_cells(run))
@@ -222,11 +222,6 @@ def _show(found: Fields) -> None:
 
 SHOWN = 3
 VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Proved in part", "not run": "Nothing proved"}
-
-
-def _verdict(found: Fields) -> str:
-    """The first line: the verdict, and why it is not the whole one."""
-    return f"{': '.join((VERDICTS[found['verdict']], *(['; '.join(found['lacking'])] if found['lacking'] else [])))}."
 
 
 def _cells(run: Fields) -> Iterator[str]:
@@ -241,7 +236,7 @@ def _cells(run: Fields) -> Iterator[str]:
 
 
 def _words(found: Fields) -> Iterator[str]:
-    """Causes, and what was changed."""
+    """The lines below the table: causes, what was changed, and how far rounding goes."""
     for run in found["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
@@ -250,17 +245,14 @@ def _words(found: Fields) -> Iterator[str]:
     if found["no_script"]:
         why = "; ".join(found["no_script"])
         yield f"Judged in a script that has the model; that of `convert --script` would have the nearest one: {why}"
-    yield f"\nIn small, on {found['ranks']} ranks{_changed(found['changes'])}."
+    smaller = [f"{path} {change['before']} -> {change['after']}" for path, change in found["changes"].items()]
+    changed = f"; changed for that: {', '.join(smaller)}" if smaller else ""
+    yield f"\nIn small, on {found['ranks']} ranks{changed}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     if left := found["left_out"]:
         some = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
         yield f"It alone decides the updates of {len(left)} tensors, whose gradients are zero but for it; not compared: {some}."
-
-
-def _changed(changes: Mapping[str, Fields]) -> str:
-    told = [f"{path} {change['before']} -> {change['after']}" for path, change in changes.items()]
-    return f"; changed for that: {', '.join(told)}" if told else ""
 
 
 # On a rank
@@ -293,6 +285,7 @@ def main(text: str) -> None:
 
     def tell(**words: Any) -> None:
         if here.rank == 0:
+            # Stacks print to stdout as they like: ours goes there alone, and marked.
             print(MARK + json.dumps(words, allow_nan=False), file=out, flush=True)
 
     with redirect_stdout(sys.stderr):
@@ -342,7 +335,7 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
 
 
 def _otherwise(target: Config) -> str:
-    """For which release the translation is, where that is not the one that `convert` takes by itself."""
+    """A line that names the release of the translation, if `convert` would take another by itself; else empty."""
     title, newest = target.dialect.title, target.dialect.newest
     if target.version == newest:
         return ""
