@@ -146,7 +146,7 @@ class Case:
 
 
 def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
-    """By name, with the copies of that rank where it has others than the first."""
+    """A step's tensors by name, with the copies of that rank if they differ from the first rank's."""
     found = {}
     for entry in run.entries(step):
         copies = (copy for part, copy in entry.copies() if part.rank == rank) if rank is not None else iter(())

@@ -15,7 +15,7 @@ from torch import Tensor
 from bridge.trace.case import Case, key_of, pair_of
 from bridge.trace.patterns import CLOSE, TINY, scaled
 from bridge.trace.record import PHASES, Name
-from bridge.trace.settings import Setting, values_of
+from bridge.trace.settings import values_of
 
 if TYPE_CHECKING:
     from bridge.trace.comparison import Comparison
@@ -350,7 +350,11 @@ def _clipped(case: Case) -> Found | None:
     runs = case.comparison.first, case.comparison.second
     both = sorted(set(runs[0].logged) & set(runs[1].logged) - {0}, key=lambda step: abs(step - case.first.name.step))
     steps = sorted(both[:NEAR])
-    norms = [[_norm(run, step) for step in steps] for run in runs]
+    norms = []
+    for run in runs:
+        every = ([one for one in run.entries(step) if one.name.phase == "reduce"] for step in steps)
+        parts = ([one.summary for one in found if one.name.kind == "gradient"] for found in every)
+        norms.append([sqrt(sum(part.squares for part in found if part is not None)) for found in parts])
     if len(steps) < 2 or not all(map(all, norms)):
         return None
     bounds = []
@@ -377,11 +381,6 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
         for step in steps
     ]
     return all(found) and all(one != other for one, other in pairwise(found))
-
-
-def _norm(run: Run, step: int) -> float:
-    found = [entry.summary for entry in run.entries(step) if entry.name.kind == "gradient" and entry.name.phase == "reduce"]
-    return sqrt(sum(summary.squares for summary in found if summary is not None))
 
 
 def _coarse(case: Case) -> Found | None:
@@ -449,9 +448,12 @@ def _update(case: Case) -> Found | None:
     found = case.factors(lines, change=True)
     if found and abs(found[0] - 1) > CLOSE:
         same = [f"every update is {found[0]:.6g} times B's ({found[1]} tensors)"]
-        rate = next((setting for setting in settings if _is_rate(setting, found[0])), None)
-        if rate:
-            return f"the learning rate differs: {rate.first}, {rate.second}", [*evidence, *same, str(rate)]
+        for setting in settings:
+            one, other = setting.first, setting.second
+            rates = setting.path.endswith(("lr", "learning rate"))
+            numbers = isinstance(one, int | float) and isinstance(other, int | float)
+            if rates and numbers and abs(one / max(other, TINY) - found[0]) <= CLOSE * found[0]:
+                return f"the learning rate differs: {one}, {other}", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate or clipping"
         what = f"updates are {found[0]:.6g} times B's{_on(case)}: {ways}, or more steps than one"
@@ -472,12 +474,6 @@ def _update(case: Case) -> Found | None:
             *same,
         ]
     return None
-
-
-def _is_rate(setting: Setting, factor: float) -> bool:
-    if not setting.path.endswith(("lr", "learning rate")) or not isinstance(setting.first, int | float):
-        return False
-    return isinstance(setting.second, int | float) and abs(setting.first / max(setting.second, TINY) - factor) <= CLOSE * factor
 
 
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:

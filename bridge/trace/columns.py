@@ -322,7 +322,7 @@ class Gathering:
         return found
 
     def samples(self, columns: Columns) -> Floats:
-        """All samples, one tensor after the other; NaN where a rank's are missing."""
+        """All samples, one tensor after the other; NaN if a rank's are missing."""
         found = np.full(self._size, np.nan)
         for reading in self._readings:
             with np.errstate(all="ignore"):

@@ -35,7 +35,7 @@ class Comparison:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """Why they part, as far as their logs show it; None where they do not."""
+        """Why they part, as far as their logs show it; None if they do not part."""
         return diagnosed(self) if self.divergence else None
 
     @cached_property

@@ -11,7 +11,7 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `module` wraps, through all wrappers; `module` itself where it is none.
+    """What `module` wraps, through all wrappers; `module` itself if it wraps nothing.
 
     A wrapper holds its module under one of `INNER`, or as its only child, called `module`, and has no parameters of its own
     (DistributedDataParallel, and those built like it).

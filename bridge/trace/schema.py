@@ -60,8 +60,8 @@ class Head(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a line says: what one rank logged of a step, the digest of the file with its tensors, where there is one, and the loss
-    that its backward passes started from, where that was seen.
+    """What a line says: what one rank logged of a step, the digest of the file with its tensors, if there
+    is one, and the loss that its backward passes started from, if that was seen.
     """
 
     records: list[Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that two runs do not have alike; None where one does not have it. A `layout` changes who computes what."""
+    """A setting that two runs do not have alike; None if one of them does not have it. A `layout` changes who computes what."""
 
     path: str
     first: Any

@@ -36,7 +36,7 @@ class Line:
 
 
 def share(line: Line) -> float:
-    """Its distance as a share of its bound; infinite where a fault has no bound."""
+    """Its distance as a share of its bound; infinite if a fault has no bound."""
     if line.bound:
         return line.distance / line.bound
     return math.inf if line.is_fault else 0.0

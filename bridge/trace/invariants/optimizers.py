@@ -133,8 +133,12 @@ class Updated(Check):
             moved = self.now[name] != old
             if old.dtype in SHORT and old.numel() > 1:
                 lost, seen = lost + int((wanted & ~moved).sum()), seen + int(wanted.sum())
-            elif not moved.any() and self._shows(group, old, gradient):
-                still.append(name)
+            elif not moved.any():
+                # An update shows if it is larger than rounding; those of SGD grow with gradients.
+                rounding = float(old.abs().max()) * torch.finfo(old.dtype).eps
+                largest = 1.0 if "betas" in group else float(gradient.abs().max())
+                if float(group["lr"]) * largest > 4 * rounding:
+                    still.append(name)
         if still:
             everything = len(still) == len(self.old)
             told = "nothing moved" if everything else f"{few(still)}: {len(still)} of {len(self.old)} did not move"
@@ -167,13 +171,6 @@ class Updated(Check):
                 told = f"{name} moves by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
                 yield Finding("update-too-large", step, name, told)
                 return
-
-    @staticmethod
-    def _shows(group: Any, old: Tensor, gradient: Tensor) -> bool:
-        """Whether an update would show in weights of that size: those of SGD grow with gradients."""
-        size = float(old.abs().max()) * torch.finfo(old.dtype).eps
-        step = float(group["lr"]) * (1.0 if "betas" in group else float(gradient.abs().max()))
-        return step > 4 * size
 
     def local(self, step: int) -> Iterator[Finding]:
         yield from self.found
