@@ -41,7 +41,10 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
         task_type="CAUSAL_LM",
     )
     found: nn.Module = peft.get_peft_model(model, config)
-    return found, tuple(_findings(section))
+    findings = []
+    if section.get("use_triton"):
+        findings.append(Finding("peft.use_triton", "adapters run on torch's kernels", Effect.ROUNDING, True, before=True))
+    return found, tuple(findings)
 
 
 def _modules(model: nn.Module, section: Section) -> Iterator[str]:
@@ -63,8 +66,3 @@ def _patterns(said: Any) -> list[re.Pattern[str]]:
 
 def _matches(name: str, patterns: list[re.Pattern[str]]) -> bool:
     return any(pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[2]) for pattern in patterns)
-
-
-def _findings(section: Section) -> Iterator[Finding]:
-    if section.get("use_triton"):
-        yield Finding("peft.use_triton", "adapters run on torch's kernels", Effect.ROUNDING, True, before=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bridge.dialect import Config
@@ -47,10 +47,8 @@ def target(section: Section, path: str, known: Collection[str]) -> str:
 
 def only(section: Section, path: str, known: Collection[str]) -> None:
     """Raise `ConfigError` for settings of a section beyond those `known` and its class."""
-    ConfigError.raise_if(_beyond(section, path, known))
-
-
-def _beyond(section: Section, path: str, known: Collection[str]) -> Iterator[str]:
-    for name, value in section.items():
-        if name not in known and name != TARGET and value not in (None, "none", "None"):
-            yield f"{path}.{name}: found {value!r}; the native engine does not know it{nearest(name, known)}; leave it out"
+    ConfigError.raise_if(
+        f"{path}.{name}: found {value!r}; the native engine does not know it{nearest(name, known)}; leave it out"
+        for name, value in section.items()
+        if name not in known and name != TARGET and value not in (None, "none", "None")
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import SourceError
 from bridge.files.contained import inside
-from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import dcp, safe
 from bridge.state.dcp import Entry
@@ -50,24 +49,24 @@ class Folder(Format):
         rest = {key: entry for key, entry in found.items() if entry.path[0] != SCHEDULE}
         parts = (place / OPTIMIZER / dcp.METADATA, *sorted((place / OPTIMIZER).glob("*.distcp")))
         hub = dcp.hub_of(self.name, place, {**weights, **rest}, (*files, *parts))
-        return replace(hub, schedule=schedule or None, findings=(*hub.findings, *_unread(place)))
+        unread = [
+            lost(pattern.rstrip("*"), message, Effect.NUMBERS)
+            for pattern, message in UNREAD.items()
+            if any(place.glob(pattern))
+        ]
+        return replace(hub, schedule=schedule or None, findings=(*hub.findings, *unread))
 
 
 def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
     """Tensors of the model, and their files: torch's format or safetensors. Raises `SourceError` for sharded safetensors."""
     if (place / dcp.METADATA).is_file():
         return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
+    # Whole tensors are in consolidated/, or here if the files have the usual names.
     whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
     if whole is None:
         raise SourceError(f"{place}: the safetensors hold parts of tensors; run the consolidate.sh of the checkpoint")
     hub = safe.Safe().read(whole)
     return {name: Entry((name,), held.weight) for name, held in hub.parameters.items()}, hub.origin.files
-
-
-def _unread(place: Path) -> Iterator[Finding]:
-    for pattern, message in UNREAD.items():
-        if any(place.glob(pattern)):
-            yield lost(pattern.rstrip("*"), message, Effect.NUMBERS)
 
 
 FORMATS: tuple[Format, ...] = (Folder(),)

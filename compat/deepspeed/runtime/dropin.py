@@ -144,14 +144,11 @@ def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, An
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
         raise ConfigError(f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config")
-    return DIALECT.read(_quiet(given[0]), None, world, code=code)
-
-
-def _quiet(config: Any) -> Any:
-    """The config, of which a line of progress every so many steps without end, as accelerate writes it, is none at all."""
-    if isinstance(config, Mapping) and config.get("steps_per_print") == math.inf:
-        return {**config, "steps_per_print": NEVER}
-    return config
+    one = given[0]
+    # accelerate writes infinity for "never", which is no number of JSON.
+    if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
+        one = {**one, "steps_per_print": NEVER}
+    return DIALECT.read(one, None, world, code=code)
 
 
 def opened(plan: Plan, own: bool) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamSta
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
 EPOCHS = ("last_batch_iteration", "last_epoch")
-"""What schedulers of DeepSpeed and torch call how far they have come."""
+"""The attribute in which a scheduler of DeepSpeed, or of torch, keeps the number of its last step.
+"""
 CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
 
 
 def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
-    """What a converted checkpoint says of scheduler and groups; DeepSpeed's own schedulers need but the updates made."""
+    """State of the scheduler, and settings of the groups, in a converted checkpoint. DeepSpeed's
+    own schedulers need no more than the number of updates.
+    """
     saved = read_state(path, path)
     carried: Any = tagged.decoded(saved.carried)
     steps = saved.progress.steps
@@ -49,7 +53,7 @@ def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
 class DeepSpeedEngine(nn.Module):
     """What `deepspeed.initialize` returns first: a module around the model, whose attributes it has too.
 
-    The native engine is `native`, what it does otherwise than the config says is `findings`.
+    The native engine is `native`. `findings` tell what it does differently from the config.
     """
 
     native: Engine
@@ -104,7 +108,9 @@ class DeepSpeedEngine(nn.Module):
             return self.native(*inputs, **named)
 
     def _guarded(self) -> Iterator[Any]:
-        """Have calls of the model past the engine find whole weights, and those of its parts be refused while theirs are not."""
+        """Guard calls that go past the engine: the model gathers its weights first, a part of it
+        refuses while its own are away.
+        """
         model = self.native.model
         by_itself = model.forward
 
@@ -140,13 +146,15 @@ class DeepSpeedEngine(nn.Module):
         """Gradients of a microbatch's mean loss; returns it divided by the number of microbatches, as DeepSpeed does."""
         self._needs_optimizer("backward")
         if retain_graph:
-            raise BridgeError("backward: retain_graph is not there; add the losses up and call backward once")
+            raise BridgeError("backward: retain_graph=True is not supported; add the losses up and call backward once")
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
             return self.native.backward(loss * scale if scale > 1 else loss) / self.gradient_accumulation_steps()
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Update after the last microbatch of a step, and move the scheduler; before, count only."""
+        """After the last microbatch of a step, update the weights and move the scheduler. After the
+        others, only count.
+        """
         self._needs_optimizer("step")
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
@@ -155,14 +163,17 @@ class DeepSpeedEngine(nn.Module):
         self._told(lr_kwargs or {})
 
     def _told(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """What follows a step: optimizer and scheduler hear of it."""
+        """Let optimizer and scheduler know of a step."""
         self._skipped = self.native.progress.skipped
         self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
             self._tell(lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.overflow = not self._applied
-        self._print()
+        every = self._values.get("steps_per_print")
+        if every and self.global_rank == 0 and self.global_steps % every == 0:
+            said = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
+            print(said, flush=True)
 
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> Tensor:
         """One step over the next microbatches of `data_iter` (default: the training data, over and over); the mean loss over
@@ -204,7 +215,12 @@ class DeepSpeedEngine(nn.Module):
         finally:
             self.train(training)
         losses = [loss for loss, _ in found]
-        answer = losses if reduce_output is None else self._mean(losses)
+        answer: Any = losses
+        if reduce_output is not None:
+            # In fp64, so that the mean is rounded only once.
+            mean = torch.stack([loss.detach().double() for loss in losses]).mean()
+            self.native.comm.all_reduce(EVALUATE, mean, self.native.data)()
+            answer = (mean / self.dp_world_size).to(losses[0].dtype)
         return (answer, [output for _, output in found]) if return_logits else answer
 
     def _piped(self, batches: Iterable[Any]) -> Tensor:
@@ -227,7 +243,9 @@ class DeepSpeedEngine(nn.Module):
         raise BridgeError("engine.compile: the engine runs layers as they are; compile the model's blocks before initialize")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
-        """What `to`, `cuda`, `half` and `float` do to each tensor: it must leave them as they are."""
+        """Called by `to`, `cuda`, `half` and `float` with their change of a tensor. Raises
+        `BridgeError` if it changes any.
+        """
         for name, weight in self.native.model.named_parameters():
             found = fn(weight.data)
             if found.device != weight.device or found.dtype != weight.dtype:
@@ -255,7 +273,7 @@ class DeepSpeedEngine(nn.Module):
         """Nothing: gradients are reduced with the last microbatch of a step."""
 
     def offload_states(self, *_: Any, **__: Any) -> None:
-        """Said: everything stays on the device, which changes memory only."""
+        """A warning: everything stays on the device, which costs memory and changes no numbers."""
         warnings.warn("offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2)
 
     def reload_states(self, *_: Any, **__: Any) -> None:
@@ -266,8 +284,10 @@ class DeepSpeedEngine(nn.Module):
         return self.native.is_gradient_accumulation_boundary() or self._calls + 1 == self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Say whether the microbatch whose backward comes next is the last of its step. A step may end early: what is missing
-        counts as nothing, and gradients are divided by the config's number all the same, as DeepSpeed does. It cannot be longer.
+        """Set whether the next microbatch is the last of its step.
+
+        A step may end early. Its gradients are divided by the config's number of microbatches all
+        the same, as in DeepSpeed. Raises `BridgeError` for a step that is longer.
         """
         place, number = self.native.microbatch + 1, self.gradient_accumulation_steps()
         if is_boundary and place < number:
@@ -291,7 +311,7 @@ class DeepSpeedEngine(nn.Module):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the engine does otherwise than the config says."""
+        """What the engine does differently from the config."""
         return self.native.findings
 
     @property
@@ -439,7 +459,10 @@ class DeepSpeedEngine(nn.Module):
         """A loader of this rank's samples, in DeepSpeed's order: shuffled for training, the same in every epoch."""
         if not (isinstance(dataset, IterableDataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
             raise ConfigError(f"training_data: found {type(dataset).__name__}, expected a dataset of torch")
-        sampler = None if isinstance(dataset, IterableDataset) else data_sampler or self._sampler(dataset, route == "train")
+        sampler = None
+        if not isinstance(dataset, IterableDataset):
+            index, shuffle = self.native.data.index, route == "train"
+            sampler = data_sampler or DistributedSampler(dataset, self.dp_world_size, index, shuffle=shuffle)
         return DataLoader(
             dataset,
             batch_size or self.train_micro_batch_size_per_gpu(),
@@ -449,9 +472,6 @@ class DeepSpeedEngine(nn.Module):
             drop_last=bool(self._values.get("dataloader_drop_last")),
             num_workers=num_local_io_workers or 0,
         )
-
-    def _sampler(self, dataset: Any, shuffle: bool) -> DistributedSampler[Any]:
-        return DistributedSampler(dataset, self.dp_world_size, self.native.data.index, shuffle=shuffle)
 
     # Checkpoints
 
@@ -465,7 +485,7 @@ class DeepSpeedEngine(nn.Module):
     ) -> bool:
         """Write a checkpoint of the native engine, with the scheduler and the optimizer's settings. All ranks must take part."""
         if exclude_frozen_parameters:
-            raise BridgeError("save_checkpoint: exclude_frozen_parameters is not there; a checkpoint holds the whole model")
+            raise BridgeError("save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model")
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self.native.save_checkpoint(save_dir, name, {CLIENT: dict(client_state or {}), OWN: self._state()}, save_latest)
         return True
@@ -480,9 +500,10 @@ class DeepSpeedEngine(nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continue from a checkpoint of the native engine, of any layout; its path and the client's state.
+        """Continue from a checkpoint of the native engine, saved on any layout. Returns its path
+        and the client's state.
 
-        (None, None) with a warning where nothing was saved yet, as DeepSpeed has it.
+        If nothing was saved yet, it warns and returns (None, None), as DeepSpeed does.
         """
         if not load_module_strict or custom_load_fn is not None:
             raise BridgeError("load_checkpoint: names must match; leave load_module_strict and custom_load_fn as they are")
@@ -519,7 +540,7 @@ class DeepSpeedEngine(nn.Module):
     ) -> None:
         """Set weights, masters and buffers by the model's own names. All ranks must take part."""
         if custom_load_fn is not None:
-            raise BridgeError("load_module_state_dict: custom_load_fn is not there; rename the entries first")
+            raise BridgeError("load_module_state_dict: custom_load_fn is not supported; rename the entries first")
         names = buffers.aliases(self.native.model)
         missing, strange = [name for name in names if name not in state_dict], [name for name in state_dict if name not in names]
         if strict:
@@ -559,7 +580,7 @@ class DeepSpeedEngine(nn.Module):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """The engine itself asks the model for its names."""
+        """While inside, the engine itself calls the model, and the guards let it."""
         before, self._inside = self._inside, True
         try:
             yield
@@ -567,7 +588,9 @@ class DeepSpeedEngine(nn.Module):
             self._inside = before
 
     def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """A state dictionary of weights that are not whole would hold anything."""
+        """Raises `BridgeError` for a state dictionary of weights that are not whole: their memory
+        may hold those of another layer.
+        """
         if self._inside or keep_vars or not self._in_turns():
             return
         absent = [name for name, weight in module.named_parameters() if getattr(weight, "ds_status", None) is AWAY]
@@ -632,7 +655,9 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError(f"{what}: {NO_OPTIMIZER}")
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Let the optimizer's own hooks run (it has no gradients of its own, so nothing else happens), then its scheduler."""
+        """Run the optimizer's hooks, then its scheduler. Its parameters have no gradients, so its
+        step changes nothing.
+        """
         assert self.optimizer is not None
         self._stepping = True
         try:
@@ -649,20 +674,15 @@ class DeepSpeedEngine(nn.Module):
         return self._stepping
 
     def _epoch(self) -> Any:
-        """How far the scheduler has come, where it says so."""
+        """The number of the scheduler's last step, or None if it keeps none."""
         return next((getattr(self.lr_scheduler, name) for name in EPOCHS if hasattr(self.lr_scheduler, name)), None)
 
     def _twice(self) -> None:
-        """Say once if the script moves the scheduler too."""
+        """Warn once if the script moves the scheduler too."""
         if self._moved is not None and self._epoch() != self._moved and not self._told_twice and self.global_rank == 0:
             self._told_twice = True
             said = "the script calls lr_scheduler.step(), and engine.step() does too: the rate moves twice"
             warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
-
-    def _print(self) -> None:
-        every = self._values.get("steps_per_print")
-        if every and self.global_rank == 0 and self.global_steps % every == 0:
-            print(f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}", flush=True)
 
     def _each(self, name: str) -> list[Any]:
         return [group.get(name, 0.0) for group in self.optimizer.param_groups] if self.optimizer else []
@@ -672,11 +692,16 @@ class DeepSpeedEngine(nn.Module):
         if self.training_dataloader is None:
             raise BridgeError("train_batch: no data; pass an iterator, or training_data to initialize")
         if self._iterator is None:
-            self._iterator = _repeated(self.training_dataloader)
+            # Not `cycle`: every epoch asks the loader anew, and `cycle` would keep all batches of
+            # the first.
+            loader = self.training_dataloader
+            self._iterator = (batch for epoch in count() for batch in loader)
         return self._iterator
 
     def _fed(self, source: Iterator[Any]) -> Any:
-        """The next batch to train on; where there is none, the last one again: all ranks leave the step together at its end."""
+        """The next batch to train on. If the data ended, the last batch again: all ranks then leave
+        the step together at its end.
+        """
         try:
             self._last = self._next(source)
         except BridgeError:
@@ -709,11 +734,6 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError("batch: the model returns no loss (one number); give it a loss_fn, or call backward(loss)")
         return loss, output
 
-    def _mean(self, losses: list[Tensor]) -> Tensor:
-        mean = torch.stack([loss.detach().double() for loss in losses]).mean()
-        self.native.comm.all_reduce(EVALUATE, mean, self.native.data)()
-        return (mean / self.dp_world_size).to(losses[0].dtype)
-
 
 PipelineEngine = DeepSpeedEngine
 """The same engine runs models in stages."""
@@ -745,8 +765,3 @@ def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
         raise BridgeError(f"{folder / name}: not written ({error}); make room, or choose another folder") from None
-
-
-def _repeated(loader: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -101,12 +101,12 @@ def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         "ranks": counted.dividing,
         "accelerator": config.effective.get("code.accelerator", "cpu"),
     }
-    return question, {path: _spelled(path, value) for path, value in config.effective.items() if path not in ENGINE}
-
-
-def _spelled(path: str, value: Any) -> Any:
-    """A folder as the config object spells it, which keeps paths rather than text."""
-    return str(Path(value)) if path.endswith(".nvme_path") and value is not None else value
+    expected = {path: value for path, value in config.effective.items() if path not in ENGINE}
+    for path, value in expected.items():
+        # DeepSpeed's config object keeps a folder as a path, which drops a slash at its end.
+        if path.endswith(".nvme_path") and value is not None:
+            expected[path] = str(Path(value))
+    return question, expected
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,8 @@ def installed() -> str:
 
 def held(config: Any) -> dict[str, Any]:
     """What a real DeepSpeedConfig of any release covered holds, by path; what it does not store is left out."""
-    found = _attributes(config, dict(zip(TOP, TOP, strict=True)) | SINGLE)
+    names = dict(zip(TOP, TOP, strict=True)) | SINGLE
+    found = {path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)}
     for attribute, section in MODELS.items():
         model = getattr(config, attribute, None)
         found.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
@@ -142,22 +143,15 @@ def held(config: Any) -> dict[str, Any]:
         found.update(_flat(getattr(config, attribute, {}), section))
     for name in MONITORS:
         found.update(_flat(getattr(config.monitor_config, name).model_dump(), name))
-    return found | _arguments(config) | _scaling(config) | _rest(config)
+    found |= _flat(config.optimizer_params or {}, "optimizer.params")
+    found |= _flat(config.scheduler_params or {}, "scheduler.params")
+    return found | _scaling(config) | _rest(config)
 
 
 class _Nothing:
     """Stands for an object that the release does not have."""
 
     def __init__(self) -> None: ...
-
-
-def _attributes(config: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    return {path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)}
-
-
-def _arguments(config: Any) -> dict[str, Any]:
-    found = _flat(config.optimizer_params or {}, "optimizer.params")
-    return found | _flat(config.scheduler_params or {}, "scheduler.params")
 
 
 def _scaling(config: Any) -> dict[str, Any]:

@@ -94,20 +94,17 @@ class Files:
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
                     raise SourceError(f"{path}: its {key} is not that of {self.optimizers[0].name}; it is of another run")
-        return tuple(
-            _dictionary(held["optimizer_state_dict"], path) for path, held in zip(self.optimizers.values(), found, strict=True)
-        )
+        states = tuple(held["optimizer_state_dict"] for held in found)
+        for path, state in zip(self.optimizers.values(), states, strict=True):
+            if not isinstance(state, dict):
+                said = f"found {shown(state, 30)} as optimizer_state_dict, expected a dictionary"
+                raise SourceError(f"{path}: {said}; {DAMAGED}")
+        return states
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
         return (*self.models.values(), *self.optimizers.values(), *self.beside)
-
-
-def _dictionary(found: Any, path: Path) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
-        raise SourceError(f"{path}: found {shown(found, 30)} as optimizer_state_dict, expected a dictionary; {DAMAGED}")
-    return found
 
 
 def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
@@ -181,6 +178,8 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
     if not isinstance(scaler, Record):
         if "cur_scale" not in found:
             return None
+        # Without ZeRO the scaler's numbers stand beside the optimizer's state, under the same
+        # names.
         scaler = Record("", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"})
     held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
     if not dynamic and held.get("cur_scale") == 1.0:

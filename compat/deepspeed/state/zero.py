@@ -55,17 +55,16 @@ class Zero(Format):
         found = Files.of(place)
         if not found:
             raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
-        hubs = [hub_of(self.name, files, _parameters(files), _optimizer(files)) for files in found]
+        hubs = []
+        for files in found:
+            # The first rank's optimizer state: only values that all ranks share are read from it.
+            optimizer = files.states[0] if files.states else files.model.get("optimizer") or {}
+            hubs.append(hub_of(self.name, files, _parameters(files), optimizer))
         return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """The files to write for the wanted ZeRO stage and number of data-parallel ranks."""
         return zero_writing.plan(hub, wanted)
-
-
-def _optimizer(files: Files) -> Mapping[str, Any]:
-    """The first rank's optimizer state. The callers read only values that all ranks share."""
-    return files.states[0] if files.states else files.model.get("optimizer") or {}
 
 
 SAMPLE = 1024
@@ -75,7 +74,13 @@ SAMPLE = 1024
 def _of_one_run(files: Files) -> None:
     """Raises `SourceError` if the masters in a rank's file do not round to the model's weights, as in a file of another run."""
     module, shapes = files.model["module"], shapes_of(files)
-    paths = {held: files.optimizers[rank] for rank, state in enumerate(files.states) for held in _flat_groups(state)}
+    paths: dict[Lazy, Path] = {}
+    for rank, state in enumerate(files.states):
+        flats = state.get("single_partition_of_fp32_groups")
+        for flat in flats if isinstance(flats, list) else ():
+            if isinstance(flat, Lazy):
+                paths[flat] = files.optimizers[rank]
+    # A run is what one rank holds of a parameter; `at` is where it begins in the parameter.
     for name, kinds in _in_fragments(files, shapes).tensors.items():
         joined, weight, at = kinds[FP32], module[name], 0
         for run in joined.runs if isinstance(joined, Joined) else ():
@@ -87,11 +92,6 @@ def _of_one_run(files: Files) -> None:
             at += len(run)
 
 
-def _flat_groups(state: Mapping[str, Any]) -> list[Lazy]:
-    found = state.get("single_partition_of_fp32_groups")
-    return [held for held in found if isinstance(held, Lazy)] if isinstance(found, list) else []
-
-
 Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
 
 
@@ -101,10 +101,11 @@ def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]
     said, left = client(files.model)
     schedule, unread = plain(files.model.get("lr_scheduler"), "lr_scheduler")
     config, odd = plain(files.model.get("ds_config"), "ds_config")
+    module = files.model["module"]
     return Hub(
         Origin(format, str(files.model.get("ds_version", "")), {"zero": level, "ranks": len(files.optimizers) or 1}, files.all),
         parameters,
-        dict(_buffers(files)),
+        {name: module[name] for name in files.model.get("buffer_names") or () if name in module},
         _ties(files),
         ordered=True,
         groups=groups,
@@ -126,7 +127,10 @@ def _parameters(files: Files) -> Found:
         raise SourceError(f"{files.folder}: files of several ZeRO stages ({', '.join(map(str, sorted(stages)))}); {DAMAGED}")
     stage = stages.pop()
     shapes = shapes_of(files)
-    count = max(_counts(files.states[0]), default=len(files.states))
+    # Stages 1 and 2 have a count for each flat group, stage 3 has one for all, and the bf16
+    # optimizer of old has none.
+    counts = files.states[0].get("partition_count", [])
+    count = max(map(int, counts if isinstance(counts, list) else [counts]), default=len(files.states))
     if count != len(files.states):
         raise SourceError(f"{files.folder}: optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}")
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
@@ -149,11 +153,6 @@ def _stage(state: Mapping[str, Any]) -> int:
     """The ZeRO stage. The file of the bf16 optimizer does not have it, and has the layout of stage 1."""
     found = state.get("zero_stage", 1)
     return int(found.arguments[0]) if isinstance(found, Record) else int(found)
-
-
-def _counts(state: Mapping[str, Any]) -> list[int]:
-    found = state.get("partition_count", [])
-    return [int(count) for count in (found if isinstance(found, list) else [found])]
 
 
 def shapes_of(files: Files) -> list[Named]:
@@ -263,6 +262,8 @@ def _dealt(state: Mapping[str, Any], group: int, named: Named, held: range) -> I
     `param_slice_mappings` has the places that they would have if they were not dealt out (stage_1_and_2.py:
     _link_all_hp_params); the flat tensor has the order of `param_shapes`.
     """
+    # Aligned parameters have padding behind each of them in the flat tensor; older releases write
+    # no list of it.
     paddings = (state.get("param_alignment_paddings") or {group: [0] * len(named)})[group]
     at = 0
     for (name, shape), padding in zip(named.items(), paddings, strict=True):
@@ -421,7 +422,8 @@ def _without(files: Files) -> Found:
     rows = base.get("param_groups") or []
     numbers = [number for row in rows for number in row["params"]]
     if not numbers:
-        return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [_no_optimizer()]
+        none = lost("moments", "no optimizer in the file", Effect.NUMBERS)
+        return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
     names = _numbered(files, module, numbers, base, held)
     masters = dict(_masters(held, rows, names, module))
     parameters = {name: _unsharded(name, tensor, names, base, masters, files) for name, tensor in module.items()}
@@ -441,10 +443,6 @@ def _ties(files: Files) -> dict[str, str]:
     places: dict[Lazy, str] = {}
     found = {name: places.setdefault(tensor, name) for name, tensor in files.model["module"].items() if tensor.count}
     return {alias: name for alias, name in found.items() if alias != name}
-
-
-def _no_optimizer() -> Finding:
-    return lost("moments", "no optimizer in the file", Effect.NUMBERS)
 
 
 def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -518,6 +516,7 @@ def _chosen(
         count = min(SAMPLE, weight.count)
         return bytes(raw(cast(master, weight.dtype).flat(0, count))) == bytes(raw(weight.flat(0, count)))
 
+    # The earliest choice and the latest one agree exactly if there is no other between them.
     first, last = _earliest(numbers, own, fit), _earliest(numbers[::-1], own[::-1], fit)
     return first if first is not None and first == last else None
 
@@ -588,9 +587,3 @@ def _unsharded(
     if any(moment.shape != tensor.shape for moment in moments.values()):
         raise SourceError(f"{files.models[0]}: the moments of {shown(name)} do not have its shape; {DAMAGED}")
     return replace(Parameter(tensor, None, moments, step), master=masters.get(name))
-
-
-def _buffers(files: Files) -> Iterator[tuple[str, Lazy]]:
-    for name in files.model.get("buffer_names") or ():
-        if name in files.model["module"]:
-            yield name, files.model["module"][name]

@@ -61,20 +61,16 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
         raise SourceError("deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers")
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
-    _spread(hub, ranks)
+    # More ranks than elements would leave some rank with nothing to hold.
+    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
+    if elements < ranks:
+        raise SourceError(f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks")
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
     tag = f"global_step{steps_of(hub)}"
     files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
     return Written(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
-
-
-def _spread(hub: Hub, ranks: int) -> None:
-    """Raises `SourceError` for more ranks than elements, some of which would hold nothing."""
-    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
-    if elements < ranks:
-        raise SourceError(f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks")
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:
@@ -137,6 +133,11 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
     """Model states of a rank (runtime/engine.py: _common_checkpoint_state)."""
     hub, shapes = layout.hub, {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()}
     frozen = [name for name, held in hub.parameters.items() if not held.trained] if layout.level > 1 else []
+    schedule = hub.schedule
+    if schedule is None and hub.where.steps is not None:
+        # All that DeepSpeed's own schedulers keep is the number of the last update
+        # (runtime/lr_schedules.py: state_dict).
+        schedule = {"last_batch_iteration": hub.where.steps - 1}
     return {
         "module": OrderedDict(_module(layout)),
         "buffer_names": list(hub.buffers),
@@ -147,7 +148,7 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
         "frozen_param_fragments": OrderedDict((name, _fragment(layout, name, rank)) for name in frozen)
         if layout.level > 1
         else None,
-        "lr_scheduler": hub.schedule if hub.schedule is not None or hub.where.steps is None else _counted(hub.where.steps),
+        "lr_scheduler": schedule,
         "data_sampler": None,
         "random_ltd": None,
         "skipped_steps": hub.where.skipped or 0,
@@ -160,11 +161,6 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
         "ds_version": RELEASE,
         **hub.client,
     }
-
-
-def _counted(steps: int) -> dict[str, int]:
-    """State of any DeepSpeed scheduler after `steps` updates (runtime/lr_schedules.py: state_dict)."""
-    return {"last_batch_iteration": steps - 1}
 
 
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
@@ -209,7 +205,8 @@ def _slices(layout: Layout, rank: int) -> dict[str, Any]:
         **({} if clip is None else {"clip_grad": float(clip)}),
         "base_optimizer_state": {
             "state": {
-                number: {**step_of(layout, flat), **cut.moments} for number, (cut, flat) in enumerate(_pairs(cuts, layout))
+                number: {**step_of(layout, flat), **cut.moments}
+                for number, (cut, flat) in enumerate(zip(cuts, layout.flats, strict=True))
             },
             "param_groups": [row_of(group, [number]) for number, group in enumerate(layout.groups)],
         },
@@ -236,10 +233,6 @@ class Cut:
     places: Mapping[str, Record]
 
 
-def _pairs(cuts: Sequence[Cut], layout: Layout) -> Iterator[tuple[Cut, tuple[str, ...]]]:
-    return zip(cuts, layout.flats, strict=True)
-
-
 def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
     """A rank's part: the parameters are concatenated, padded, and cut into equal parts."""
     kinds = layout.kinds(flat)
@@ -247,6 +240,7 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
     # -count % n is the padding up to the next multiple of n.
     size = (count + -count % (ALIGNMENT * layout.ranks)) // layout.ranks
     begin, end = rank * size, min(count, (rank + 1) * size)
+    # The last ranks may hold nothing but padding: then `begin` lies beyond `end`.
     found = {kind: _between(held, begin, max(begin, end)) for kind, held in kinds.items()}
     padding = size - found["fp32"].count
     moments = {kind: _padded(held, padding) for kind, held in found.items() if kind != "fp32"}

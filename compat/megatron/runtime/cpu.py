@@ -84,13 +84,13 @@ def _kept(start: Callable[..., dict[str, Any]], **messages: Any) -> dict[str, An
     """Messages whose contents live until they are sent. Megatron frees outputs (deallocate_output_tensor) once their sending
     has begun, which CUDA's streams allow and gloo does not: it would send what came to lie there.
     """
-    sent = {name.removeprefix("tensor_"): value.detach() for name, value in messages.items() if _is_sent(name, value)}
+    sent = {
+        name.removeprefix("tensor_"): value.detach()
+        for name, value in messages.items()
+        if name.startswith("tensor_send_") and value is not None
+    }
     works = start(**{**messages, **{f"tensor_{name}": value for name, value in sent.items()}})
     return {**works, **{name: _Sending(works[name], value) for name, value in sent.items()}}
-
-
-def _is_sent(name: str, value: Any) -> bool:
-    return name.startswith("tensor_send_") and value is not None
 
 
 _CUDA: Mapping[str, Any] = {

@@ -73,7 +73,8 @@ class Shards:
         """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
         states = (part.optimizer.state.get(self._kept[weight], {}) for part in self._optimizers)
         found: Mapping[str, Any] = next(filter(None, states), {})
-        return {name: _local(value).view(-1) for name, value in found.items() if is_state(value)}
+        # Of a state that is a DTensor, `_local_tensor` is this rank's part.
+        return {name: getattr(value, "_local_tensor", value).view(-1) for name, value in found.items() if is_state(value)}
 
     def kept(self) -> Iterator[Tensor]:
         """All masters and moments."""
@@ -102,11 +103,6 @@ class Shards:
     def _masters(group: Any) -> Any:
         """The buffer that the optimizer updates: that of the weights themselves where they are kept in fp32."""
         return group.main_weight_buffer or group.model_weight_buffer
-
-
-def _local(tensor: Tensor) -> Tensor:
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
 
 
 class _Done:

@@ -25,7 +25,8 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
     """
     parts = list(map(bare, chunks))
     names = ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
-    metadata = {**(dist_checkpointing.load_content_metadata(str(place)) or {}), "dp_cp_group": _data_ranks()}
+    ranks = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {**(dist_checkpointing.load_content_metadata(str(place)) or {}), "dp_cp_group": ranks}
     with _stepping(optimizer):
         wanted = {name: part.sharded_state_dict(metadata=metadata) for name, part in zip(names, parts, strict=True)}
         wanted["optimizer"] = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
@@ -36,10 +37,6 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
             part.load_state_dict(found[name])
         optimizer.load_state_dict(found["optimizer"])
     return found
-
-
-def _data_ranks() -> Any:
-    return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
 
 @contextmanager

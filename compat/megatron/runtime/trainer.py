@@ -62,7 +62,9 @@ class MegatronTrainer:
         self.shape = workload.architecture if told is None else Architecture.of(told)
         mesh = Mesh.of(self.plan.parallel, place.world)
         self.micro = self.plan.batch.micro or workload.micro
-        self.accumulation = _accumulation(self.plan, self.micro, mesh.sizes["data"])
+        batch, samples_at_once = self.plan.batch, self.micro * mesh.sizes["data"]
+        whole = (batch.global_ or samples_at_once) // samples_at_once
+        self.accumulation = batch.accumulation or max(1, whole)
         self._alone = _join(place)
         self.comm = Comm(mesh, place.rank)
         try:
@@ -91,7 +93,15 @@ class MegatronTrainer:
         self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
         for weight, values in exact.items():
             self.states.master(weight).copy_(values.view(-1)[self.states.owned(weight)])
-        self.scheduler = OptimizerParamScheduler(self.optimizer, **_learning_rate(args), **_resumed(args))
+        # Whose schedule takes effect when a run goes on: without either flag Megatron stops unless
+        # both are the same one.
+        kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer,
+            **_learning_rate(args),
+            use_checkpoint_opt_param_scheduler=kept,
+            override_opt_param_scheduler=not kept,
+        )
         self.settings.grad_scale_func = self.optimizer.scale_loss
         self.settings.finalize_model_grads_func = finalize_model_grads
         for field, method in _overlaps(args):
@@ -177,6 +187,7 @@ class MegatronTrainer:
     def _mean(self, losses: list[tuple[Tensor, Tensor]]) -> float:
         """Over all microbatches of all data ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+        # Tensor ranks compute the same loss: the first adds it, once for all of them.
         if self.share.index == 0:
             for loss, weight in losses:
                 total += torch.stack([loss.double(), weight.double()])
@@ -222,7 +233,10 @@ class MegatronTrainer:
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
         found = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), flat, strict=True)}
         for weight, parts in self.named():
-            for piece in parts if self._counts(weight) else ():
+            # Of copies only one is taken, as all ranks are summed: the first data rank's, and not a
+            # tied weight on a later stage.
+            taken = (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
+            for piece in parts if taken else ():
                 local = piece.of(self.states.filled(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
                     piece.within(found[piece.name], local.shape).copy_(local)
@@ -235,10 +249,6 @@ class MegatronTrainer:
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the native GPT's parameters by name."""
         return wholes(self.shape)
-
-    def _counts(self, weight: nn.Parameter) -> bool:
-        """Whether this rank's values of the parameter are the ones to take: others hold copies."""
-        return (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""
@@ -305,11 +315,6 @@ def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "param_sync_func", "start_param_sync"
 
 
-def _accumulation(plan: Plan, micro: int, data: int) -> int:
-    batch = plan.batch
-    return batch.accumulation or max(1, (batch.global_ or micro * data) // (micro * data))
-
-
 def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
     """What training gives its scheduler (training.py: get_optimizer_param_scheduler), in optimizer steps."""
     total = args.get("lr_decay_iters") or args.get("train_iters") or _iterations(args, "lr_decay") or _iterations(args, "train")
@@ -333,12 +338,6 @@ def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
         "wsd_decay_steps": decay,
         "lr_wsd_decay_style": args["lr_wsd_decay_style"],
     }
-
-
-def _resumed(args: Mapping[str, Any]) -> dict[str, bool]:
-    """Whose schedule a run takes that goes on; where flags say neither, Megatron stops unless both are the same one."""
-    kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
-    return {"use_checkpoint_opt_param_scheduler": kept, "override_opt_param_scheduler": not kept}
 
 
 ENDLESS = 1 << 40
