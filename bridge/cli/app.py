@@ -31,18 +31,18 @@ from bridge.view import View
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)]
 FromFormat = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--from", metavar="FORMAT", help="Its format, where a folder holds several."),
+    typer.Option("--from", metavar="FORMAT", help="Its format, if the folder holds several."),
 ]
 Processes = Annotated[
     int, typer.Option("--processes", metavar="N", min=1, max=64, help="Processes that share the files to be written.")
 ]
 DONE = "-"
-"""A command that ends well or with an error, and has no findings."""
+"""For commands without findings: they end well or with an error."""
 
 CONVERT = """Convert a training config from one stack to another, and say what did not map and why.
 
 The converted file goes to stdout and the report to stderr; with -o the file goes to OUT and the report to stdout.
-Beside OUT lies OUT.carry.json with what the other stack cannot say; the way back picks it up, and edits win over it.
+OUT.carry.json beside OUT keeps what the other stack cannot express. The way back reads it; edits of OUT win over it.
 
 \b
 Examples:
@@ -56,8 +56,8 @@ Examples:
   stagebridge convert old.json --to deepspeed --from-version 0.16.0 --to-version 0.19.8 -o new.json
 
 FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; read, never run), or plain command-line flags
-with # comments; - reads stdin. Values that look like secrets stand as marks (__hidden_NAME__) in the report, on stdout, in the
-sidecar and in --json; OUT alone has the values.
+with # comments; - reads stdin. Values that look like secrets are written to OUT alone: the report, stdout, the sidecar and
+--json have marks (__hidden_NAME__) in their place.
 
 """ + table(error="wrong usage, refused, or the run stops (what is written would); also any loss under --strict")
 
@@ -70,14 +70,14 @@ Examples:
   stagebridge check configs 'more/**/*.json' --format sarif > stagebridge.sarif
   stagebridge check configs --ignore disable_allgather --baseline known.json
 
-What holds for a whole project stands in [tool.stagebridge] of its pyproject.toml: select, ignore, fail-on, baseline, format,
+Options for a whole project are set in [tool.stagebridge] of its pyproject.toml: select, ignore, fail-on, baseline, format,
 exclude.
 
 """ + table(error="wrong usage, not valid, or the run stops")
 
-DIFFERENCE = """Say what two configs mean otherwise: any two, of one stack or of two, each difference with its effect on the run.
+DIFFERENCE = """Say where the meanings of two configs differ, of one stack or of two, each difference with its effect on the run.
 
-A config of a commit is git:REV:PATH, and what lay beside it there is read with it. Options on reading hold for both.
+git:REV:PATH is the config of a commit; the files beside it in that commit are read with it. Options on reading apply to both.
 
 \b
 Examples:
@@ -101,8 +101,8 @@ Examples:
 
 DRIFT = """Say what the same file means in two releases of its own stack, and write the file that keeps its meaning.
 
-Named are settings that went, came or were renamed, defaults that moved, rules that got tighter, and what the stack works
-out otherwise. The migrated file goes to stdout and the report to stderr; with -o the file goes to OUT.
+The report names settings that were removed, added or renamed, defaults that changed, stricter rules, and values that the
+stack works out differently. The migrated file goes to stdout and the report to stderr; with -o the file goes to OUT.
 
 \b
 Examples:
@@ -118,9 +118,9 @@ Examples:
 
 FUZZ = """Fuzz a stack: generated configs of all its releases are written, read, lifted, lowered and converted.
 
-Every config that its rules accept must be read as it was written, mean the same in its own words, and with --to become
-something that the other stack accepts, with every loss named, and come back with the sidecar as it was. On a failure
-the smallest config found is printed, ready to paste, with the command that shows it. Needs the extra "test".
+Every config that the stack's rules accept has to be read as it was written, and to keep its meaning when it is lifted and
+lowered. With --to the other stack has to accept what it becomes, every loss has to be named, and the way back has to restore it.
+On a failure the smallest config found is printed, ready to paste, with the command that shows it. Needs the extra "test".
 
 \b
 Examples:
@@ -132,7 +132,7 @@ Examples:
 
 TRAIN = """Train the plan of FILE on the ranks that the launcher started: on the native engine, or on a real stack's.
 
-With --engine auto, the native engine runs what it can, else the first installed stack that can; why is said.
+With --engine auto, the native engine runs it if it can, else the first installed stack that can; a note says why.
 
 \b
 Examples:
@@ -142,7 +142,7 @@ Examples:
   PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train ds_config.json --trace run --desync raise
   PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train launch.args --engine deepspeed --fit
 
-Sizes that do not fit the ranks are refused with the command that would fit; --fit shrinks them and says so.
+If sizes do not fit the ranks, the error names a command that does; --fit shrinks the sizes and says which.
 
 """ + table(
     clean="trained; what the engine does otherwise is told at the start, as launchers take other codes for a crash",
@@ -151,13 +151,13 @@ Sizes that do not fit the ranks are refused with the command that would fit; --f
 
 VERIFY = """Translate FILE, or take OTHER, run both sides in small on this machine, and say whether they are the same run.
 
-FILE as it is written runs on its own stack where that is installed, the translation on the other one, and what each of them
-means on the native engine and on every other stack's engine that can: the same small GPT with the same weights and data, sizes
-shrunk to a few local ranks. Losses, gradient norms and every tensor are held against what FILE means. Where they differ by more
-than rounding, one feature after the other is switched off to find the cause.
+Every run trains the same small GPT, with the same weights and data, and sizes shrunk to a few local ranks. FILE runs on its own
+stack and the translation on the other one, if they are installed; the plans of both run on the native engine and on every other
+engine that can. Losses, gradient norms and every tensor are compared with the plan of FILE. If they differ by more than rounding,
+one feature after the other is switched off to find the cause.
 
-With OTHER both are configs of your own, on your own model (--model) and batch (--batch: bridge.trace.batch(FILE, batch) writes
-it from a running loop), each on its own stack or on the engine that --on names.
+With OTHER, a second config of your own, both run on your own model (--model) and batch (--batch; bridge.trace.batch(FILE, batch)
+writes it from a running loop), each on its own stack or on the engine that --on names.
 
 \b
 Examples:
@@ -176,9 +176,9 @@ Examples:
 
 MOVE = """Move a run to another stack: its config, code part, launch command and checkpoint, in one folder that is ready to start.
 
-The checkpoint is written in the format that the target's run goes on from. OUT/report.txt says what the config and the
-checkpoint lost, first of all what was taken away. With --prove both sides go on from their checkpoint on this machine, and are
-held together as `verify` does; a large model is run with its first layers alone.
+The checkpoint is written in a format that the target can resume from. OUT/report.txt says what the config and the
+checkpoint lost, first of all what was taken away. With --prove both sides resume from their checkpoint on this machine, and are
+compared as `verify` does; of a large model only the first layers run.
 
 \b
 Examples:
@@ -195,8 +195,8 @@ Examples:
 
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
 
-FILE is a config of any stack; nothing is started and torch is not needed. What FILE does not state of the model is given by
---model NAME (a known shape instead of FILE's) or size by size. The figures are those of the native engine, to the byte.
+FILE is a config of any stack; nothing is started and torch is not needed. Sizes of the model that FILE does not state come from
+--model NAME (a known shape instead of FILE's) or from an option for each. The figures are the native engine's, to the byte.
 
 \b
 Examples:
@@ -212,7 +212,7 @@ Examples:
 
 SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
 
-FIELD is a path as the stack spells it, or a flag; a section shows its fields, and without FIELD all fields are listed.
+FIELD is a path as the stack spells it, a flag, or a section, which shows its fields. Without FIELD all fields are listed.
 
 \b
 Examples:
@@ -226,8 +226,8 @@ Examples:
 
 SCHEDULE = """Show the pipeline schedule of a config: what each rank computes when, its bubble, and activations in flight.
 
-The schedule is proved first: every message is sent and received, no rank waits for ever, each microbatch goes once each way
-through each stage. Times are in units of one forward pass of a stage; backward takes two.
+The schedule is proved first: every message is sent and received, no rank waits for ever, and each microbatch passes each stage
+once forward and once backward. Times are in units of one forward pass of a stage; backward takes two.
 
 \b
 Examples:
@@ -246,8 +246,9 @@ DIFF = """Compare two traced runs of any layouts or stacks, down to the first te
 
 The runs' settings are compared first. Then tensors are matched by name and sample order, in order of execution, every rank's
 copy among them. A distance within what rounding can do, for their formats and the depth of the model, is rounding; the first
-one beyond it is where the runs part. A cause is named with the evidence for it in the logs, or none is, and what to log next is
-said. NaNs never pass. A tensor that one run could not log (a compiler hides its layer) or was not asked to is counted "unseen".
+one beyond it is where the runs part. If the logs show a cause, it is named with its evidence; else the report
+says what to log next. NaNs never pass. A tensor that one run did not log, such as one of a layer that a compiler hides, is
+counted "unseen".
 
 \b
 Examples:
@@ -263,10 +264,10 @@ Examples:
     unproved="nothing was proved: no tensor was logged with values",
 )
 
-WATCHED = """Run a training as it is, and watch it: what every training keeps to is held in every step, and ranks are compared.
+WATCHED = """Run a training as it is, and watch it: invariants of all trainings are checked in every step, and ranks compared.
 
-The first model that runs forward in training mode and that an optimizer holds is attached on every rank: plain torch, DDP, FSDP,
-accelerate, the Trainer of transformers, DeepSpeed. Megatron-Core takes two lines (docs/trace.md).
+On every rank the first model is watched that runs forward in training mode and whose weights an optimizer holds: plain torch,
+DDP, FSDP, accelerate, the Trainer of transformers, DeepSpeed. Megatron-Core takes two lines (docs/trace.md).
 
 \b
 Examples:
@@ -283,7 +284,7 @@ Examples:
 
 FOLLOWED = """Follow a run: a line for each step with its loss and norms, and for each finding, as they come.
 
-Ends when the training does, or with Ctrl-C. Of a run that has ended, all of it is printed. Works in a pipe.
+It ends with the training, or with Ctrl-C. A run that has ended is printed as a whole. The output can be piped.
 
 \b
 Examples:
@@ -294,7 +295,7 @@ Examples:
 
 EXPORT = """Write what a run logged as scalars for another tool: loss, norms of gradients, outputs and weights, norms by layer.
 
-Weights & Biases is used offline: nothing is sent, and `wandb sync` may do so later.
+Weights & Biases is used offline: nothing is sent; `wandb sync` can send it later.
 
 \b
 Examples:
@@ -303,7 +304,7 @@ Examples:
 
 """ + table(clean="written", findings=DONE, error="wrong usage: no run there, the tool is not installed, or the folder is there")
 
-LINES = """Show the tensors that a run logged, put together over its ranks: shape, type, statistics, samples.
+LINES = """Show the tensors that a run logged, joined over its ranks: shape, type, statistics, samples.
 
 Values have one unit on every layout: gradients are those of the step's mean loss, without loss scale.
 
@@ -317,8 +318,8 @@ Examples:
 
 PAGE = """Write one HTML file that needs nothing else: loss, norms, a map of layers, steps and ranks, findings and their meaning.
 
-Of two runs it shows the settings that differ, where the runs part, why, and what follows in all steps. It can be printed, takes
-light and dark from the browser, and says nothing by colour alone.
+Of two runs it shows the settings that differ, where the runs part, why, and what follows in all steps. It can be printed,
+follows the browser's light or dark theme, and never tells anything by colour alone.
 
 \b
 Examples:
@@ -334,7 +335,7 @@ Examples:
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
 
-Where torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
+If torch is installed, the converted plan is then trained on two local ranks with a small model, saved and resumed.
 
 """ + table(clean="done", findings=DONE, error="something failed")
 
@@ -342,7 +343,7 @@ CHECKPOINT = """Read, convert and compare checkpoints of any stack, without the 
 
 Formats: native, safetensors, bin (pytorch_model.bin), dcp (torch.distributed.checkpoint), deepspeed (ZeRO 0 to 3), universal
 megatron (torch_dist) and megatron-ranks (mp_rank_*).
-Every name in a pickle that is not a tensor, a plain value or a listed class is named and refused.
+A pickle that holds anything but tensors, plain values and listed classes is refused, and the error names it.
 """
 
 INSPECT = """Show what a checkpoint holds: format, release, layout, steps, parameters, optimizer, loss scale, and what is damaged.
@@ -361,8 +362,8 @@ Examples:
 
 CHECKPOINT_CONVERT = """Write a checkpoint in another format, with its masters, moments, steps, schedule and loss scale.
 
-The files are written beside OUT and renamed at the end; a conversion that was killed goes on where it was. What the other
-format has no place for is named with its effect.
+The files are written beside OUT and renamed at the end; a conversion that was killed goes on where it stopped. The report names,
+with its effect, everything that the other format has no place for.
 
 \b
 Examples:
@@ -378,9 +379,9 @@ Examples:
     error="wrong usage, refused, damaged, or no room",
 )
 
-CHECKPOINT_DIFF = """Compare two checkpoints of any formats: every weight, master and moment, and how far the runs are.
+CHECKPOINT_DIFF = """Compare two checkpoints of any formats: every weight, master and moment, and the steps of the runs.
 
-Copies in several number formats are held against each other in the coarser one.
+If two copies have different number formats, they are compared in the coarser one.
 
 \b
 Examples:
@@ -448,7 +449,7 @@ def convert(
     to_version: ToVersion = None,
     output: Outputs = None,
     strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
-    carry: Annotated[bool, typer.Option(help="Use and write what the other stack cannot say (OUT.carry.json).")] = True,
+    carry: Annotated[bool, typer.Option(help="Read and write OUT.carry.json, with what the other stack cannot express.")] = True,
     script: Annotated[bool, typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron).")] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -473,11 +474,11 @@ def check(
     return check(job, view, gate, names)
 
 
-@app.command(help=DIFFERENCE, short_help="Say what two configs mean otherwise, of one stack or of two.")
+@app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
 @reads_file(counts=True, reports=True, gates=True)
 def diff(
     job: Job,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The config it is held against.", show_default=False)],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The config to compare it with.", show_default=False)],
     view: View,
     gate: Any,
 ) -> int:
@@ -507,7 +508,7 @@ def layout(
     ] = None,
     micro_batch: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, where FILE does not say."),
+        typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, if FILE does not say."),
     ] = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
@@ -598,7 +599,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", callback=own_place, help="Folder to write to.")] = Path(
         "stagebridge-demo"
     ),
-    train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, where torch is installed.")] = True,
+    train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, if torch is installed.")] = True,
     silence: Silence = None,
     timeout: Timeout = None,
 ) -> int:
@@ -614,7 +615,7 @@ def train(
     job: Job,
     steps: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--steps", metavar="N", min=1, help="Steps in all, those before a resume counted: 20, or as a recipe says."),
+        typer.Option("--steps", metavar="N", min=1, help="Steps in all, with those before a resume: 20, or as a recipe says."),
     ] = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
@@ -642,7 +643,7 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--groups", metavar="FILE", help="Groups of parameters with settings of their own, as `move` writes them."),
     ] = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits, at some speed.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits; costs speed.")] = False,
     trace: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -702,9 +703,9 @@ def verify(
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
     steps: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--steps", metavar="N", min=1, help="Steps of each run; open: as many as show what moves."),
+        typer.Option("--steps", metavar="N", min=1, help="Steps of each run; by default enough to show a difference."),
     ] = None,
-    padded: Annotated[bool, typer.Option("--padded", help="Every third sample is half padding, which counts nothing.")] = False,
+    padded: Annotated[bool, typer.Option("--padded", help="Make half of every third sample padding, without loss.")] = False,
 ) -> int:
     """Verify one file."""
     from bridge.cli.verify import Options, own_of, verify
@@ -727,11 +728,11 @@ def move(
     to_version: ToVersion = None,
     from_format: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--from-format", metavar="FORMAT", help="Format of the checkpoint, where a folder holds several."),
+        typer.Option("--from-format", metavar="FORMAT", help="Format of the checkpoint, if the folder holds several."),
     ] = None,
     model: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--model", metavar="DIR", help="Folder with the model's config.json, where FILE does not state it."),
+        typer.Option("--model", metavar="DIR", help="Folder with the model's config.json, if FILE does not state it."),
     ] = None,
     prove: Annotated[
         Optional[int],  # noqa: UP045
@@ -739,7 +740,7 @@ def move(
     ] = None,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most, for the proof.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Hold the checkpoint against its own checksums first.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
     processes: Processes = 1,
 ) -> int:
     """Move one run."""
@@ -783,7 +784,7 @@ def checkpoint_inspect(
     folder: Folder,
     from_: FromFormat = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read all of it, and hold it against its own checksums.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read all of it, and check it against its own checksums.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show one checkpoint."""
@@ -806,11 +807,11 @@ def checkpoint_convert(
     ] = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks to write for, where the format is in parts."),
+        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks to write for, if the format has parts."),
     ] = None,
     level: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--level", metavar="L", min=0, max=3, help="Level of ZeRO to write, where the format has them."),
+        typer.Option("--level", metavar="L", min=0, max=3, help="Level of ZeRO to write, if the format has levels."),
     ] = None,
     names: Annotated[
         Optional[str],  # noqa: UP045
@@ -820,15 +821,15 @@ def checkpoint_convert(
     ] = None,
     config: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--config", metavar="FILE", help="Config of the model, of any stack, where names are changed."),
+        typer.Option("--config", metavar="FILE", help="Config of the model, of any stack, for --names."),
     ] = None,
     samples: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--samples", metavar="N", min=0, help="Samples that the run has seen, where the checkpoint does not say."),
+        typer.Option("--samples", metavar="N", min=0, help="Samples that the run has seen, if the checkpoint does not say."),
     ] = None,
     shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Hold the source against its own checksums first.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the source against its own checksums first.")] = True,
     processes: Processes = 1,
     as_json: Json = False,
 ) -> int:
@@ -842,7 +843,7 @@ def checkpoint_convert(
 @checkpoint.command("diff", help=CHECKPOINT_DIFF, short_help="Compare two checkpoints of any formats, tensor by tensor.")
 def checkpoint_diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a checkpoint.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the one it is held against.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the one to compare it with.", show_default=False)],
     as_json: Json = False,
 ) -> int:
     """Compare two checkpoints."""
@@ -912,7 +913,7 @@ def trace_export(
     return export(run, target, out)
 
 
-@trace.command("run", help=WATCHED, short_help="Run a training of any stack that nobody edits, and watch it.")
+@trace.command("run", help=WATCHED, short_help="Run a training of any stack, unedited, and watch it.")
 def trace_run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)],
     run: Annotated[Path, typer.Option("--run", metavar="DIR", callback=own_place, help="Folder of the trace.")] = Path("trace"),
@@ -925,14 +926,14 @@ def trace_run(
         Optional[str],  # noqa: UP045
         typer.Option("--ranks", metavar="LIST", help="Log tensors of these ranks: 0,3 or 0-7."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Log one copy of what ranks hold alike, bit by bit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Log one copy of tensors that ranks hold alike, bit by bit.")] = False,
     budget: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--budget", metavar="SIZE", help="Log so many bytes at most, as 500MB or 2GB: fewer steps, then none."),
+        typer.Option("--budget", metavar="SIZE", help="Most bytes of the log, as 500MB or 2GB: fewer steps, then none."),
     ] = None,
     on_finding: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--on-finding", metavar="CMD", help="Run it, without a shell, with each finding as JSON on its stdin."),
+        typer.Option("--on-finding", metavar="CMD", help="Run CMD for each finding, without a shell; stdin has it as JSON."),
     ] = None,
 ) -> int:
     """Watch a training."""
@@ -961,7 +962,7 @@ def trace_show(
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", metavar="OUT", callback=own_file, help="Draw a statistic over steps, as PNG."),
     ] = None,
-    statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="What to plot.")] = "norm",
+    statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="The statistic to plot.")] = "norm",
     as_json: Json = False,
 ) -> int:
     """Show one run."""

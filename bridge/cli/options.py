@@ -77,7 +77,7 @@ Outputs = Annotated[
 ]
 WorldSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, where the file does not say."),
+    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, if the file does not say."),
 ]
 Auto = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -93,11 +93,11 @@ AutoFrom = Annotated[
 ]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--code", metavar="NAME=VALUE", help="What the training script says beside FILE; dots for its sections."),
+    typer.Option("--code", metavar="NAME=VALUE", help="A setting of the training script, beside FILE; dots for its sections."),
 ]
 ModelSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model, over what FILE or --model says.", show_default=False),
+    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model; it wins over FILE and --model.", show_default=False),
 ]
 Env = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -105,14 +105,14 @@ Env = Annotated[
 ]
 Launch = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script is meant, where it starts several."),
+    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script to read, if it starts several."),
 ]
 AllowPath = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
         "--allow-path",
         metavar="PATH",
-        help="A file or folder outside FILE's own folder that FILE may name or source; else none is opened.",
+        help="A file or folder outside FILE's own folder that FILE may name or source; no other is opened.",
     ),
 ]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
@@ -124,7 +124,7 @@ FailOn = Annotated[
     typer.Option(
         "--fail-on",
         metavar="EFFECT",
-        help="Least effect that counts: stops, different (the default), rounding, memory, or same numbers.",
+        help="Least effect that makes the command fail: stops, different (the default), rounding, memory, or same numbers.",
     ),
 ]
 Silence = Annotated[
@@ -137,14 +137,14 @@ Timeout = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
 
-All = Annotated[bool, typer.Option("--all", help="Show what is without effect on the run, too.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="The verdict alone, in one line.")]
+All = Annotated[bool, typer.Option("--all", help="Also show findings without effect on the run.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict alone, in one line.")]
 Only = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--only", metavar="EFFECT", help="Show only this effect: stops, numbers, rounding, memory, same numbers."),
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show where each written value comes from.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over files that were edited, or that something else wrote.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that were edited, or that something else wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change in which file, and write nothing.")]
 
 Files = Annotated[
@@ -157,15 +157,15 @@ Files = Annotated[
 ]
 Select = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--select", metavar="RULE", help="Only findings of this rule, or of those that it begins or matches with *."),
+    typer.Option("--select", metavar="RULE", help="Only findings whose rule is, begins with, or matches (*) this one."),
 ]
 Ignore = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--ignore", metavar="RULE", help="No findings of this rule, or of those that it begins or matches with *."),
+    typer.Option("--ignore", metavar="RULE", help="No findings whose rule is, begins with, or matches (*) this one."),
 ]
 Baseline = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--baseline", metavar="FILE", help="Findings that are known already, and do not count."),
+    typer.Option("--baseline", metavar="FILE", help="Known findings, which are left out."),
 ]
 WriteBaseline = Annotated[
     Optional[Path],  # noqa: UP045

@@ -28,7 +28,7 @@ PAGE = """<!doctype html>
 
 
 def format_of(path: Path) -> str:
-    """The format of a picture; `BridgeError` for an ending that stands for none, and where nothing is there to draw with."""
+    """The format of a picture. Raises `BridgeError` if its ending stands for none, or matplotlib is not installed."""
     format = FORMATS.get(path.suffix.lower())
     if format is None:
         raise BridgeError(f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}")
@@ -43,6 +43,7 @@ def blank(height: float) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDE, height), layout="constrained")
+    # Not through pyplot, which would look for a screen and keep the figure.
     FigureCanvasAgg(figure)
     return figure
 
@@ -50,6 +51,7 @@ def blank(height: float) -> Figure:
 def save(figure: Figure, path: Path, title: str) -> None:
     """Write a picture; the same picture gives the same bytes."""
     format, picture = format_of(path), io.BytesIO()
+    # Matplotlib writes the time into these two formats, so that no two files would be alike.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
     figure.savefig(picture, format=format, dpi=130, metadata=metadata)
     content = picture.getvalue()

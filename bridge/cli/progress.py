@@ -11,7 +11,7 @@ from typing import TextIO
 from bridge.underway import listening
 
 FIRST = 2.0
-"""Seconds before which nothing is said."""
+"""Seconds for which nothing is printed: most commands are done by then."""
 OFTEN, DRAWN = 5.0, 0.2
 """Seconds between two lines in a pipe, and between two states of the one line on a terminal."""
 CLEAR = "\r\x1b[K"
@@ -19,7 +19,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def told(what: str, quiet: bool = False) -> Iterator[None]:
-    """Within this block the loop that is under way is told; `what` says of what it is a part."""
+    """Within this block the progress of `bridge.underway` is printed, as a share of `what`; nothing if `quiet`."""
     meter = Meter(what)
     with listening((lambda done, total: None) if quiet else meter):
         try:
@@ -29,7 +29,7 @@ def told(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Meter:
-    """Tells how far a loop is: on a terminal in one line that goes in the end, in a pipe in a line now and then."""
+    """Prints how far a loop is: on a terminal in one line that is removed in the end, in a pipe with a line now and then."""
 
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
         self.what, self.stream = what, stream or sys.stderr
@@ -39,7 +39,7 @@ class Meter:
         self.drawn = self.stream.isatty()
 
     def __call__(self, done: float, total: float) -> None:
-        """So much is done of all there is."""
+        """Print, if it is time to: `done` of `total` are done."""
         now = time.monotonic()
         self.first = self.first or (now, done)
         if now - self.began < FIRST or now - self.said < (DRAWN if self.drawn else OFTEN) or not 0 < done < total:
@@ -50,7 +50,7 @@ class Meter:
         print(f"{CLEAR}{line}" if self.drawn else line, end="" if self.drawn else "\n", file=self.stream, flush=True)
 
     def clear(self) -> None:
-        """Make room for another line, or for none: nothing more comes."""
+        """Remove the line on a terminal, for another line or for the end."""
         if self.drawn and self.said:
             print(CLEAR, end="", file=self.stream, flush=True)
 

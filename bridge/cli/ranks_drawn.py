@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 KINDS: Mapping[str, str] = {"weights": "#4c72b0", "gradients": "#55a868", "master": "#c7a252", "moments": "#b07aa1"}
 """What a rank keeps between steps, with its colour, in the order of the bars."""
 BARS = 48
-"""Bars of a picture at most; what comes behind them is said to be left out."""
+"""The most bars of a picture. If there are more, the title says how many."""
 BAR, GAP = 0.3, 1.8
-"""Inches of a bar, and of what stands around all of them."""
+"""Inches: the height of a bar, and of the space around all bars."""
 GIB = 2**30
 WORDS = 5
 """Runs of ranks that the label of a bar names."""
@@ -45,6 +45,7 @@ class Bar:
 def named(ranks: Sequence[int]) -> str:
     """Ranks in words: `ranks 0-3, 8-11`."""
     runs = []
+    # Within a run of neighbours a rank less its place stays the same.
     for _, part in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
         run = [rank for _, rank in part]
         runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
@@ -65,6 +66,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     axes = figure.subplots()
     _bars(axes, shown)
     most = max((bar.total for bar in bars), default=0)
+    # An eighth more, for the figure behind the longest bar.
     axes.set_xlim(0, max(most, memory or 0, 1) / GIB * 1.12)
     if memory:
         axes.axvline(
@@ -86,4 +88,5 @@ def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
     for row, bar in enumerate(bars):
         axes.text(starts[row], row, f" {bar.total / GIB:,.3g}", va="center", fontsize=8)
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    # From high to low, so that the first ranks are on top.
     axes.set_ylim(len(bars) - 0.5, -0.5)

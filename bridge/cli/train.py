@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is written down of a run (to `folder`, `full`: whole tensors), and what becomes of ranks that drift apart, compared
-    `every` so many steps.
+    """What to log of a run, and how to check its ranks.
+
+    The log goes to `folder`, with `full` as whole tensors. Ranks that must agree are compared in steps that `every` divides;
+    `desync` is what to do if they do not.
     """
 
     folder: Path | None = None
@@ -51,7 +53,7 @@ class Watch:
     every: int = 1
 
     def planned(self, plan: Plan) -> Plan:
-        """`plan` with what the options ask for beside what it says itself."""
+        """`plan` with the logging and the checks that the options ask for; levels that it sets itself stay."""
         said = plan.values()
         levels = {} if any(f"debug.{name}" in said for name in LEVELS) or not self.folder else dict.fromkeys(LEVELS, LEVEL)
         checks = {"tensor_parallel": True} if self.desync else {}
@@ -61,22 +63,25 @@ class Watch:
         """What the checks do."""
         from bridge.trace.desync import ACTIONS, Policy
 
+        # Typed as one of ACTIONS, which `checked` has made sure of.
         action = next(known for known in ACTIONS if known == (self.desync or "log"))
         return Policy(self.every, action, folder=(self.folder or Path("trace")) / "desync")
 
 
 LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
-"""What is logged where FILE does not say, and the level: statistics and 64 samples."""
+"""What is logged if FILE does not say, each at LEVEL: statistics and 64 samples."""
 LEVEL = 9
 NATIVE = "native"
 STEPS = 20
-"""Where neither the options nor FILE say how many."""
+"""Steps, if neither the options nor FILE say how many."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, for how long, and where to keep it. `model` file: the architecture that the config states; a folder: the
-    model of Hugging Face in it; None: what the config names, else the tiny one. `steps` None: as a config that names data says.
+    """What to train, for how long, and where to save it.
+
+    `model`: "tiny", "file" (the shape that the config states), or the folder of a Hugging Face model; None: the model that the
+    config names, else the tiny one. `steps` None: as a config that names data says, else `STEPS`.
     """
 
     steps: int | None = None
@@ -94,7 +99,7 @@ class Options:
 
     @property
     def number(self) -> int:
-        """Steps, where nothing but the options says how many."""
+        """Steps, if the config names no run of its own."""
         return self.steps or STEPS
 
     @property
@@ -181,9 +186,10 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
 
 
 def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
-    """The engine of another stack that is to run the plan, if one is; what was chosen, and why, is said."""
+    """The engine of another stack that is to run the plan; None for the native one. A note says which was chosen, and why."""
     if checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine))) == NATIVE:
         return None
+    # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
     wanted = None if options.engine == "auto" else options.engine
     choice = choose(plan, stacks.backends(options.engine), here.world, wanted)
@@ -221,11 +227,14 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
     from bridge.verify.measure import batches
 
     text, skipped = Text.of(options.data, architecture.sequence), 0
+    # Tokens of a step on all data ranks: samples of a microbatch, microbatches, data ranks, tokens of a sample.
     tokens = trainer.micro * trainer.accumulation * trainer.data[1] * architecture.sequence
     for number in range(options.number):
         start = time.perf_counter()
         step = trainer.train_batch(batches(text, trainer, number))
-        speed, skipped = tokens / (time.perf_counter() - start), skipped + (not step.updated)
+        speed = tokens / (time.perf_counter() - start)
+        if not step.updated:
+            skipped += 1
         yield Report(number + 1, step.loss, step.grad_norm, step.lr, step.scale or 1.0, speed, memory(place()), skipped)
 
 
@@ -240,10 +249,11 @@ def end(world: int) -> None:
 
 
 def _read(job: Job, world: int, fit: bool) -> Config:
-    """The job's file, for the ranks at hand; if it is for others, as it stands, so that one can say for which."""
+    """The job's file on the ranks that were launched; if it does not fit, as it stands, for an error to name others."""
     if job.world_size is not None or fit:
         return read(job)
     try:
+        # With the ranks that are here, the stack works the batch out as it will at the start.
         return read(replace(job, world_size=world))
     except BridgeError as error:
         try:
@@ -253,7 +263,7 @@ def _read(job: Job, world: int, fit: bool) -> Config:
 
 
 def _unheard(config: Config) -> Iterator[Finding]:
-    """What the file says of the numbers that no plan holds, and so the engine does not hear."""
+    """Findings on settings that change numbers and that no plan can hold, so that the engine does not follow them."""
     return (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
@@ -269,13 +279,15 @@ def _architecture(plan: Plan, model: str | None) -> Architecture:
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
     embedding = plan.model.embedding
+    # The text is read byte by byte, so a smaller vocabulary would lack words for it.
     words = max(embedding.padded_vocab or plan.model.vocab or BYTES, BYTES)
+    # `words` has the padding already.
     whole = embedding.model_copy(update={"padded_vocab": None})
     return Architecture.of(plan.model.model_copy(update={"vocab": words, "embedding": whole}))
 
 
 def _of_folder(folder: str, sequence: int) -> Architecture:
-    """The shape of the model in a folder, with sequences of a length that the config states."""
+    """The shape of the model in a folder, with samples of `sequence` tokens at most."""
     from bridge.engine.data import BYTES
     from bridge.engine.models.gpt import Architecture
 
@@ -306,7 +318,7 @@ def _fitted(
 
 
 def _advice(plan: Plan, file: str) -> str:
-    """The command that would run the plan as it is, where there is one, and the one that makes it fit."""
+    """A line with the command that would run the plan as it is, if there is one, and with the one that shrinks it."""
     from bridge.engine.fields import check
 
     command = f"-m stagebridge train {shlex.quote(file)}"
@@ -347,6 +359,7 @@ def _say(findings: Iterable[Finding]) -> None:
 
 def _run(training: Any, number: int, options: Options, first: bool, as_json: bool) -> None:
     """Run `training`, which has an `engine` and `steps(number)` that yields lines, until `number` steps are done."""
+    # One rank prints: the others would print the same lines.
     bar = first and not as_json and sys.stdout.isatty()
     show = _Bar(number) if bar else _line if not as_json else _object
     for report in training.steps(number):
@@ -361,13 +374,14 @@ def _run(training: Any, number: int, options: Options, first: bool, as_json: boo
 
 @contextmanager
 def _lost_ranks_named(options: Options) -> Iterator[None]:
-    """Say which rank of this machine has gone where that is why a collective failed."""
+    """If a collective fails because a rank of this machine has ended, raise `BridgeError` that names the rank."""
     from bridge.engine.environment import ended, neighbours
 
     processes = neighbours()
     try:
         yield
     except RuntimeError as error:
+        # A lost rank shows as an error of the collective that waited for it, with its address alone.
         gone = ended(processes)
         if not gone:
             raise

@@ -52,6 +52,7 @@ def demo(folder: Path, train: bool = True, silence: float | None = None, timeout
     write_all(texts)
     out = console(sys.stdout)
     printed.text(result, out, files=tuple(texts))
+    # From the files, as a user would: what was not written cannot come back.
     there = _job(folder / TARGET)
     back = convert.translated(there, result.source.dialect, result.source.version, convert.sidecar_of(there))
     write_all(convert.files(back, folder / BACK, with_carry=False))

@@ -23,7 +23,7 @@ RANKS = 2
 STEPS, MORE = 20, 3
 MICROBATCHES = 2
 LR = 1e-3
-"""A rate for the demo's model; that of the launch, with 500 steps of warmup, is for one a thousand times larger."""
+"""The learning rate for the demo's model. The launch has one for a model a thousand times larger, with 500 steps of warmup."""
 RUN = "run"
 FALL = 0.8
 """The loss has to fall below this share of the first one."""
@@ -44,6 +44,7 @@ def train(plan: Plan, folder: Path, out: Console, silence: float | None = None, 
     out.print(f"\nTraining it on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:", markup=False)
     for change in changes:
         out.print(f"  {change}", markup=False)
+    # A checkpoint of an earlier demo would be resumed.
     shutil.rmtree(folder / RUN, ignore_errors=True)
     limits = json.dumps([silence, timeout])
     first = _run("train", small, folder / RUN, STEPS + MORE, limits, out)
@@ -106,5 +107,6 @@ def _check(first: list[Row], again: list[Row]) -> None:
         raise BridgeError(
             f"demo: the loss went from {losses[0]} to {losses[STEPS - 1]}, which is no clear fall; please report it"
         )
+    # Bit by bit: a checkpoint that is complete leaves no room for rounding.
     if [row["loss"] for row in again] != losses[STEPS:]:
         raise BridgeError("demo: the resumed run did not give the same losses; this is a defect, please report it")
