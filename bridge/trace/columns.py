@@ -120,8 +120,8 @@ class Pattern:
         places = {id(part): row for row, part in enumerate(parts)}
         numbers = Readings()
         for part in parts:
-            kept = part.record.samples
-            held = spans[part.rank].get(kept.removesuffix("samples") + "numbers") if kept else None
+            samples = part.record.samples
+            held = spans[part.rank].get(samples.removesuffix("samples") + "numbers") if samples else None
             if held is not None:
                 each = np.arange(held.count)
                 numbers.add(part.rank, held, each, each, places[id(part)])

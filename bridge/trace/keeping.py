@@ -86,11 +86,11 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
     digests = torch.zeros(max(sizes), 2, dtype=torch.int64)
     for row, at in enumerate(alike):
         record, kept = seen[at].record, seen[at].tensors
-        name = repr((record.name, record.microbatch, record.placement))
+        subject = repr((record.name, record.microbatch, record.placement))
         values = [seen[at].measured, *(kept[key] for key in sorted(kept))]
         raw = (value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None)
         content = b"".join(bytes(value.cpu().numpy()) for value in raw)
-        digests[row] = torch.tensor([_number(name.encode()), _number(content)])
+        digests[row] = torch.tensor([_number(subject.encode()), _number(content)])
     rows = gathered(comm, "log digests", digests, group).tolist()
     # The first rank that has it keeps it.
     earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}
