@@ -345,7 +345,7 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
     """
     written = result.written
     if written.snippet and code:
-        console.print(f"\nFor the training script: the lines of {code.name}", markup=False)
+        console.print(f"\nIn the training script: the lines of {code.name}", markup=False)
     elif written.snippet:
         console.print("\n[bold]In the training script[/]")
         console.print(written.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
