@@ -67,6 +67,7 @@ class FullyShardedTrainer:
         dtypes = {name: TORCH[value] for name, value in formats.items() if value is not None}
         cast = bool(self.values.get(f"{POLICY}cast_forward_inputs", True))
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=cast)}
+        # From the inside out: a module takes the parameters that none within it has taken.
         for block in _blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
@@ -89,8 +90,11 @@ class FullyShardedTrainer:
         lr = learning_rate(self.plan.optimizer.lr or 0.0, self.plan.optimizer.schedule, self.steps)
         total = 0.0
         for number, (tokens, targets) in enumerate(taken):
+            # Gradients are reduced once a step, with its last microbatch.
             self.model.set_requires_gradient_sync(number == len(taken) - 1)  # type: ignore[operator]
             loss, _ = summed_cross_entropy(logits_in(self.model(tokens)), targets)
+            # FSDP2 averages over data ranks: times their number it is a sum, which the tokens of
+            # all ranks divide.
             torch.autograd.backward(loss * self.data[1] / sum(counts))
             total += float(loss)
         norm = norm_of(self.model.parameters(), self.plan.optimizer.clip)

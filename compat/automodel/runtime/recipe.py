@@ -204,6 +204,8 @@ class Recipe:
     def validated(self, loader: Loader) -> float:
         """The mean loss by label over all batches of `loader` and all ranks."""
         engine, rows = self.engine, self.engine.plan.batch.micro or 1
+        # The sum of losses and the number of labels, in fp64: batches have different numbers of
+        # labels.
         totals = torch.zeros(2, dtype=torch.float64, device=engine.device)
         for batch in loader.epoch(0):
             for each in microbatches([batch], rows, 0):
@@ -216,6 +218,7 @@ class Recipe:
         """Write a checkpoint of the native engine into the recipe's folder; where it says so, the model for Hugging Face too."""
         checkpoint = section(self.settings, "checkpoint")
         place = writable(str(checkpoint.get("checkpoint_dir", "checkpoints/")))
+        # AutoModel numbers steps from 0, and names a checkpoint after the step that was done last.
         tag = f"epoch_{epoch}_step_{self.done - 1}"
         path = self.engine.save_checkpoint(place, tag)
         mode = checkpoint.get("save_consolidated")
@@ -230,6 +233,7 @@ class Recipe:
         """Write the whole model and its tokenizer, on the first rank."""
         model: Any = self.engine.model
         first, state = self.engine.comm.rank == 0, {}
+        # Every rank takes part in gathering a weight; only the first keeps it, on the CPU.
         for name, weight in self.engine.state_dict():
             if first:
                 state[name] = weight.detach().to("cpu", copy=True)

@@ -589,7 +589,7 @@ class DeepSpeedEngine(nn.Module):
 
     def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Raises `BridgeError` for a state dictionary of weights that are not whole: their memory
-        may hold those of another layer.
+        may hold anything.
         """
         if self._inside or keep_vars or not self._in_turns():
             return

@@ -11,7 +11,9 @@ import torch
 from bridge.errors import ConfigError
 
 Rate = Callable[[int, float], float]
-"""The learning rate after a number of steps (from -1: none yet, which DeepSpeed counts apart), for a group's first rate."""
+"""The learning rate of a group by the number of the last step (-1: none yet) and by the group's
+first rate.
+"""
 
 
 class Scheduler:
@@ -62,12 +64,15 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
 
 
 def _warmup(steps: int, kind: str) -> Callable[[int], float]:
-    """The share of warmup that is over, up to 1; it takes two steps at least."""
+    """The share of warmup that is over, from 0 to 1. Warmup takes at least two steps, as log(1)
+    would divide by zero.
+    """
     steps = max(2, steps)
 
     def share(step: int) -> float:
         if step >= steps:
             return 1.0
+        # DeepSpeed's usual warmup is logarithmic: log(step + 1) / log(steps).
         return step / steps if kind == "linear" else math.log(step + 1) / math.log(steps)
 
     return share
@@ -119,6 +124,7 @@ def warmup_cosine_lr(
     def ratio(step: int) -> float:
         if step < warmup:
             return warmup_min_ratio + (1 - warmup_min_ratio) * share(step)
+        # The cosine goes from 1 to `cos_min_ratio` over the steps behind warmup.
         over = min(1.0, (step - warmup + 1) / max(1, total_num_steps - warmup))
         return max(0.0, cos_min_ratio + (1 - cos_min_ratio) * (1 + math.cos(math.pi * over)) / 2)
 
@@ -134,6 +140,7 @@ def lr_range_test(
     """LRRangeTest: up from a low rate, in a line or in stairs."""
 
     def rate(step: int, base: float) -> float:
+        # Each `step_size` steps add `step_rate` times the low rate; stairs add it at once.
         over = (step + 1) / lr_range_test_step_size
         return lr_range_test_min_lr * (1 + lr_range_test_step_rate * (math.floor(over) if lr_range_test_staircase else over))
 

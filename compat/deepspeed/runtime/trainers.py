@@ -40,11 +40,13 @@ QUIET = (
     *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "autotuning", "timers", "nebula"),
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
 )
-"""What a config says of logs and profiles, which a run here leaves out."""
+"""Sections of a config about logs and profiles. A run here leaves them out."""
 
 
 def join() -> int:
-    """Join DeepSpeed's process group, in this process or that of the launcher; the number of ranks."""
+    """Join DeepSpeed's process group, alone or with the launcher's ranks. Returns the number of
+    ranks.
+    """
     here = comm.joined()
     found = detect()
     rank = here[0] if here else found.rank
@@ -52,6 +54,8 @@ def join() -> int:
     backend, deepspeed = "nccl" if torch.cuda.is_available() else "gloo", loaded()
     comm.connect(found.rank, found.world, found.address, backend)
     if not deepspeed.comm.is_initialized():
+        # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
+        # system.
         alone = {} if comm.joined() else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
         deepspeed.comm.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **alone)
     return int(deepspeed.comm.get_world_size())
@@ -91,6 +95,7 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
     whose arithmetic is that of DeepSpeed's kernels and which always corrects its bias.
     """
     data = undealt({key: value for key, value in config.ds_config.items() if key not in QUIET})
+    # DeepSpeed needs one of them, and derives the other.
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & data.keys():
         data["train_micro_batch_size_per_gpu"] = workload.micro
     if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
@@ -114,12 +119,14 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """What the script takes where the file names no optimizer."""
+    """The optimizer of the script, if the file names none."""
     return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
-    """What the script hands over as parameters: a flat list, groups where biases and norms do not decay, or those of a file."""
+    """The parameters that the script passes: a flat list, two groups if biases and norms do not
+    decay, or the groups of a file.
+    """
     if workload.groups:
         return built(workload.groups, dict(model.named_parameters()), FILE)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -136,6 +143,7 @@ def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any
         return None
     schedule = LearningRate.model_validate(said(config.given))
     peak = config.effective.get("optimizer.params.lr") or DEFAULTS["lr"]
+    # LambdaLR multiplies the group's first rate, so the schedule's rate is divided by its peak.
     factor = lambda step: learning_rate(peak, schedule, step) / peak  # noqa: E731
     return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor)
 
@@ -146,7 +154,7 @@ def exact(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """DeepSpeed rounds buffers with the weights; a script that knows gives them back."""
+    """Give a model its exact buffers back: DeepSpeed rounds them together with the weights."""
     for name, held in model.named_buffers():
         if name in kept:
             held.data = kept[name].to(held.device)
@@ -162,6 +170,7 @@ class DeepSpeedTrainer:
         self.adapt(data)
         self.engine = self._initialize(model, data)
         self._gradients = 0
+        # Gradients are counted right before the update, when those of the whole step are held.
         self._take_step, self.engine._take_model_step = self.engine._take_model_step, self._watched_step
 
     def _watched_step(self, *arguments: Any, **named: Any) -> None:
@@ -169,7 +178,7 @@ class DeepSpeedTrainer:
         self._take_step(*arguments, **named)
 
     def count(self) -> None:
-        """Take note of the gradients that are held now."""
+        """Note the bytes of gradients that are held now, if they are the most so far."""
         self._gradients = max(self._gradients, _bytes(gradients(self.engine)))
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -313,7 +322,14 @@ class EngineTrainer(DeepSpeedTrainer):
             names, section = self.workload.architecture.tensor_plan(self.tensor), data.get("tensor_parallel") or {}
             if not section:  # the plan's tensor ranks: AutoTP would divide the total by them too
                 data.pop("train_batch_size", None)
-            data["tensor_parallel"] = {"partition_config": _partition(names), **section, "autotp_size": self.tensor}
+            kinds = {"column": names.columns, "row": names.rows}
+            # The vocabulary is not split: AutoTP has no split of it that this loss could take.
+            specs = [
+                {"patterns": [f".*{end}\\.weight$" for end in ends], "partition_type": kind}
+                for kind, ends in kinds.items()
+            ]
+            split = {"use_default_specs": False, "layer_specs": specs}
+            data["tensor_parallel"] = {"partition_config": split, **section, "autotp_size": self.tensor}
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         kept = exact(model) if self.workload.folder else {}
@@ -332,13 +348,6 @@ class EngineTrainer(DeepSpeedTrainer):
         names = self.workload.architecture.tensor_plan(self.tensor)
         group = parts[: self.tensor]
         return {name: _whole(names, name, [part[name] for part in group]) for name in group[0]}
-
-
-def _partition(names: TensorPlan) -> dict[str, Any]:
-    """A tensor plan in the words of AutoTP; it has no vocabulary split that this loss could take."""
-    kinds = {"column": names.columns, "row": names.rows}
-    specs = [{"patterns": [f".*{end}\\.weight$" for end in ends], "partition_type": kind} for kind, ends in kinds.items()]
-    return {"use_default_specs": False, "layer_specs": specs}
 
 
 def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:

@@ -29,7 +29,8 @@ OPEN: Mapping[str, Any] = {
     "precision.compute": "fp32",
     "zero.stage": 0,
 }
-"""What the native engine takes where a plan leaves a field open, said aloud: Megatron's own defaults are others."""
+"""Values for fields that a plan leaves open: the native engine's defaults, as Megatron has others.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ class MegatronBackend(Backend):
         """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
         world, release = _world(), installed()
         if isinstance(run, Plan):
-            whole = {**completed(run, workload.micro).values(), **_sizes(workload.architecture), **_described(workload)}
+            names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
+            sizes = {f"model.{name}": getattr(workload.architecture, name) for name in names}
+            # Later rows take precedence: what a workload describes of its model is more exact than
+            # its sizes.
+            whole = {**completed(run, workload.micro).values(), **sizes, **_described(workload)}
             found = lower(Plan.of(whole), DIALECT, release, world)
         else:
             model = _model(run, workload, release, world) if run.entry == "flags" else {}
@@ -217,12 +222,6 @@ WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 
 """What Megatron takes from its own flags, and the model whose first weights it starts from does not have."""
 UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 """What each engine draws in its own way, so that none is compared with it."""
-
-
-def _sizes(shape: Architecture) -> dict[str, Any]:
-    """What a plan says of a model of that shape."""
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
-    return {f"model.{name}": getattr(shape, name) for name in names}
 
 
 BACKEND = MegatronBackend()

@@ -118,6 +118,8 @@ class Norm(nn.Module):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:
         super().__init__()
         self.eps, self.rms = eps, config.normalization == "RMSNorm"
+        # Zero-centred weights are kept as their distance from 1, so that weight decay draws them to
+        # 1.
         self.centre = float(config.layernorm_zero_centered_gamma)
         self.weight = nn.Parameter(torch.full((hidden_size,), 1.0 - self.centre))
         self.bias = None if self.rms else nn.Parameter(torch.zeros(hidden_size))
@@ -201,6 +203,7 @@ def _unpadded(vocab: int) -> Any:
 
     def hook(module: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         logits, rest = output
+        # Tensor ranks hold equal runs of the padded vocabulary: this one begins at word `first`.
         first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
         padding = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocab
         return logits.masked_fill(padding, torch.finfo(logits.dtype).min) if padding.any() else logits, rest
@@ -216,6 +219,8 @@ def bare(chunk: Any) -> Any:
 def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters of all parts, each once, with layers by their number in the whole model."""
     for chunk in map(bare, chunks):
+        # A rank numbers its own layers from 0; `layer_number` counts those of the whole model from
+        # 1.
         layers = {str(index): layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}
         for name, weight in chunk.named_parameters():
             yield _numbered(name, layers), weight

@@ -57,12 +57,16 @@ class Piece:
 def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
     """Shapes of the native model's parameters by name, those of experts by their number."""
     parts = [part for layer in shape.indices for part in shape.parts(layer)]
-    return {native: size for part in parts for name, size in part.shapes.items() for native in _numbered(name, part.copies)}
-
-
-def _numbered(name: str, copies: int) -> list[str]:
-    """The names of all copies of a part."""
-    return [name.replace(EXPERTS, f"{EXPERTS}{number}.") for number in range(copies)] if EXPERTS in name else [name]
+    found: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        for name, size in part.shapes.items():
+            if EXPERTS not in name:
+                found[name] = size
+                continue
+            # A part of experts stands for all of them, which have one shape.
+            for number in range(part.copies):
+                found[name.replace(EXPERTS, f"{EXPERTS}{number}.")] = size
+    return found
 
 
 EXPERTS = ".mlp.experts."

@@ -89,6 +89,8 @@ class Sampler:
                 f"train_dataset: found {samples} samples, expected at least the {rows * ranks} of a microbatch on all ranks"
             )
         self.samples, self.rows, self.rank = samples, rows, rank
+        # Samples of a data rank: as many as make whole microbatches on every rank. The rest is
+        # never drawn.
         self.bucket = samples // (rows * ranks) * rows
 
     def __len__(self) -> int:

@@ -26,7 +26,9 @@ class Place(NamedTuple):
 
 
 def note(native: Engine) -> None:
-    """Have the parameters of `native` know where they lie."""
+    """Tell each parameter of `native` where it lies."""
+    # By a weak reference: a script may keep its parameters longer than the engine, whose buffers
+    # are to be freed.
     named = dict(native.model.named_parameters())
     for index, flat in enumerate(native.layout.flats):
         for slot in flat.slots:
@@ -49,6 +51,8 @@ def in_turns(native: Engine, index: int) -> bool:
 def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
     """A parameter's part of a flat of which this rank has the slice `shard`, as a fresh copy. All data ranks must take part."""
     flat = native.layout.flats[index]
+    # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
+    # flat.
     if flat.sharded:
         found = torch.empty(flat.padded, dtype=shard.dtype, device=shard.device)
         native.comm.all_gather(EXPORT, found, shard.contiguous(), native.data)()
@@ -78,11 +82,15 @@ def master(native: Engine, index: int, name: str) -> Tensor:
 
 @torch.no_grad()
 def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> None:
-    """Set parameters by flat and name, and what is computed with. All data ranks must take part."""
+    """Set parameters by flat and name: masters, and the weights that compute. All data ranks must
+    take part.
+    """
     native.weights.settle()
     for index, name, value in values:
         put(native, index, name, native.weights.shards[index], value)
     indices = sorted({index for index, _, _ in values})
+    # Whole weights that are held now are of the old values: they are dropped, and made again from
+    # the masters.
     native.weights.residency.drop(indices)
     native.weights._renew(indices)
     native.weights.settle()
@@ -112,13 +120,18 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
 
 
 def gradient_unit(native: Engine) -> float:
-    """What the sums in gradient buffers are multiplied with to be mean gradients, while a step waits for its update."""
+    """The factor that turns the sums in gradient buffers into mean gradients, before the update of
+    a step.
+
+    They are sums over microbatches and data ranks, times the loss scale and what was divided early.
+    """
     number = native.accumulation * native.data.size
     return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
 
 
 def gradient(native: Engine, index: int) -> Tensor | None:
-    """This rank's slice of the reduced gradients of a flat; None where no microbatch ran or the flat is frozen.
+    """This rank's slice of the reduced gradients of a flat; None if no microbatch ran or the flat
+    is frozen.
 
     Raises `BridgeError` in the middle of a step.
     """

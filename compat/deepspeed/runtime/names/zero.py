@@ -22,7 +22,7 @@ EARLY = "_stagebridge_early"
 
 
 WITHIN = "_stagebridge_within"
-"""What a parameter's status is outside of the context that it is in."""
+"""Keeps the status that a parameter had before the context that it is in."""
 
 
 class ZeroParamStatus(Enum):
@@ -53,8 +53,9 @@ def mark(native: Engine) -> None:
 
 
 class Init(AbstractContextManager["Init"]):
-    """Models made within are whole on each rank until `initialize` shares them: the memory is that of one model, the numbers are
-    DeepSpeed's. `module` and all settings are taken as DeepSpeed takes them.
+    """Models made within are whole on each rank until `initialize` shards them. That costs the
+    memory of one model; the numbers are DeepSpeed's. `module` and all settings are taken as
+    DeepSpeed takes them.
     """
 
     def __init__(self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any) -> None:
@@ -72,6 +73,7 @@ class Init(AbstractContextManager["Init"]):
                     setattr(param, EARLY, True)
                 before(module, name, param)
 
+            # Every module registers its parameters here, whichever class it is of.
             nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
         return self
 
@@ -81,8 +83,9 @@ class Init(AbstractContextManager["Init"]):
 
 
 class GatheredParameters(AbstractContextManager[None]):
-    """Parameters of an engine at level 3 are whole within. With a `modifier_rank`, what that rank makes of them within holds on
-    all ranks afterwards. All data ranks must take part. Other parameters are left as they are.
+    """Parameters of an engine at level 3 are whole within. With a `modifier_rank`, the values that
+    this rank gives them within are those of all ranks afterwards. All data ranks must take part.
+    Other parameters are left as they are.
     """
 
     def __init__(
@@ -128,7 +131,8 @@ class GatheredParameters(AbstractContextManager[None]):
 
     @torch.no_grad()
     def _spread(self) -> None:
-        """Parameters that no engine holds yet."""
+        """Send the values of parameters that were made within `Init` and that no engine holds yet.
+        """
         if not torch_distributed.is_initialized() or torch_distributed.get_world_size() == 1:
             return
         for weight in self.params:
