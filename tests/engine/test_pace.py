@@ -36,20 +36,34 @@ def test_the_late_rank_is_named_with_its_phase(run: Any, tmp_path: Path) -> None
     assert found[:2] == ("rank-late", (1,)) and "before the forward pass" in found[2], found
 
 
-MOMENTS = (500, False, "all second moments are zero"), (0, True, "moments are there")
-
-
-@pytest.mark.parametrize(("steps", "filled", "said"), MOMENTS)
-def test_moments_that_do_not_belong_to_their_steps(steps: int, filled: bool, said: str, tmp_path: Path) -> None:
+def with_moments(steps: int, filled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its AdamW, which counts `steps` steps; its moments are ones if `filled`, else zeros."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     for weight in model.parameters():
         moments = {name: torch.full_like(weight, float(filled)) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[weight] = {"step": torch.tensor(float(steps)), **moments}
+    return model, optimizer
+
+
+MOMENTS = (500, False, "all second moments are zero"), (0, True, "moments are there")
+
+
+@pytest.mark.parametrize(("steps", "filled", "said"), MOMENTS)
+def test_moments_that_do_not_belong_to_their_steps(steps: int, filled: bool, said: str, tmp_path: Path) -> None:
+    model, optimizer = with_moments(steps, filled)
     tracer = attach(model, optimizer=optimizer)
     (found,) = tracer.findings.found
     tracer.remove()
     assert found.id == "moments-missing" and said in found.evidence
+
+
+@pytest.mark.parametrize(("steps", "filled"), [(1, True), (1, False), (500, True), (0, False)])
+def test_moments_that_belong_to_their_steps_are_no_finding(steps: int, filled: bool) -> None:
+    model, optimizer = with_moments(steps, filled)
+    tracer = attach(model, optimizer=optimizer)
+    assert not tracer.findings.found
+    tracer.remove()
 
 
 def test_a_run_that_says_it_goes_on_has_moments(tmp_path: Path) -> None:

@@ -194,8 +194,9 @@ class Resumed(Check):
             yield Finding("moments-not-resumed", 0, "", told)
         steps = max((count for count, _ in counted), default=0)
         moved = any(bool(sample(local(moment)).any()) for _, moment in counted)
-        if counted and (steps > 1) is not (moved or steps == 1):
-            told = "all second moments are zero" if steps > 1 else "moments are there"
+        # A single step may have been one without gradients, so that it says nothing of its moments.
+        if counted and (not moved if steps > 1 else moved and not steps):
+            told = "moments are there" if moved else "all second moments are zero"
             yield Finding("moments-missing", 0, "", f"{told}, and the optimizer counts {steps} steps before this run")
 
     def local(self, step: int) -> Iterator[Finding]:
