@@ -406,6 +406,7 @@ def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     for held in saved:
         found = list(packing.parts_of("archive", held.value))
         size = sum(map(size_of, found))
+        # Each value is an archive of its own within the file, as torch's FileSystemWriter has it.
         places.append((at, size))
         body += found
         at += size
@@ -414,6 +415,7 @@ def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
 
 def _metadata(saved: Sequence[Saved], places: Sequence[tuple[int, int]], paths: Mapping[str, tuple[Any, ...]] | None) -> bytes:
     """The list of keys and places, as Metadata of torch."""
+    # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
     for held in saved:
         boxes.setdefault(held.key, []).append(held)

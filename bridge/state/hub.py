@@ -269,6 +269,7 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
+        # Keys too may be tuples, or records that are not plain.
         keys = ((_plain(key, f"{where}, a key", depth + 1, budget, left), key, inner) for key, inner in value.items())
         return {own: _plain(inner, f"{where}.{key}", depth + 1, budget, left) for own, key, inner in keys}
     if isinstance(value, list | tuple | set | frozenset):

@@ -42,6 +42,7 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
     step = steps if held.step is None else held.step
     if not isinstance(betas, list | tuple) or len(betas) != 2 or step is None or step < 1:
         return None
+    # Adam's betas are below 1; with second == 0 the bound would divide by zero.
     first, second = betas
     if not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas) or second == 0:
         return None

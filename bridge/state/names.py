@@ -356,6 +356,7 @@ def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for theirs in found:
         for block in theirs.blocks:
+            # Blocks of one parameter come in order, each where the one before it ended.
             if reached.get(block.name, 0) != block.first:
                 raise SourceError(f"{theirs.name}: rows of {block.name} are there twice, or missing; the checkpoint is damaged")
             reached[block.name] = block.last
@@ -403,6 +404,8 @@ def recognised(hub: Hub) -> Recognised:
     found, shapes = _tried(hub), _shapes(hub)
     if found is not None:
         return found
+    # The family that knows most of the names: what it lacks is most likely what is odd about this
+    # model.
     closest = max(
         ((naming, table) for naming in known().values() for table in naming.tables()),
         key=lambda pair: sum(_all_known(pair[1], {name: shape}) for name, shape in shapes.items()),
@@ -546,6 +549,8 @@ def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
         found = _whole(runs, flat, runs[0].source.dtype)
         return Turned(found) if theirs.turned else found
 
+    # A parameter without a master is its own: the others' masters need a counterpart in the same
+    # format.
     masters = any(other.master is not None for other in held.values())
     return replace(
         first,

@@ -32,12 +32,14 @@ SETTINGS = (
 LOADERS = ("StatefulDataLoader", "ParallelAwareDataloader", "DataLoader")
 COLLATERS = ("default_collater", "default")
 INPUTS = ("input_ids", "attention_mask", "position_ids")
-"""What a model is called with, of what a batch has."""
+"""The entries of a batch that the model is called with."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `rows` samples for place `rank` of `ranks`. `whole`: a last batch with fewer is left out."""
+    """Batches of `rows` samples for place `rank` of `ranks`. `whole`: a last batch with fewer
+    samples is left out.
+    """
 
     samples: Samples
     rows: int
@@ -71,6 +73,8 @@ class Loader:
         """The batches of an epoch from number `first` on."""
         self._sampler.set_epoch(number)
         order = list(self._sampler)
+        # Lists of indices rather than a skipped iterator: a run that resumes loads no sample that
+        # it has seen.
         lists = [order[start : start + self.rows] for start in range(0, len(order), self.rows)][first : self.batches]
         collate = partial(collated, multiple=self.multiple)
         loader: Any = torch.utils.data.DataLoader(self.samples, batch_sampler=lists, collate_fn=collate, num_workers=self.workers)
@@ -84,7 +88,9 @@ class Loader:
 
 
 def _collater(said: Any, path: str) -> int | None:
-    """The multiple that sequences are filled up to, if one is said."""
+    """The multiple that sequences are filled up to, if one is set. Raises `ConfigError` for another
+    collater.
+    """
     settings = said if isinstance(said, dict) else {TARGET: said}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
     if name not in COLLATERS:
@@ -94,7 +100,9 @@ def _collater(said: Any, path: str) -> int | None:
 
 
 def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
-    """Samples as rows of the same length: that of the longest, or the next `multiple`."""
+    """Samples as rows, (samples, tokens), of one length: that of the longest, or the next multiple
+    of `multiple`.
+    """
     pads = USUAL | (samples[0].get(PADS) or {})
     found = {}
     for name in samples[0]:

@@ -127,8 +127,8 @@ def _parameters(files: Files) -> Found:
         raise SourceError(f"{files.folder}: files of several ZeRO stages ({', '.join(map(str, sorted(stages)))}); {DAMAGED}")
     stage = stages.pop()
     shapes = shapes_of(files)
-    # Stages 1 and 2 have a count for each flat group, stage 3 has one for all, and the bf16
-    # optimizer of old has none.
+    # Stages 1 and 2 have a count for each flat group, stage 3 has one for all, and a file may have
+    # none.
     counts = files.states[0].get("partition_count", [])
     count = max(map(int, counts if isinstance(counts, list) else [counts]), default=len(files.states))
     if count != len(files.states):
@@ -136,7 +136,12 @@ def _parameters(files: Files) -> Found:
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
     left = [*_left(rows, _flat_states(files, stage)), *_excluded(files, stage)]
-    ordered = _collected(files, shapes) if stage < 3 and dealt_out(files.model.get("ds_config")) else shapes
+    ordered: Sequence[Named] = shapes
+    if stage < 3 and dealt_out(files.model.get("ds_config")):
+        # Flat groups have their parameters as they were dealt out; the optimizer's groups have the
+        # model's order.
+        ranks = len(files.states)
+        ordered = [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
     return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
 
 
@@ -250,7 +255,9 @@ def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -
 
 
 def _begins(files: Files, group: int) -> list[range]:
-    """The elements of a flat group that each rank holds; those of padding at its end are not saved."""
+    """The range of elements of a flat group that each rank holds. Padding at the end of the group
+    is not saved.
+    """
     sizes = [_group(state, group, files.optimizers[rank])[0].count for rank, state in enumerate(files.states)]
     ends = list(accumulate(sizes))
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -262,7 +269,7 @@ def _dealt(state: Mapping[str, Any], group: int, named: Named, held: range) -> I
     `param_slice_mappings` has the places that they would have if they were not dealt out (stage_1_and_2.py:
     _link_all_hp_params); the flat tensor has the order of `param_shapes`.
     """
-    # Aligned parameters have padding behind each of them in the flat tensor; older releases write
+    # Aligned parameters have padding behind each of them in the flat tensor; a file may have
     # no list of it.
     paddings = (state.get("param_alignment_paddings") or {group: [0] * len(named)})[group]
     at = 0
@@ -271,12 +278,6 @@ def _dealt(state: Mapping[str, Any], group: int, named: Named, held: range) -> I
         if first < last:
             yield name, first - held.start, last - first
         at += prod(shape) + padding
-
-
-def _collected(files: Files, shapes: Sequence[Named]) -> list[Named]:
-    """Shapes by name in the order of the optimizer's groups, where each flat group has its parameters as they were dealt out."""
-    ranks = len(files.states)
-    return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:

@@ -99,6 +99,8 @@ def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
     zero = (layout.hub.config or {}).get("zero_optimization")
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
     for group in layout.groups:
+        # Elements of each parameter on one rank, rounded up: stage 3 splits every parameter for
+        # itself.
         sizes = {name: -(-layout.hub.parameters[name].weight.count // layout.ranks) for name in group.names}
         if layout.level < 3 and dealt_out(layout.hub.config):
             yield dealt(group.names, layout.ranks)
@@ -125,6 +127,7 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
     if layout.level < 3:
         yield saved(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
         return
+    # At stage 3 each rank has model states of its own, with its part of the frozen parameters.
     for rank in range(layout.ranks):
         yield saved(f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank))
 
@@ -305,6 +308,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
         runs.append(Run(tensor, first, last))
         if padding := part - (last - first):
             runs.append(Run(Held(_zeros(padding, dtype)), 0, padding))
+    # Parameters with fewer elements than ranks leave empty runs.
     kept = tuple(run for run in runs if len(run))
     return Joined(kept, (sum(map(len, kept)),), dtype)
 

@@ -118,8 +118,7 @@ class Norm(nn.Module):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:
         super().__init__()
         self.eps, self.rms = eps, config.normalization == "RMSNorm"
-        # Zero-centred weights are kept as their distance from 1, so that weight decay draws them to
-        # 1.
+        # Zero-centred weights are kept as their difference from 1.
         self.centre = float(config.layernorm_zero_centered_gamma)
         self.weight = nn.Parameter(torch.full((hidden_size,), 1.0 - self.centre))
         self.bias = None if self.rms else nn.Parameter(torch.zeros(hidden_size))

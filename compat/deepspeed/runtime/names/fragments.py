@@ -29,7 +29,7 @@ def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
-    """Set the parameter, and what is computed with."""
+    """Set the parameter: its master, and the weight that computes."""
     place = parts.place_of(param)
     if place is not None:
         parts.set_masters(place[0], [(place[1], place[2], value)])
@@ -53,7 +53,9 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """The mean gradient of the step, whole, between the last backward and step; None where there is none."""
+    """The mean gradient of the step, whole, between the last backward and step; None if there is
+    none.
+    """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is None or shard is None:
