@@ -156,7 +156,7 @@ class TestManyFiles:
         words = ("--auto-from", "max_grad_norm=1.0", "--auto-from", "bf16=true", "--auto-from", "per_device_train_batch_size=2")
         code, out, err = said("check", "configs/good.json", "launch.args", "--world-size", "8", *words)
         assert code in (0, 2) and err == "", out
-        assert "has nothing to say there" in said("check", "launch.args", "--world-size", "8", *words)[2]
+        assert "has no use for this option" in said("check", "launch.args", "--world-size", "8", *words)[2]
         sizes = " ".join(launch().splitlines()[3:5])
         Path("run.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --lr $LR {sizes}\n")
         assert said("check", "run.sh", "configs/good.json", "--env", "LR=1e-4")[2] == ""
@@ -165,7 +165,7 @@ class TestManyFiles:
         (tmp_path / "out").mkdir()
         assert "several files need -o FOLDER" in said("convert", "configs", "--to", "megatron")[2]
         code, out, err = said("convert", "configs", "--to", "megatron", "--world-size", "2", "-o", "out", "-q")
-        assert code == 2 and "package.json: of no stack" in err
+        assert code == 2 and "package.json: left out, as no stack" in err
         assert {path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".args"} == {"good.args", "odd.args"}
         assert [line for line in out.splitlines() if "->" in line] == [
             "configs/good.json -> out/good.args",
@@ -285,7 +285,7 @@ class TestFormats:
         written(tmp_path / "configs", "note.json", {"title": "of no stack"})
         words = ("convert", "configs", "launch.args", "--to", "megatron", "--world-size", "8", "-o", "out", "--format", "github")
         code, out, err = said(*words)
-        assert code == 1 and "::error file=configs/wrong.json," in out and "note.json: of no stack" in err
+        assert code == 1 and "::error file=configs/wrong.json," in out and "note.json: left out, as no stack" in err
         made = {path.stem for path in (tmp_path / "out").glob("*.args")}
         assert "launch" in made and not made & {"wrong", "note"}
 

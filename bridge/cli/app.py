@@ -59,7 +59,7 @@ FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; 
 with # comments; - reads stdin. Values that look like secrets are written to OUT alone: the report, stdout, the sidecar and
 --json have marks (__hidden_NAME__) in their place.
 
-""" + table(error="wrong usage, refused, or the run stops (what is written would); also any loss under --strict")
+""" + table(error="wrong usage, refused, or what was written stops the run; also any loss under --strict")
 
 CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
 
@@ -145,7 +145,7 @@ Examples:
 If sizes do not fit the ranks, the error names a command that does; --fit shrinks the sizes and says which.
 
 """ + table(
-    clean="trained; what the engine does otherwise is told at the start, as launchers take other codes for a crash",
+    clean="trained; findings are printed at the start; the code stays 0, as launchers take others for a crash",
     findings=DONE,
 )
 
@@ -206,7 +206,7 @@ Examples:
   stagebridge layout zero3.json --layers 24 --hidden 1024 --heads 16 --vocab 50304 --sequence 1024 --json
 
 """ + table(
-    clean="shown; the engine does nothing otherwise that reaches the threshold",
+    clean="shown; no difference of the engine reaches the threshold",
     error="wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would) or --memory",
 )
 

@@ -96,7 +96,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
-    BridgeError.raise_if(f"{path}: two of the files would be written there; convert them apart" for path in sorted(twice))
+    BridgeError.raise_if(f"{path}: two of the files would be written there; convert them one by one" for path in sorted(twice))
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
@@ -113,7 +113,7 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
             codes.append(_convert(one, replace(asked, output=output), gate, records))
         except BridgeError as error:
             if not named and isinstance(error, UnrecognisedError):
-                note(f"note: {file}: of no stack; left out")
+                note(f"note: {file}: left out, as no stack recognises it")
                 continue
             records += refusals(error.problems, file)
             codes.append(Exit.ERROR)
@@ -133,7 +133,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
             codes.append(_convert(replace(job, file=file, loose=True), replace(asked, output=output), gate))
         except UnrecognisedError as error:
             codes.append(Exit.ERROR if named else Exit.CLEAN)
-            complain(error.problems) if named else note(f"note: {file}: of no stack; left out")
+            complain(error.problems) if named else note(f"note: {file}: left out, as no stack recognises it")
         except BridgeError as error:
             codes.append(Exit.ERROR)
             complain(error.problems)
@@ -311,7 +311,8 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
     known = signature(dialect.read).parameters
     said = {word: value for word, value in job.said.items() if word in known or not job.loose}
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
-    BridgeError.raise_if(f"--{word}: {dialect.name} has nothing to say there; drop it" for word in strange)
+    # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
+    BridgeError.raise_if(f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange)
     return dialect.read(document, version, job.world_size, job.lenient, **said)
 
 
@@ -329,6 +330,7 @@ def document_of(job: Job) -> Document:
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
     text = standard_input() if standard else read_text(Path(job.file))
+    # Before it is parsed: errors of the parser quote the text.
     keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
     document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
     if isinstance(document.data, Script):
@@ -350,6 +352,7 @@ def recognised(document: Document) -> Dialect:
         note(f"note: {fault}")
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
+    # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
     if best == 0:
         script = document.data if isinstance(document.data, Script) else None
         seen = f" (the runs that it starts: {script.seen})" if script else ""
@@ -388,7 +391,7 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
         sized = read(replace(job, world_size=carry.world_size))
     except BridgeError:
         return config
-    note(f"note: on {carry.world_size} ranks, as the sidecar says; --world-size says how many they are now")
+    note(f"note: on {carry.world_size} ranks, as the sidecar says; --world-size N changes that")
     return sized
 
 

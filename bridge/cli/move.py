@@ -169,7 +169,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
     config = convert.read(job)
     saved = hub.origin.world
     if config.world_size is None and saved:
-        note(f"note: on {saved} ranks, as the checkpoint says; --world-size says how many they are now")
+        note(f"note: on {saved} ranks, as the checkpoint says; --world-size N changes that")
         job = replace(job, world_size=saved)
         config = convert.read(job)
     if _spared(config, hub):
@@ -421,7 +421,7 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
     screen = console(out)
     screen.print(clean(_taken(findings)), markup=False, soft_wrap=True)
     where, size = source.hub.where.steps, sum(file.size for file in files.files)
-    step = "at a step that it does not say" if where is None else f"at step {where}"
+    step = "at an unknown step" if where is None else f"at step {where}"
     head = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
     screen.print(f"Checkpoint: {head}", markup=False, soft_wrap=True)
     for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
@@ -535,6 +535,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers(source.hub, options.most)
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
+    # Under the names that transformers gives the parameters of the model, which `_alike` compares by.
     hub = names.under(source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None)
     running = cutting.cut(hub, layers) if layers else hub
     _alike(running, model)
@@ -589,6 +590,7 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model))
+        # On the meta device a model has shapes and no memory, so that a large one can be held too.
         with torch.device("meta"):
             known = {name: tuple(weight.shape) for name, weight in opened(Path(folder), 0).named_parameters()}
     found = {name: held.weight.shape for name, held in hub.parameters.items()}
@@ -618,6 +620,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
         }
         found: dict[str, Any] = {}
         telling = None if job.json else Told()
+        # Stacks print to stdout too: only marked lines are ours.
         for line in ranks(proof.world, RANK, json.dumps(spec, default=str)):
             said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
             if telling:
@@ -626,6 +629,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
     if "problems" in found:
         raise BridgeError(*found["problems"])
     lacking = [*proof.lacking, *found.pop("changed")]
+    # The same run of a model that was cut proves nothing about the layers that were left out.
     verdict = "in part" if found["verdict"] == "same" and proof.lacking else found["verdict"]
     told = cast(outputs.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world})
     with as_private_as(options.checkpoint):
@@ -728,6 +732,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
             found[side] = Party(side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side]))
         wider = _wider(found["source"], spec)
         shape = json.loads((folder / "config.json").read_text())
+        # A learned embedding of positions has no row beyond these.
         most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)
         workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), model=model, folder=folder)
         facts = names.described(described)

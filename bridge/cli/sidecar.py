@@ -60,8 +60,8 @@ class Sidecar:
         place = carry_over.beside(Path(file))
         if why := self.unfit(dialect):
             return f"note: {place} {why}; it was not used"
-        edits = f"; {file} was edited since, or another run wrote it, and what it says wins" if self.edited else ""
-        return f"note: reads {place} as well{edits}{way and f'; {way} leaves it out'}"
+        edits = f"; {file} was edited since, or written by another run; its own settings win" if self.edited else ""
+        return f"note: {place} is read too{edits}{way and f'; {way} leaves it out'}"
 
 
 def beside(file: Path) -> Sidecar:

@@ -57,6 +57,7 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
         from bridge.trace.comparison import compare
 
         with told("the steps"):
+            # A page shows all steps; a report may end at the first that differs.
             found = compare(_run(first), _run(second), every=every or html is not None)
         code = _exit(found)
         if html:
@@ -327,7 +328,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     for line in why.evidence if why else ():
         out.print(f"    evidence: {line}" if why and why.claim else f"  before it: {line}", markup=False, soft_wrap=True)
     if why and why.next:
-        out.print(f"  no cause is shown by these logs; next: {why.next}", markup=False, soft_wrap=True)
+        out.print(f"  these logs show no cause; next: {why.next}", markup=False, soft_wrap=True)
     _tell_rest(found, out)
 
 
@@ -399,6 +400,7 @@ def _statistics(summary: Summary) -> dict[str, float | None]:
 def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
     out = console(sys.stdout)
     out.print(f"{run.folder}: {run.layout}", markup=False, soft_wrap=True)
+    # In a pipe each tensor gets a line of its own, so that `grep` finds all of it.
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         out.width = WIDE
     rows = (row for entry in entries for row in _lines(entry, microbatches))

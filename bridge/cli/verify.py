@@ -244,7 +244,7 @@ def _words(found: Fields) -> Iterator[str]:
         yield found["judged_release"]
     if found["no_script"]:
         why = "; ".join(found["no_script"])
-        yield f"Judged in a script that has the model; that of `convert --script` would have the nearest one: {why}"
+        yield f"Judged in a training script with this model; `convert --script` writes one with the nearest model: {why}"
     smaller = [f"{path} {change['before']} -> {change['after']}" for path, change in found["changes"].items()]
     changed = f"; changed for that: {', '.join(smaller)}" if smaller else ""
     yield f"\nIn small, on {found['ranks']} ranks{changed}."
@@ -252,7 +252,7 @@ def _words(found: Fields) -> Iterator[str]:
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     if left := found["left_out"]:
         some = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
-        yield f"It alone decides the updates of {len(left)} tensors, whose gradients are zero but for it; not compared: {some}."
+        yield f"It alone decides the updates of {len(left)} tensors, whose true gradients are zero; not compared: {some}."
 
 
 # On a rank
@@ -261,6 +261,7 @@ def _words(found: Fields) -> Iterator[str]:
 def warm(text: str) -> None:
     """Load the engines that may be asked, before there are ranks."""
     spec = json.loads(text)
+    # An engine that is loaded after the fork is loaded once by every rank.
     on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
     loaded({*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))})
 

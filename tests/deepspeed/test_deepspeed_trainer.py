@@ -258,7 +258,7 @@ def test_wrong_options(said: Said, tmp_path: Path, words: tuple[str, ...], says:
 
 def test_another_stack_has_no_trainer(said: Said, tmp_path: Path) -> None:
     (tmp_path / "x.args").write_text("--micro-batch-size 1\n")
-    assert "--auto-from: megatron has nothing to say there" in said("check", "x.args", "--auto-from", "bf16=true")[2]
+    assert "--auto-from: megatron has no use for this option" in said("check", "x.args", "--auto-from", "bf16=true")[2]
 
 
 def test_a_code_part_that_was_left_behind_is_named(said: Said, tmp_path: Path) -> None:
