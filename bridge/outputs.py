@@ -1,4 +1,4 @@
-"""What commands print for programs, as types: the code that makes it is held to them, and JSON Schemas are made of them."""
+"""What commands print for programs, as types: type checks hold the code to them, and JSON Schemas are made of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bridge.rules import Effect, How
 Level = Literal["error", "warning", "note"]
 Verdict = Literal["same", "in part", "differs", "not run"]
 Number = float | Literal["nan", "inf", "-inf"] | None
-"""A number, as text where it is not finite; None: not told."""
+"""A number; as text if it is not finite; None if it is not known."""
 
 
 class Refused(TypedDict):
-    """An error, of wrong usage too: one line for each problem."""
+    """An error, or wrong usage: one line for each problem."""
 
     problems: list[str]
     exit_code: Exit
@@ -60,7 +60,7 @@ class Field(TypedDict):
 
 
 class Target(Side):
-    """The config that was made: the content of its file, and what its stack keeps in the training script."""
+    """The converted config: the content of its file, and the settings that its stack keeps in the training script."""
 
     text: str
     code: dict[str, Any]
@@ -93,7 +93,7 @@ class Checked(TypedDict):
 
 
 class OneOfMany(TypedDict):
-    """A file among several: as it was read, or why it is refused."""
+    """One of several files: its config and findings, or why it is refused."""
 
     file: str
     source: NotRequired[Side]
@@ -117,7 +117,7 @@ class Named(Side):
 
 
 class Compared(TypedDict):
-    """What two configs mean otherwise."""
+    """How the meanings of two configs differ."""
 
     first: Named
     second: Named
@@ -126,7 +126,7 @@ class Compared(TypedDict):
 
 
 class Drifted(TypedDict):
-    """A setting that fares differently in another release."""
+    """A setting that has another effect in another release."""
 
     path: str
     kind: str
@@ -147,7 +147,7 @@ class Edited(TypedDict):
 
 
 class Migrated(Side):
-    """A config that keeps its meaning in another release, as the content of its file."""
+    """The config for another release, with the same meaning; `text` is the content of its file."""
 
     text: str
 
@@ -169,7 +169,7 @@ class Drifting(TypedDict):
 
 
 class Shape(TypedDict):
-    """Sizes of a model; `unknown` are weights that are not counted."""
+    """Sizes of a model; `unknown` names weights whose size is not known, and which are not counted."""
 
     layers: int
     hidden: int
@@ -221,7 +221,7 @@ class Stage(TypedDict):
 
 
 class Kept(TypedDict):
-    """Bytes between steps, by kind."""
+    """Bytes that a rank keeps between steps, by kind."""
 
     weights: int
     gradients: int
@@ -231,7 +231,7 @@ class Kept(TypedDict):
 
 
 class Whole(TypedDict):
-    """A whole buffer."""
+    """The buffer of a flat as a whole: number format, which buffer it is, bytes, and the format of its exchange."""
 
     format: str
     buffer: int
@@ -262,7 +262,7 @@ class Call(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Ranks that keep and send the same."""
+    """Ranks that keep and send the same, and what that is for each of them."""
 
     ranks: list[int]
     pipeline_rank: int
@@ -402,7 +402,7 @@ class Failed(TypedDict):
 
 
 class Fuzzed(TypedDict):
-    """What generated configs came to."""
+    """The results of generated configs: how many held or were refused at each stage, and the failure, if any."""
 
     examples: int
     releases: dict[str, int]
@@ -415,7 +415,7 @@ class Fuzzed(TypedDict):
 
 
 class Saved(TypedDict):
-    """What a checkpoint says of how far its run is."""
+    """How far the run of a checkpoint is, as far as the checkpoint says; None: it does not say."""
 
     steps: int | None
     skipped: int | None
@@ -427,7 +427,7 @@ class Saved(TypedDict):
 
 
 class Scale(TypedDict):
-    """A loss scale and what decides its next change."""
+    """A loss scale, and the settings and counters that decide when it changes."""
 
     value: float
     dynamic: bool
@@ -491,7 +491,7 @@ class Rewritten(TypedDict):
 
 
 class Different(TypedDict):
-    """A tensor that two checkpoints have otherwise."""
+    """A tensor that differs between two checkpoints; `most` is the largest distance of two elements."""
 
     name: str
     kind: str
@@ -501,7 +501,7 @@ class Different(TypedDict):
 
 
 class Apart(TypedDict):
-    """What two checkpoints have otherwise."""
+    """The differences of two checkpoints."""
 
     verdicts: dict[str, int]
     run: dict[str, tuple[Any, Any]]
@@ -521,7 +521,7 @@ class Logged(TypedDict):
 
 
 class Tensor(TypedDict):
-    """A tensor of two traced runs: the parts of its name, how far apart it is, and the ranks that have it so."""
+    """A tensor of two traced runs: the parts of its name, its distance, and the ranks on which it differs."""
 
     name: str
     step: int
@@ -538,7 +538,7 @@ class Tensor(TypedDict):
 
 
 class Setting(TypedDict):
-    """A setting that two traced runs have otherwise."""
+    """A setting that differs between two traced runs; `layout`: one of the layout."""
 
     path: str
     first: Any
@@ -586,7 +586,7 @@ class Changed(TypedDict):
 
 
 class Gap(TypedDict):
-    """How far a run is from another: losses, gradient norms and updates, the tensor furthest off, another loss scale in words."""
+    """The distance of two runs: losses, gradient norms and updates, and the tensor that is furthest off; `scale` is in words."""
 
     loss: Number
     norm: Number
@@ -652,7 +652,7 @@ class Size(TypedDict):
 
 
 class Further(TypedDict):
-    """A side that went on from its checkpoint: steps behind its start, and what each further one gave."""
+    """A side that resumed from its checkpoint: the steps before, and the figures of each further step."""
 
     side: Literal["source", "target"]
     engine: str
@@ -665,7 +665,7 @@ class Further(TypedDict):
 
 
 class Lengths(TypedDict):
-    """How far two runs are apart, or how far rounding takes them."""
+    """The distance of two runs, or that which rounding alone makes."""
 
     loss: Number
     norm: Number
@@ -702,7 +702,7 @@ class Moved(TypedDict):
 
 
 class Step(TypedDict):
-    """A step of a training: what `train --json` prints a line of."""
+    """A step of a training; `train --json` prints one a line."""
 
     step: int
     loss: Number
@@ -748,7 +748,7 @@ OUTPUTS: Mapping[str, Any] = {
     "trace show": Traced | Refused,
     "baseline": Baseline,
 }
-"""What each command prints under `--json` (`train`: on each line), and the file of `--write-baseline`."""
+"""What each command prints under `--json`; `train` prints one on each line. `baseline` is the file of `--write-baseline`."""
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -398,7 +398,7 @@ Examples:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # markup would take [tool.stagebridge] for a style
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Translate LLM training configs between stacks, with every loss named. Start with: stagebridge demo\n\n"
     + table(unproved="nothing was proved (verify, trace diff)"),
@@ -418,6 +418,7 @@ def options(
     version: Annotated[
         bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    # Launchers such as deepspeed put it before the words of the command.
     local_rank: Annotated[
         int, typer.Option("--local_rank", "--local-rank", hidden=True, help="Set by launchers, which also say it elsewhere.")
     ] = 0,
@@ -523,6 +524,7 @@ def layout(
     from bridge.cli.folder import checked
     from bridge.cli.layout import MODELS, Picture, Sizes, layout
 
+    # By the names of the plan's model section, which `Sizes` takes.
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
     return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch), Picture(plot, memory))
@@ -531,7 +533,7 @@ def layout(
 @app.command(
     help=SHOW,
     short_help="Say what a field means, and where it goes in the other stacks.",
-    context_settings={"ignore_unknown_options": True},
+    context_settings={"ignore_unknown_options": True},  # FIELD may be a flag, such as --clip-grad
 )
 def show(
     dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="Stack whose fields to show.", show_default=False)],
@@ -667,6 +669,7 @@ def train(
     from bridge.cli.train import Options, Watch, checked, train
 
     known = model and folder.checked("--model", model, ("tiny", "file"))
+    # Before the config is read, which may take ranks and time.
     if desync is not None:
         checked("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)

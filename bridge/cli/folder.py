@@ -1,4 +1,4 @@
-"""Folders of models: the shape that the config.json in one states."""
+"""Folders of models: the shape that their config.json states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_folder(model: str) -> bool:
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
-    """`value`, if it is one of `known` or such a folder."""
+    """`value`, if it is one of `known` or the folder of a model. Raises `BridgeError` if it is neither."""
     if value in known or is_folder(value):
         return value
     said = f"{' or '.join(known)}, or a folder with a {CONFIG}"

@@ -241,6 +241,7 @@ def reads_file(
                 from bridge.cli.gated import gate_of
 
                 given["gate"] = gate_of(**{field: given.pop(name) for name, (field, _, _) in gating.items()})
+            # A command of many files gets all names; its job has the first, which stands for them until they are read.
             if not isinstance(file, str):
                 given["names"], file = tuple(file), file[0]
             if viewing:

@@ -1,4 +1,4 @@
-"""What the command line prints: reports, notes, errors and JSON, with nothing in them that a terminal would act upon."""
+"""What the command line prints: reports, notes, errors and JSON, without secrets and control characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 120
-"""Columns of a report that does not go to a terminal, where COLUMNS does not say."""
+"""Columns of a report that does not go to a terminal, unless COLUMNS is set."""
 LEAST = 40
 """Columns below which nothing gets narrower."""
 
@@ -57,8 +57,9 @@ def _finite(value: Any) -> Any:
 
 
 def content(text: str) -> None:
-    """Write a converted file to stdout: as it is, but for secrets, and on a terminal for what that would act upon."""
+    """Write a converted file to stdout, with its secrets hidden, and on a terminal without control characters."""
     hidden = HIDDEN.hide(text)
+    # Into a pipe the file goes byte for byte; a terminal would act upon control characters in it.
     sys.stdout.write(clean_block(hidden) if sys.stdout.isatty() else hidden)
     sys.stdout.flush()
     if hidden != text:
@@ -66,7 +67,7 @@ def content(text: str) -> None:
 
 
 class Trimmed:
-    """A stream that is no terminal; no line of what is written to it ends in blanks."""
+    """A stream that is no terminal, and that drops blanks at the ends of lines."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -84,7 +85,7 @@ BLANK_ENDS = re.compile(r" +(?=\n)")
 
 
 def console(stream: Any) -> Console:
-    """A console on `stream`: colour and the terminal's width on a terminal, neither in a pipe."""
+    """A console on `stream`, with colour and the terminal's width if that is a terminal."""
     from rich.console import Console
 
     class Clean(Console):
@@ -94,6 +95,7 @@ def console(stream: Any) -> Console:
             """As rich does, with texts cleaned."""
             super().print(*(hide(clean_block(item)) if isinstance(item, str) else item for item in objects), **options)
 
+    # rich fills rows of tables with blanks, which a diff of two reports would show.
     file = stream if stream.isatty() else cast("IO[str]", Trimmed(stream))
     return Clean(file=file, width=_width(stream), highlight=False)
 

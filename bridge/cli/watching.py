@@ -25,6 +25,7 @@ def watch(folder: Path, interval: float) -> int:
     follower, faults, steps = Follower(folder), 0, 0
     try:
         while True:
+            # Asked before reading: what is written between the two is still printed in a last round.
             going = alive(folder)
             for found in follower.new():
                 if isinstance(found, Told):

@@ -27,6 +27,7 @@ def taken() -> str:
             return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
     import bridge
 
+    # Two distributions may install into one folder: then ours is found, with the other's `__init__`.
     if not hasattr(bridge, "BridgeError"):
         return f"stagebridge needs its own package bridge, but another distribution wrote over {bridge.__file__}; {ADVICE}"
     return ""
