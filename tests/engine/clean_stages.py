@@ -132,6 +132,8 @@ def untied(whole: Any) -> None:
     if name:
         old = getattr(owner, name)
         setattr(owner, name, nn.Linear(old.in_features, old.out_features, bias=old.bias is not None))
+    if hasattr(whole, "cls"):
+        owner.bias = owner.decoder.bias  # it has that twice, and would hold a copy that nothing uses
 
 
 def own_stages(rank: int, world: int, layout: str) -> list[int]:
