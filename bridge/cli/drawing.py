@@ -40,7 +40,7 @@ def lines(found: Timeline) -> list[Line]:
     whole = Part(0, round(found.length))
     # Up to four lines are drawn whole: looking for repeats saves little there.
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
-    rows = []
+    rows = list[Line]()
     for part in parts:
         again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}" if part.times > 1 else ""
         starts = range(part.start, part.stop, UNITS)
