@@ -8,7 +8,9 @@ if sys.argv[:1] == ["-m"] and "bridge.cli" in sys.orig_argv and not sys.flags.sa
     # Before the first import: under plain `-m` the current directory is first in the path, so a
     # json.py that lies there would be imported instead of the standard library's and run with the
     # user's rights.
-    sys.exit("error: python -m bridge.cli imports files of the current directory; run python -P -m stagebridge instead")
+    sys.exit(
+        "error: python -m bridge.cli imports files of the current directory; run python -P -m stagebridge instead"
+    )
 
 from bridge.errors import BridgeError, ConfigError, SourceError, TranslationError, VersionError
 

@@ -215,7 +215,10 @@ class Backend(ABC):
 
 
 LAYOUT = (
-    *(f"parallel.{axis}" for axis in ("data", "tensor", "pipeline", "context", "expert", "sequence")),
+    *(
+        f"parallel.{axis}"
+        for axis in ("data", "tensor", "pipeline", "context", "expert", "sequence")
+    ),
     *("zero.stage", "schedule.name", "schedule.virtual"),
 )
 """Fields that place a model on ranks. They change no numbers, but whoever sets one asks for that
@@ -238,7 +241,11 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
     for path, rule in plan_claims(dialect).items():
         value = plan.values().get(path)
         matters = path in LAYOUT or rule.effect_of(effective).reaches(Effect.NUMBERS)
-        if matters and not path.startswith(("model.", "run.")) and not _as_good(path, value, kept.get(path), plan):
+        if (
+            matters
+            and not path.startswith(("model.", "run."))
+            and not _as_good(path, value, kept.get(path), plan)
+        ):
             yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
 
 

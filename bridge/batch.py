@@ -28,7 +28,9 @@ class Triangle:
         )
 
 
-def solve(micro: int | None, accumulation: int | None, global_: int | None, data: int | None) -> Triangle:
+def solve(
+    micro: int | None, accumulation: int | None, global_: int | None, data: int | None
+) -> Triangle:
     """Fill in the one side that the others determine; raise `ConfigError` if they contradict each other or do not divide.
 
     With fewer than three of the four sides known, the rest stays None.
@@ -53,7 +55,9 @@ def _quotient(sides: Triangle, known: list[int]) -> Triangle:
     # none is missing.
     rest, remainder = divmod(sides.global_, product)
     if remainder or rest == 0 or (len(known) == 3 and rest != 1):
-        raise ConfigError(f"batch: {sides} does not hold; make the global batch a multiple of {product}")
+        raise ConfigError(
+            f"batch: {sides} does not hold; make the global batch a multiple of {product}"
+        )
     if len(known) == 3:
         return sides
     return Triangle(

@@ -27,10 +27,16 @@ def _table(package: str) -> tuple[tuple[str, str, float], ...]:
         rows = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     # The words are also what the message prints ("at least 0"), so the number is their last word
     # and stands in no second column.
-    return tuple((words, path, float(words.rpartition(" ")[2])) for words, paths in rows.items() for path in paths)
+    return tuple(
+        (words, path, float(words.rpartition(" ")[2]))
+        for words, paths in rows.items()
+        for path in paths
+    )
 
 
-def beyond(given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+def beyond(
+    given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
     """A finding for each given number beyond a bound of `package`, also if the stack's parser takes
     that number.
     """
@@ -42,7 +48,9 @@ def beyond(given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
         is_beyond = value < limit if words.startswith("at least") else value > limit
         if is_beyond:
             message = f"found {shown(value)}, which no run can use; expected {words}"
-            yield Finding(path.replace(".*", ""), message, Effect.NUMBERS, True, origin=origins.get(path))
+            yield Finding(
+                path.replace(".*", ""), message, Effect.NUMBERS, True, origin=origins.get(path)
+            )
 
 
 def _at(given: Mapping[str, Any], path: str) -> Any:

@@ -50,7 +50,14 @@ class Carry:
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
         """The carry-over of `source` for `target`, which means `meant`."""
-        return cls(source.dialect.name, source.version, source.world_size, source.entry, dict(source.given), dict(meant))
+        return cls(
+            source.dialect.name,
+            source.version,
+            source.world_size,
+            source.entry,
+            dict(source.given),
+            dict(meant),
+        )
 
     def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
         """The text of the sidecar of a file with content `written`; `files` are the other texts
@@ -67,8 +74,16 @@ class Carry:
             "meant": _encoded(self._without(dict(self.meant))),
         }
         if self.original is not None:
-            text = self.original.text if self.secrets is None else self.secrets.hide(self.original.text)
-            record["original"] = asdict(replace(self.original, text=text, outside=self._without(dict(self.original.outside))))
+            text = (
+                self.original.text
+                if self.secrets is None
+                else self.secrets.hide(self.original.text)
+            )
+            record["original"] = asdict(
+                replace(
+                    self.original, text=text, outside=self._without(dict(self.original.outside))
+                )
+            )
         # The file with the secrets is named only if a mark was left for one: other sidecars stay
         # free of paths.
         if left(record):
@@ -157,7 +172,9 @@ def parse(text: str, where: str) -> Carry:
     except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(f"{where}: not a carry-over file ({error}); {AGAIN}") from None
     except ConfigError as error:
-        raise SourceError(*(f"{where}: not a carry-over file ({problem}); {AGAIN}" for problem in error.problems)) from None
+        raise SourceError(
+            *(f"{where}: not a carry-over file ({problem}); {AGAIN}" for problem in error.problems)
+        ) from None
     original = Original(**record.original.model_dump()) if record.original else None
     return Carry(
         record.dialect,
@@ -185,7 +202,9 @@ def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
     if len(text) > limits.SIDECAR:
-        raise SourceError(f"{where}: found more than {limits.SIDECAR >> 20} MiB, expected a carry-over file; {AGAIN}")
+        raise SourceError(
+            f"{where}: found more than {limits.SIDECAR >> 20} MiB, expected a carry-over file; {AGAIN}"
+        )
     data = json.loads(text)
     # Four times the limit of one config: a sidecar holds given and meant values, and each tuple
     # adds a mapping around its list.
@@ -203,13 +222,24 @@ def revealed(carry: Carry, secrets: Secrets) -> Carry:
     if original is not None:
         outside = {name: secrets.shown(value) for name, value in original.outside.items()}
         original = replace(original, text=secrets.shown(original.text), outside=outside)
-    given = {path: value for path, value in secrets.shown(dict(carry.given)).items() if not left(value)}
-    return replace(carry, given=given, meant=secrets.shown(dict(carry.meant)), original=original, secrets=secrets)
+    given = {
+        path: value for path, value in secrets.shown(dict(carry.given)).items() if not left(value)
+    }
+    return replace(
+        carry,
+        given=given,
+        meant=secrets.shown(dict(carry.meant)),
+        original=original,
+        secrets=secrets,
+    )
 
 
 def marks(carry: Carry) -> tuple[str, ...]:
     """The marks in `carry` that stand for secrets."""
-    kept = [dict(carry.given), *([carry.original.text, dict(carry.original.outside)] if carry.original else [])]
+    kept = [
+        dict(carry.given),
+        *([carry.original.text, dict(carry.original.outside)] if carry.original else []),
+    ]
     return tuple(left(kept))
 
 
@@ -224,4 +254,9 @@ def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))
-    return {path for rule in rules for path in rule.sees if path in rule.carries and not changed.isdisjoint(rule.carried(path))}
+    return {
+        path
+        for rule in rules
+        for path in rule.sees
+        if path in rule.carries and not changed.isdisjoint(rule.carried(path))
+    }

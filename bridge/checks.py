@@ -32,7 +32,9 @@ class Seen:
 
     def wrote(self, *paths: str) -> bool:
         """Whether one of `paths`, or a key below it, was given."""
-        return any(key == path or key.startswith(path + ".") for path in paths for key in self.given)
+        return any(
+            key == path or key.startswith(path + ".") for path in paths for key in self.given
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +116,20 @@ def _term(term: Term | str) -> Term:
     return on(term) if isinstance(term, str) else term
 
 
-def excludes(first: Term | str, other: Term | str, place: str, advice: str = "keep one of them", **window: Any) -> Check:
+def excludes(
+    first: Term | str,
+    other: Term | str,
+    place: str,
+    advice: str = "keep one of them",
+    **window: Any,
+) -> Check:
     """A check that holds if both `first` and `other` do."""
     one, beside = _term(first), _term(other)
     found = one.words.removeprefix(one.path)
     message = f"found{found} with {beside.words}; {advice}"
-    return Check(one.path, lambda seen: one(seen) and beside(seen), message, Effect.STOPS, place, **window)
+    return Check(
+        one.path, lambda seen: one(seen) and beside(seen), message, Effect.STOPS, place, **window
+    )
 
 
 def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
@@ -130,21 +140,36 @@ def needs(first: Term | str, other: Term | str, place: str, advice: str, **windo
     # the name of the switch.
     without = beside.path if beside.holds is bool or "{" in beside.words else beside.words
     message = f"found{found} without {without}; {advice}"
-    return Check(one.path, lambda seen: one(seen) and not beside(seen), message, Effect.STOPS, place, **window)
+    return Check(
+        one.path,
+        lambda seen: one(seen) and not beside(seen),
+        message,
+        Effect.STOPS,
+        place,
+        **window,
+    )
 
 
 def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
     """A check that holds if `path` is no multiple of `divisor`; skipped if one of them is None."""
     message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
     return Check(
-        path, lambda seen: seen[path] % seen[divisor] != 0, message, Effect.STOPS, place, needs=(path, divisor), **window
+        path,
+        lambda seen: seen[path] % seen[divisor] != 0,
+        message,
+        Effect.STOPS,
+        place,
+        needs=(path, divisor),
+        **window,
     )
 
 
 def positive(path: str, place: str, **window: Any) -> Check:
     """A check that holds if `path` is 0 or less; skipped if it is None."""
     message = f"found {{{path}}}; expected a positive number"
-    return Check(path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window)
+    return Check(
+        path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window
+    )
 
 
 def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
@@ -152,7 +177,12 @@ def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Ch
     words = [str(value) for value in allowed if value is not None]
     listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
     return Check(
-        path, lambda seen: seen[path] not in allowed, f"found {{{path}}}; expected {listed}", Effect.STOPS, place, **window
+        path,
+        lambda seen: seen[path] not in allowed,
+        f"found {{{path}}}; expected {listed}",
+        Effect.STOPS,
+        place,
+        **window,
     )
 
 
@@ -173,7 +203,9 @@ class Checks:
     @cache  # noqa: B019 - tables live as long as the program
     def at(self, version: str) -> tuple[Check, ...]:
         """The checks that a release makes."""
-        return tuple(row for row in self.rows if self.releases.within(version, row.since, row.until))
+        return tuple(
+            row for row in self.rows if self.releases.within(version, row.since, row.until)
+        )
 
     def holding(self, seen: Seen) -> Iterator[Check]:
         """The checks that hold for these values."""
@@ -205,6 +237,13 @@ def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> 
         yield remark(path, message, effect, seen, origins)
 
 
-def remark(path: str, message: str, effect: Effect, seen: Seen, origins: Mapping[str, Origin], rule: str = "") -> Finding:
+def remark(
+    path: str,
+    message: str,
+    effect: Effect,
+    seen: Seen,
+    origins: Mapping[str, Origin],
+    rule: str = "",
+) -> Finding:
     """A finding on `path`."""
     return Finding(path, message, effect, seen.wrote(path), origin=origins.get(path), rule=rule)

@@ -29,14 +29,18 @@ class Choice:
         return "\n".join(lines)
 
 
-def choose(plan: Plan, backends: Mapping[str, Backend], world: int | None = None, wanted: str | None = None) -> Choice:
+def choose(
+    plan: Plan, backends: Mapping[str, Backend], world: int | None = None, wanted: str | None = None
+) -> Choice:
     """The engine that runs `plan` on `world` ranks (default: as many as its sizes need).
 
     It is the native engine if that can run the plan, else the first of `backends`
     (`compat.backends()`) that can. `wanted` names the only engine that is tried. Raises
     `BridgeError` with every reason if none can run it.
     """
-    world = world or prod(getattr(plan.parallel, axis) or 1 for axis in ("data", "tensor", "pipeline", "context"))
+    world = world or prod(
+        getattr(plan.parallel, axis) or 1 for axis in ("data", "tensor", "pipeline", "context")
+    )
     engines = {NATIVE.name: NATIVE, **backends}
     if wanted is not None and wanted not in engines:
         raise BridgeError(f"engine: found {wanted}, expected {' or '.join(engines)}")
@@ -45,7 +49,9 @@ def choose(plan: Plan, backends: Mapping[str, Backend], world: int | None = None
     able = [name for name in names if not refusals[name]]
     if not able:
         raise BridgeError(*(f"{name}: {problem}" for name in names for problem in refusals[name]))
-    return Choice(engines[able[0]], {name: problems for name, problems in refusals.items() if name != able[0]})
+    return Choice(
+        engines[able[0]], {name: problems for name, problems in refusals.items() if name != able[0]}
+    )
 
 
 def _refusals(engine: Backend, plan: Plan, world: int) -> tuple[str, ...]:

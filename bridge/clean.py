@@ -21,7 +21,9 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
     """`text` with control characters, line breaks, bidirectional overrides and half surrogates as escapes (`\\x1b`)."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() or letter in kept else escaped(letter) for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter in kept else escaped(letter) for letter in text
+    )
 
 
 def clean_block(text: str) -> str:

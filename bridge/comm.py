@@ -80,7 +80,9 @@ def _seconds(variable: str, usual: float, least: float) -> float:
     except ValueError:
         seconds = nan  # which no comparison holds for
     if not least <= seconds < inf:
-        raise ConfigError(f"{variable}: found {said!r}, expected a number of seconds, at least {least:g}")
+        raise ConfigError(
+            f"{variable}: found {said!r}, expected a number of seconds, at least {least:g}"
+        )
     return seconds
 
 
@@ -166,7 +168,9 @@ class Comm:
         take part.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
-        return self._make([tuple(rank for rank in ranks if place(rank, axis) in indices) for ranks in groups])
+        return self._make(
+            [tuple(rank for rank in ranks if place(rank, axis) in indices) for ranks in groups]
+        )
 
     def again(self, axis: str, purpose: str) -> Group:
         """Another group along `axis`, whose messages do not wait for those of the first. All ranks must take part."""
@@ -193,7 +197,9 @@ class Comm:
         """Fill `whole` with the shards of all ranks, in order. `shard` may be this rank's slice of
         it.
         """
-        return self._start(name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True))
+        return self._start(
+            name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True)
+        )
 
     def reduce_scatter(self, name: str, shard: Tensor, whole: Tensor, group: Group) -> Wait:
         """Sum `whole` over ranks and put this rank's slice of the sum into `shard`, which may be
@@ -204,14 +210,29 @@ class Comm:
         again as `whole` takes.
         """
         if group.size == 1 or dist.get_backend(group.handle) != "gloo":
-            return self._start(name, whole, group, lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True))
+            return self._start(
+                name,
+                whole,
+                group,
+                lambda: _reduce_scatter(shard, whole, group=group.handle, async_op=True),
+            )
         parts = torch.empty_like(whole)
-        wait = self._start(name, whole, group, lambda: dist.all_to_all_single(parts, whole, group=group.handle, async_op=True))
+        wait = self._start(
+            name,
+            whole,
+            group,
+            lambda: dist.all_to_all_single(parts, whole, group=group.handle, async_op=True),
+        )
         return partial(_add_up, wait, parts, shard)
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
         """Sum (or "max", "min") of `tensor` over ranks, in place."""
-        return self._start(name, tensor, group, lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True))
+        return self._start(
+            name,
+            tensor,
+            group,
+            lambda: dist.all_reduce(tensor, _OPS[op], group=group.handle, async_op=True),
+        )
 
     def broadcast(self, name: str, tensor: Tensor, group: Group, source: int = 0) -> Wait:
         """Copy `tensor` from the rank at place `source` of the group to the others."""
@@ -227,7 +248,9 @@ class Comm:
         ends.
         """
         peer = group.ranks[to]
-        return self._start(name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag), (peer,))
+        return self._start(
+            name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag), (peer,)
+        )
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
         """Fill `tensor` with the one that the rank at place `source` of the group sends with the
@@ -235,7 +258,9 @@ class Comm:
         """
         # Not counted: the sender counts the message.
         peer = group.ranks[source]
-        return self._begun(name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,))
+        return self._begun(
+            name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,)
+        )
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Have the rank at place `source` of the group, and the one at `to`, open what carries messages from one to the other:
@@ -243,23 +268,34 @@ class Comm:
         """
         token = torch.zeros(1, device=device)
         peer = group.ranks[to if group.index == source else source]
-        send = partial(dist.isend if group.index == source else dist.irecv, token, peer, group.handle)
+        send = partial(
+            dist.isend if group.index == source else dist.irecv, token, peer, group.handle
+        )
         self._begun("open a link", group, send, (peer,))()
 
     def _start(
-        self, name: str, tensor: Tensor, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int] = ()
+        self,
+        name: str,
+        tensor: Tensor,
+        group: Group,
+        start: Callable[[], dist.Work | None],
+        peers: Sequence[int] = (),
     ) -> Wait:
         if group.size == 1:
             return _done
         self.ledger.count(name, tensor)
         return self._begun(name, group, start, peers)
 
-    def _begun(self, name: str, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int]) -> Wait:
+    def _begun(
+        self, name: str, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int]
+    ) -> Wait:
         """Start an operation with `peers` (if empty: with the whole group). Returns the function
         that waits for its end.
         """
         if group.handle is None:
-            raise BridgeError(f"{name}: this process has left its group; keep the engine open until the last collective")
+            raise BridgeError(
+                f"{name}: this process has left its group; keep the engine open until the last collective"
+            )
         others = peers or [rank for rank in group.ranks if rank != self.rank]
         with _telling(name, others):
             work = start()
@@ -267,7 +303,9 @@ class Comm:
         return _waiting(work, name, others)
 
 
-def connect(rank: int, world: int, address: str, backend: str, timeout: float | None = None) -> None:
+def connect(
+    rank: int, world: int, address: str, backend: str, timeout: float | None = None
+) -> None:
     """Join the process group at `address` (host:port) unless this process has. `timeout` is in
     seconds (default: `TIMEOUT`).
 
@@ -324,7 +362,11 @@ def _abandon() -> None:
 
 def joined() -> tuple[int, int] | None:
     """Rank and world size of the process group that this process is in, if any."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+    return (
+        (dist.get_rank(), dist.get_world_size())
+        if dist.is_available() and dist.is_initialized()
+        else None
+    )
 
 
 def everyones(value: Said) -> list[Said]:
@@ -346,7 +388,10 @@ def together(patience: float) -> bool:
     """
     if not joined():
         return True
-    store, key = dist.distributed_c10d._get_default_store(), f"stagebridge/together/{next(_MEETINGS)}"
+    store, key = (
+        dist.distributed_c10d._get_default_store(),
+        f"stagebridge/together/{next(_MEETINGS)}",
+    )
     came, until = store.add(key, 1), time.monotonic() + patience
     while came < dist.get_world_size() and time.monotonic() < until:
         time.sleep(0.05)
@@ -434,7 +479,9 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     """Make torch's group of `ranks` unless there is one. All ranks of the world must take part."""
     if len(ranks) == 1 or (ranks, purpose) in _HANDLES:
         return
-    handle = dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
+    handle = (
+        dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
+    )
     assert handle is not None, "the process group exists before its parts do"
     _HANDLES[ranks, purpose] = handle
 
@@ -484,7 +531,9 @@ class Presence:
         silent.
         """
         last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
-        return json.dumps({"tick": tick, "waits": self.waits, "last": last, "for": time.monotonic() - self.since})
+        return json.dumps(
+            {"tick": tick, "waits": self.waits, "last": last, "for": time.monotonic() - self.since}
+        )
 
 
 HERE = Presence()
@@ -496,7 +545,9 @@ class Watcher(Thread):
     for `SILENCE` seconds.
     """
 
-    def __init__(self, store: dist.distributed_c10d.Store, rank: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: dist.distributed_c10d.Store, rank: int, say: Callable[[str], None]
+    ) -> None:
         super().__init__(daemon=True)
         self.store, self.rank, self.say, self.ended = store, rank, say, Event()
         self._seen: dict[int, int] = {}
@@ -522,13 +573,19 @@ class Watcher(Thread):
         # Those to name: ranks that never told anything, that tell the same as at the last look, or
         # that wait for nobody. Of ranks that wait themselves, none may be to blame; they are named
         # only if there are no others.
-        silent = [peer for peer, now in said.items() if not now or now["tick"] == self._seen.get(peer) or not now["waits"]]
+        silent = [
+            peer
+            for peer, now in said.items()
+            if not now or now["tick"] == self._seen.get(peer) or not now["waits"]
+        ]
         self._seen = {peer: now["tick"] for peer, now in said.items() if now}
         if waited < SILENCE or self._named == since:  # too early, or named in this wait before
             return
         self._named = since
         for peer in silent or peers:
-            self.say(f"rank {self.rank} waits in {waits!r} for rank {peer}, {_told(said[peer])}; it gives up after {TIMEOUT:g} s")
+            self.say(
+                f"rank {self.rank} waits in {waits!r} for rank {peer}, {_told(said[peer])}; it gives up after {TIMEOUT:g} s"
+            )
 
     def _read(self, peer: int) -> dict[str, Any]:
         key = f"stagebridge/now/{peer}"
@@ -555,7 +612,13 @@ def _watch(rank: int) -> None:
     # key is there.
     store = dist.distributed_c10d._get_default_store()
     clone = getattr(store, "clone", None)
-    _WATCHERS.append(Watcher(clone() if clone else store, rank, lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
+    _WATCHERS.append(
+        Watcher(
+            clone() if clone else store,
+            rank,
+            lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
+        )
+    )
     _WATCHERS[-1].start()
 
 
@@ -576,8 +639,12 @@ def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0]
         if not LOST.search(reason):
             raise
-        who = f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
-        raise LostRank(f"{name}: {who} is gone or silent ({reason}); see its messages, then resume") from None
+        who = (
+            f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
+        )
+        raise LostRank(
+            f"{name}: {who} is gone or silent ({reason}); see its messages, then resume"
+        ) from None
 
 
 _OPS: Mapping[str, dist.ReduceOp.RedOpType] = {

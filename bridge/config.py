@@ -45,7 +45,9 @@ UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
 class Section(BaseModel):
     """A frozen section of a config that refuses unknown keys and does not coerce types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,15 @@ class Values(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self._flat:
             return self._flat[name]
-        inner = {path[len(name) + 1 :]: value for path, value in self._flat.items() if path.startswith(name + ".")}
+        inner = {
+            path[len(name) + 1 :]: value
+            for path, value in self._flat.items()
+            if path.startswith(name + ".")
+        }
         if not inner:
-            raise AttributeError(f"{name}: not set{nearest(name, {path.split('.')[0] for path in self._flat})}")
+            raise AttributeError(
+                f"{name}: not set{nearest(name, {path.split('.')[0] for path in self._flat})}"
+            )
         return Values(inner)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -199,7 +207,11 @@ def unknown_key(path: str, schema: type[Section]) -> str:
     """The line for a key that `schema` does not have, with the nearest name at the same level."""
     parent, _, leaf = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
-    level = {known.removeprefix(prefix).split(".")[0] for known in fields(schema) if known.startswith(prefix)}
+    level = {
+        known.removeprefix(prefix).split(".")[0]
+        for known in fields(schema)
+        if known.startswith(prefix)
+    }
     return f"{brief(path)}: unknown key{nearest(leaf, level)}"
 
 
@@ -207,7 +219,10 @@ def shown(value: Any, limit: int = 60) -> str:
     """`value` as Python writes it, secrets hidden, cut to `limit` characters."""
     try:
         text = hide(repr(value))
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
+    except (
+        ValueError,
+        RecursionError,
+    ):  # an integer of thousands of digits, or lists in lists without end
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -93,7 +93,11 @@ class Written:
     def named(self, name: str) -> Written:
         """The same config, with snippet and command for a file of that name."""
         launch = tuple(name if word == self.file else word for word in self.launch)
-        snippet = self.snippet.replace(json.dumps(self.file), json.dumps(name)) if self.file else self.snippet
+        snippet = (
+            self.snippet.replace(json.dumps(self.file), json.dumps(name))
+            if self.file
+            else self.snippet
+        )
         return replace(self, launch=launch, snippet=snippet, file=name)
 
 
@@ -277,7 +281,9 @@ class Dialect(ABC):
         beside the file.
         """
 
-    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+    def program(
+        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
         """`written`, whose file has a name, with the script that starts it.
 
         `model` is the config of the model itself, or None if it is not known.
@@ -296,7 +302,9 @@ class Dialect(ABC):
         """How a run of `config` keeps a checkpoint made of `hub`; `BridgeError` if none can be
         made.
         """
-        raise BridgeError(f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`")
+        raise BridgeError(
+            f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`"
+        )
 
     def parameters(self, config: Config) -> str | None:
         """The parameter naming of a run of `config`; None: that of the model in its script."""
@@ -312,15 +320,26 @@ class Dialect(ABC):
         """
         return written
 
-    def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
+    def natively(
+        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+    ) -> Written:
         """`written` with the command that makes the native engine run it on `world` ranks, from the
         checkpoint in `folder`, with the optimizer's groups of the file `groups`, and the model of the
         folder `model` (or "file": the one that the config states).
         """
-        told = [word for option, name in (("--model", model), ("--groups", groups)) if name for word in (option, name)]
+        told = [
+            word
+            for option, name in (("--model", model), ("--groups", groups))
+            if name
+            for word in (option, name)
+        ]
         # The environment keeps Python from importing files of the current directory.
-        launch = torchrun(world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told)
-        return replace(written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"})
+        launch = torchrun(
+            world, "-m", "stagebridge", "train", written.file, "--resume", folder, *told
+        )
+        return replace(
+            written, launch=launch, arguments=False, snippet="", environment={"PYTHONSAFEPATH": "1"}
+        )
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -346,7 +365,11 @@ class Dialect(ABC):
     def defaults(self, version: str) -> Mapping[str, Any]:
         """The default of every path that a release has; None: it has none, or derives the value."""
         known = fields(self.schema).items()
-        return {path: leaf.default for path, leaf in known if self.knows(path, leaf.default, version, self.default_entry)}
+        return {
+            path: leaf.default
+            for path, leaf in known
+            if self.knows(path, leaf.default, version, self.default_entry)
+        }
 
     def accepts(self, path: str) -> str:
         """The values that the field at `path` accepts, in words."""
@@ -416,7 +439,9 @@ class Dialect(ABC):
 
     def to_object(self, config: Config) -> Any:
         """The stack's own config object; `VersionError` if the stack has none."""
-        raise VersionError(f"{self.name}: has no config object; write it as {' or '.join(self.formats)}")
+        raise VersionError(
+            f"{self.name}: has no config object; write it as {' or '.join(self.formats)}"
+        )
 
     def typed(self, given: Values) -> Section:
         """`given` as an instance of the schema."""
@@ -441,7 +466,13 @@ class Dialect(ABC):
         )
         return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
-    def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+    ) -> Config:
         """Read a source of this stack and check it as that release would.
 
         Raises `BridgeError` with every problem.
@@ -473,7 +504,9 @@ class Dialect(ABC):
         )  # a lazy property: the stack's refusals are raised here and not at the first use
         return config
 
-    def _refusal(self, first: ConfigError, part: Reading, version: str, world_size: int | None) -> ConfigError:
+    def _refusal(
+        self, first: ConfigError, part: Reading, version: str, world_size: int | None
+    ) -> ConfigError:
         """`first` together with the other problems in the `part` that could be read."""
 
         def judge(given: Values, world: int | None) -> None:
@@ -489,13 +522,26 @@ class Dialect(ABC):
 
         Raises `ConfigError` for a number that is infinite, not a number, or beyond 64 bits.
         """
-        ConfigError.raise_if(f"{path}: {flaw}" for path, value in reading.given.items() for flaw in _out_of_range(value))
+        ConfigError.raise_if(
+            f"{path}: {flaw}"
+            for path, value in reading.given.items()
+            for flaw in _out_of_range(value)
+        )
         world_size = world_size or reading.world_size
         return self.config_type(
-            self, reading.given, version, world_size, reading.entry, reading.origins, reading.findings, reading.opaque
+            self,
+            reading.given,
+            version,
+            world_size,
+            reading.entry,
+            reading.origins,
+            reading.findings,
+            reading.opaque,
         )
 
-    def write(self, config: Config, path: str | Path | None = None, format: str | None = None) -> Written:
+    def write(
+        self, config: Config, path: str | Path | None = None, format: str | None = None
+    ) -> Written:
         """Render `config`, and write it to `path` if one is given; the suffix picks the format.
 
         Either all files are written or none.
@@ -520,7 +566,9 @@ class Dialect(ABC):
         format = self.format_of(path)
         if format is None or format not in self.rewrites or original.document.format != format:
             return None
-        return replace(self.render(config), text=self.reworded(config, original, was), format=format)
+        return replace(
+            self.render(config), text=self.reworded(config, original, was), format=format
+        )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """The text of `original`, read for release `was`, changed so that it means `config`.
@@ -547,7 +595,11 @@ class Dialect(ABC):
         return None
 
     def config(
-        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
     ) -> Config:
         """A config from values by schema path, checked as `read` checks."""
         reading = Reading(Values(given), entry or self.default_entry)
@@ -563,7 +615,11 @@ def _out_of_range(value: Any) -> Iterator[str]:
     elif isinstance(value, int):
         if abs(value) > limits.INTEGER:
             yield "found a whole number beyond 64 bits; write a smaller one"
-    elif value is not None and not isinstance(value, str) and isinstance(value, (Mapping, list, tuple)):
+    elif (
+        value is not None
+        and not isinstance(value, str)
+        and isinstance(value, (Mapping, list, tuple))
+    ):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _out_of_range(inner)
 
@@ -640,7 +696,9 @@ class PackagedDialect(Dialect):
     def chosen(self, format: str | None) -> str:
         """`format`, or the usual one for None; `VersionError` if the dialect does not write it."""
         if format not in (None, *self.formats, *self.alike):
-            raise VersionError(f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}")
+            raise VersionError(
+                f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}"
+            )
         return format or self.formats[0]
 
     def _part(self, name: str) -> ModuleType:
@@ -653,7 +711,9 @@ class PackagedDialect(Dialect):
         # `find_spec` tells a module that is missing from one whose own import fails: that error
         # must be seen.
         package = type(self).__module__
-        return getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
+        return (
+            getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
+        )
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:

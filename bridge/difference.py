@@ -56,7 +56,16 @@ def _sized(pair: Pair) -> Iterator[Finding]:
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
         message = "another number of ranks; the batch of a step is the same"
-        yield Finding("world_size", message, Effect.ROUNDING, False, How.APPROXIMATE, one, other, rule=f"{RULE}/world_size")
+        yield Finding(
+            "world_size",
+            message,
+            Effect.ROUNDING,
+            False,
+            How.APPROXIMATE,
+            one,
+            other,
+            rule=f"{RULE}/world_size",
+        )
 
 
 def _settings(pair: Pair) -> Iterator[Finding]:
@@ -108,9 +117,18 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
     """A finding for each plan field that differs and that no setting told."""
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
-        effects = (rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other))
+        effects = (
+            rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
+        )
         effect = min(effects, key=lambda effect: effect.rank)
-        yield _finding(ours, effect, "follows from the others", pair.meant.plain.get(ours), pair.kept.plain.get(ours), pair)
+        yield _finding(
+            ours,
+            effect,
+            "follows from the others",
+            pair.meant.plain.get(ours),
+            pair.kept.plain.get(ours),
+            pair,
+        )
 
 
 # Two stacks
@@ -132,7 +150,9 @@ def _apart(pair: Pair) -> Iterator[Finding]:
         for finding in unheld(config):
             change = f"{_said(finding.before)}, in {config.dialect.title} alone"
             origin = finding.origin if config is pair.other else None
-            yield replace(finding, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change)
+            yield replace(
+                finding, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
+            )
 
 
 def _named(config: Config, ours: str) -> str:
@@ -151,7 +171,9 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     before, after = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     change = f"{_said(before)} -> {theirs + ' ' if theirs != mine else ''}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
-    return Finding(mine, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change)
+    return Finding(
+        mine, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
+    )
 
 
 def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:

@@ -80,7 +80,11 @@ class Drift:
         (None: not given).
         """
         old, new = self.before.given, self.migrated.given if self.migrated else self.before.given
-        return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
+        return {
+            path: (old.get(path), new.get(path))
+            for path in {**old, **new}
+            if old.get(path) != new.get(path)
+        }
 
 
 def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift:
@@ -138,10 +142,14 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
     aim = Aim(before)
     kept = aim.meant.keys() - aim.strayed(migrated)
     found = [*_gone(before, migrated), *_values(before, migrated)]
-    for change in _merged((*found, *_meanings(before, migrated, {change.path for change in found}))):
+    for change in _merged(
+        (*found, *_meanings(before, migrated, {change.path for change in found}))
+    ):
         rule = claims(before.dialect).get(change.path)
         carried = rule.carried(change.path) if rule else ()
-        moved = change.kind is Kind.GONE or (change.path in migrated.given and change.path not in before.given)
+        moved = change.kind is Kind.GONE or (
+            change.path in migrated.given and change.path not in before.given
+        )
         if change.path not in renamed and not (moved and carried and kept.issuperset(carried)):
             yield change
 
@@ -160,10 +168,14 @@ def _merged(changes: Iterable[Change]) -> Iterator[Change]:
     return iter(found.values())
 
 
-def _change(config: Config, path: str, kind: Kind, message: str, before: Any = None, after: Any = None) -> Change:
+def _change(
+    config: Config, path: str, kind: Kind, message: str, before: Any = None, after: Any = None
+) -> Change:
     given = path in config.given
     before = config.given.get(path) if before is None else before
-    return Change(path, kind, message, _effect(config, path), given, before, after, config.origins.get(path))
+    return Change(
+        path, kind, message, _effect(config, path), given, before, after, config.origins.get(path)
+    )
 
 
 def _effect(config: Config, path: str) -> Effect:
@@ -194,7 +206,11 @@ def _path_of(problem: str, config: Config) -> str:
     """
     # A file, a line and an option may stand before the name, each with a colon.
     heads = problem.split(": ")[:4]
-    spellings = {origin.spelling: path for path, origin in config.origins.items() if origin.spelling and path in config.given}
+    spellings = {
+        origin.spelling: path
+        for path, origin in config.origins.items()
+        if origin.spelling and path in config.given
+    }
     named = (head if head in config.given else spellings.get(head) for head in heads)
     inside = (path for head in heads for path in config.given if path.startswith(head + "."))
     known = (head for head in heads if head in fields(config.dialect.schema))
@@ -223,7 +239,9 @@ def _came(before: Config, after: Config) -> Iterator[Change]:
 def _values(before: Config, after: Config) -> Iterator[Change]:
     old, new = before.dialect.defaults(before.version), before.dialect.defaults(after.version)
     for path, (was, now) in differing(before, after).items():
-        default = path not in before.given and path not in after.given and old.get(path) != new.get(path)
+        default = (
+            path not in before.given and path not in after.given and old.get(path) != new.get(path)
+        )
         kind = Kind.DEFAULT if default else Kind.DERIVED
         message = f"{before.version} takes {shown(was)}, {after.version} {shown(now)}"
         yield replace(_change(before, path, kind, message, None, now), before=was)
@@ -236,8 +254,14 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):
         rule, was, now = rules[ours], aim.meant.get(ours), kept.get(ours)
-        same = [path for path in rule.theirs if path in before.given and before.given[path] == after.given.get(path)]
-        silent = was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
+        same = [
+            path
+            for path in rule.theirs
+            if path in before.given and before.given[path] == after.given.get(path)
+        ]
+        silent = (
+            was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
+        )
         if same or silent:
             message = f"stands for {ours} {shown(was)} in {before.version}, {shown(now)} in {after.version}"
             path = same[0] if same else ours
@@ -248,7 +272,11 @@ def _alone(one: Config, other: Config) -> dict[str, Any]:
     """Settings that only the release of `one` has and that its file does not set, with their
     effective values.
     """
-    said = {path: value for path, value in one.effective.items() if path not in one.given and value is not None}
+    said = {
+        path: value
+        for path, value in one.effective.items()
+        if path not in one.given and value is not None
+    }
     return {path: value for path, value in said.items() if not has(other, path, value)}
 
 

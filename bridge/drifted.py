@@ -31,9 +31,14 @@ def drift_text(drift: Drift, console: Console) -> None:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
     if drift.remarks:
         console.print(remarks(f"{drift.version} adds", drift.remarks))
-    for title, settings in ((f"only in {drift.version}", drift.new), (f"only in {before.version}", drift.lapsed)):
+    for title, settings in (
+        (f"only in {drift.version}", drift.new),
+        (f"only in {before.version}", drift.lapsed),
+    ):
         if settings:
-            console.print(f"{len(settings)} settings {title}, none of them in the file", markup=False)
+            console.print(
+                f"{len(settings)} settings {title}, none of them in the file", markup=False
+            )
     _migrated(drift, console)
 
 
@@ -41,8 +46,14 @@ def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Grid:
     from rich.markup import escape
 
     rows = Grid(title, ("setting", old, new, "why"))
-    for change in sorted(changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))):
-        where = f"{change.path} (line {change.origin.line})" if change.origin and change.origin.line else change.path
+    for change in sorted(
+        changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))
+    ):
+        where = (
+            f"{change.path} (line {change.origin.line})"
+            if change.origin and change.origin.line
+            else change.path
+        )
         why = f"[{EFFECT_STYLE[change.effect]}]{change.effect}[/]: {change.kind}"
         # The messages of these two kinds repeat the values, which stand in the columns beside.
         if change.kind not in (Kind.DEFAULT, Kind.DERIVED):

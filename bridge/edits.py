@@ -19,7 +19,11 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
     would write them in another way. Raises `BridgeError` if the stack refuses the result.
     """
     knows, version, entry = config.dialect.knows, config.version, config.entry
-    ours = {path: value for path, value in {**lift(config).values(), **changes}.items() if value is not None}
+    ours = {
+        path: value
+        for path, value in {**lift(config).values(), **changes}.items()
+        if value is not None
+    }
     given, context = dict(config.given), Context(version, world_size, frozenset(config.given))
     for rule, values in seen_by(ours, config.dialect, world_size):
         # One rule may claim several settings; only those that carry a changed field are written

@@ -72,7 +72,10 @@ def few(problems: Sequence[str], what: str) -> list[str]:
     plural noun.
     """
     more = len(problems) - FEW
-    return [*problems[:FEW], *([f"{more:,} more {what}; is this the right file?"] if more > 0 else [])]
+    return [
+        *problems[:FEW],
+        *([f"{more:,} more {what}; is this the right file?"] if more > 0 else []),
+    ]
 
 
 def nearest(name: str, known: Iterable[str], before: int = 0) -> str:

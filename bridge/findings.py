@@ -27,7 +27,9 @@ class Origin:
     spelling: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(part for part in (f"line {self.line}" if self.line else "", self.spelling) if part)
+        return ", ".join(
+            part for part in (f"line {self.line}" if self.line else "", self.spelling) if part
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,15 @@ def record(finding: Finding, file: str, dialect: str) -> Record:
     line = finding.origin.line if finding.origin else None
     change = f"{finding.change}; " if finding.change and finding.message else finding.change
     told = f"stagebridge show {dialect} {finding.path}"
-    return Record(finding.id, finding.path, file, line, finding.effect, hide(clean(change + finding.message)), told)
+    return Record(
+        finding.id,
+        finding.path,
+        file,
+        line,
+        finding.effect,
+        hide(clean(change + finding.message)),
+        told,
+    )
 
 
 def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
@@ -60,10 +68,21 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
         told = clean(hide(problem)).removeprefix(f"{file}: ")
         head, _, rest = told.partition(": ")
         # Problems read `FILE: line N: PATH: MESSAGE`; line and path may both be missing.
-        line = int(head.removeprefix("line ")) if head.startswith("line ") and head[5:].isdecimal() else None
+        line = (
+            int(head.removeprefix("line "))
+            if head.startswith("line ") and head[5:].isdecimal()
+            else None
+        )
         path, colon, message = (rest if line else told).partition(": ")
         named = bool(colon) and " " not in path
-        yield Record(REFUSED, path if named else "", file, line, Effect.STOPS, message if named else rest if line else told)
+        yield Record(
+            REFUSED,
+            path if named else "",
+            file,
+            line,
+            Effect.STOPS,
+            message if named else rest if line else told,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +109,9 @@ class Choice:
 
 def fits(rule: str, pattern: str) -> bool:
     """Whether the id of a rule fits a pattern."""
-    return rule == pattern or rule.startswith(pattern.rstrip("/") + "/") or fnmatchcase(rule, pattern)
+    return (
+        rule == pattern or rule.startswith(pattern.rstrip("/") + "/") or fnmatchcase(rule, pattern)
+    )
 
 
 def _place(file: str) -> str:
@@ -103,7 +124,9 @@ def _place(file: str) -> str:
 def baseline(records: Iterable[Record]) -> str:
     """The text of a baseline file with these findings. Errors are left out: a file that is refused always fails."""
     # By file, rule and setting, not by line: lines move with every edit above them.
-    rows = sorted({(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
+    rows = sorted(
+        {(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED}
+    )
     known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
     return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
 
@@ -115,7 +138,9 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         rows = data["known"] if data["stagebridge"] == 1 else None
         return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BridgeError(f"{where}: not a baseline file ({type(error).__name__}); write it with --write-baseline") from None
+        raise BridgeError(
+            f"{where}: not a baseline file ({type(error).__name__}); write it with --write-baseline"
+        ) from None
 
 
 # Formats
@@ -123,7 +148,9 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
 
 def as_json(records: Sequence[Record], code: int) -> str:
     """One object with all records."""
-    rows = [{**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]} for one in records]
+    rows = [
+        {**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]} for one in records
+    ]
     return json.dumps({"findings": rows, "exit_code": code}, indent=2)
 
 
@@ -193,7 +220,11 @@ def _result(one: Record, index: int) -> dict[str, Any]:
     }
 
 
-FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {"json": as_json, "github": as_github, "sarif": as_sarif}
+FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {
+    "json": as_json,
+    "github": as_github,
+    "sarif": as_sarif,
+}
 """Formats of many findings beside the text for people."""
 
 
@@ -224,11 +255,19 @@ def settings_of(text: str, where: str) -> Settings:
     for name, value in section.items() if isinstance(section, dict) else ():
         field = name.replace("-", "_")
         many = field in usual and isinstance(usual[field], tuple)
-        fits_ = isinstance(value, list) and all(isinstance(one, str) for one in value) if many else isinstance(value, str)
+        fits_ = (
+            isinstance(value, list) and all(isinstance(one, str) for one in value)
+            if many
+            else isinstance(value, str)
+        )
         if field not in usual:
-            problems.append(f"{where}: tool.stagebridge.{name}: unknown; known are {', '.join(usual).replace('_', '-')}")
+            problems.append(
+                f"{where}: tool.stagebridge.{name}: unknown; known are {', '.join(usual).replace('_', '-')}"
+            )
         elif not fits_:
-            problems.append(f"{where}: tool.stagebridge.{name}: expected {'a list of texts' if many else 'a text'}")
+            problems.append(
+                f"{where}: tool.stagebridge.{name}: expected {'a list of texts' if many else 'a text'}"
+            )
         else:
             found[field] = tuple(value) if many else value
     BridgeError.raise_if(problems)

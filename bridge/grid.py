@@ -101,7 +101,9 @@ class Grid:
         for cells, _ in self.rows:
             for column, cell in zip(columns, cells, strict=False):
                 column.append(cell)
-        wanted = [max(line.cell_len for cell in column for line in cell.split("\n")) for column in columns]
+        wanted = [
+            max(line.cell_len for cell in column for line in cell.split("\n")) for column in columns
+        ]
         least = wanted
         if not self.numbers:
             # A column must hold its longest word, and NARROW if its text is as long: prose in a
@@ -126,9 +128,13 @@ class Grid:
             if self.ruled:
                 yield Text(" " + "─" * (sum(widths) + GAP * (len(widths) - 1)))
         for cells, style in self.rows:
-            parts = [wrapped(cell, console, width) for cell, width in zip(cells, widths, strict=False)]
+            parts = [
+                wrapped(cell, console, width) for cell, width in zip(cells, widths, strict=False)
+            ]
             for number in range(max(map(len, parts), default=0)):
-                line = self._line([part[number] if number < len(part) else Text() for part in parts], widths)
+                line = self._line(
+                    [part[number] if number < len(part) else Text() for part in parts], widths
+                )
                 line.stylize(style)
                 yield line
 

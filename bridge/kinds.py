@@ -8,8 +8,21 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-NAMES: Mapping[Any, str] = {int: "int", float: "float", bool: "bool", str: "str", dict: "mapping", list: "list", Any: "any"}
-SIGNS: Mapping[type, tuple[str, str]] = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: ("<", "lt"), Le: ("<=", "le")}
+NAMES: Mapping[Any, str] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    dict: "mapping",
+    list: "list",
+    Any: "any",
+}
+SIGNS: Mapping[type, tuple[str, str]] = {
+    Gt: (">", "gt"),
+    Ge: (">=", "ge"),
+    Lt: ("<", "lt"),
+    Le: ("<=", "le"),
+}
 
 
 def kind(annotation: Any) -> str:
@@ -22,7 +35,9 @@ def kind(annotation: Any) -> str:
     if origin is Annotated:
         return _bounded(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(kind(part) for part in inside if part is not types.NoneType))
+        return " or ".join(
+            dict.fromkeys(kind(part) for part in inside if part is not types.NoneType)
+        )
     if origin is Literal:
         words = [str(value) for value in inside]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"

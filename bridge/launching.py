@@ -37,7 +37,11 @@ def torchrun(ranks: int | None, *command: str) -> tuple[str, ...]:
     if ranks is None:
         return ("torchrun", *command)
     count, each = nodes(ranks)
-    meeting = ("--nnodes", str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", HEAD) if count > 1 else ()
+    meeting = (
+        ("--nnodes", str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", HEAD)
+        if count > 1
+        else ()
+    )
     return ("torchrun", *meeting, "--nproc-per-node", str(each), *command)
 
 
@@ -54,7 +58,9 @@ def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
     bare = COMMENT.sub("", text)
     if not text or _words(text, True) != _words(bare, False):
         return ()
-    source = file if bare == text else Shell(f"<(sed -E 's/(^|[[:blank:]])#.*//' {shlex.quote(file)})")
+    source = (
+        file if bare == text else Shell(f"<(sed -E 's/(^|[[:blank:]])#.*//' {shlex.quote(file)})")
+    )
     return ("xargs", "-a", source, *command)
 
 

@@ -73,14 +73,25 @@ class Leaves:
             return self.words[annotation]
         if origin is Annotated:
             inner, *metadata = get_args(annotation)
-            return self._said(inner, (*(item for item in metadata if type(item) in _BOUNDS), *bounds))
+            return self._said(
+                inner, (*(item for item in metadata if type(item) in _BOUNDS), *bounds)
+            )
         if origin in (Union, UnionType):
-            return " or ".join(dict.fromkeys(self._said(part) for part in get_args(annotation) if part is not NoneType))
+            return " or ".join(
+                dict.fromkeys(
+                    self._said(part) for part in get_args(annotation) if part is not NoneType
+                )
+            )
         if origin is Literal:
-            choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in get_args(annotation)]
+            choices = [
+                str(choice).lower() if isinstance(choice, bool) else str(choice)
+                for choice in get_args(annotation)
+            ]
             return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
         if origin is tuple and Ellipsis not in get_args(annotation):
-            return f"a list of {len(get_args(annotation))}, each {self._said(get_args(annotation)[0])}"
+            return (
+                f"a list of {len(get_args(annotation))}, each {self._said(get_args(annotation)[0])}"
+            )
         ends = []
         for bound in bounds:
             attribute, words = _BOUNDS[type(bound)]

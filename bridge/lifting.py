@@ -35,7 +35,9 @@ def lift(config: Config) -> Plan:
     return Plan.of(meaning_of(config))
 
 
-def lower(plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None) -> Config:
+def lower(
+    plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None
+) -> Config:
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
     ours = plan.values()
     return lowered(ours, dialect, dialect.release(version), world_size or world_of(ours))
@@ -64,14 +66,20 @@ def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}: found {value:,}, expected at most {most:,}; no run has that many"
 
 
-def lowered(ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None) -> Config:
+def lowered(
+    ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None
+) -> Config:
     """Values of a plan as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
     given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
     return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
 
 
 def written_by(
-    ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None, had: Iterable[str] = ()
+    ours: Mapping[str, Any],
+    dialect: Dialect,
+    version: str,
+    world_size: int | None,
+    had: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The settings that the table of `dialect` writes for the values of a plan; None: it leaves the
     setting open.
@@ -86,18 +94,26 @@ def written_by(
     return given
 
 
-def seen_by(ours: Mapping[str, Any], dialect: Dialect, world_size: int | None) -> Iterator[tuple[Rule, dict[str, Any]]]:
+def seen_by(
+    ours: Mapping[str, Any], dialect: Dialect, world_size: int | None
+) -> Iterator[tuple[Rule, dict[str, Any]]]:
     """The rules of `dialect` that write settings, each with the plan values that it sees."""
     solved = _solved(ours, world_size)
-    yield from ((rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs)
+    yield from (
+        (rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs
+    )
 
 
-def settable(given: Mapping[str, Any], dialect: Dialect, version: str, entry: str) -> dict[str, Any]:
+def settable(
+    given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
+) -> dict[str, Any]:
     """The settings that the release knows. The others are left to its defaults, and reported as
     lost if these differ.
     """
     said = {path: value for path, value in given.items() if value is not None}
-    return {path: value for path, value in said.items() if dialect.knows(path, value, version, entry)}
+    return {
+        path: value for path, value in said.items() if dialect.knows(path, value, version, entry)
+    }
 
 
 def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
@@ -108,7 +124,9 @@ def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
             world_size // _model_ranks(ours) or None
         )  # a world smaller than one copy leaves it open
     triangle = solve(micro, accumulation, global_, data)
-    found = zip(sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True)
+    found = zip(
+        sides, (triangle.micro, triangle.accumulation, triangle.global_, triangle.data), strict=True
+    )
     return {**ours, **{side: value for side, value in found if value is not None}}
 
 

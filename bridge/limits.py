@@ -36,10 +36,18 @@ ACTIONS = 200_000
 """Forward and backward passes of all stages and microbatches in a step."""
 PLAN = {
     "model.layers": LAYERS,
-    **dict.fromkeys((f"parallel.{axis}" for axis in ("data", "tensor", "pipeline", "context", "expert")), RANKS),
-    **dict.fromkeys(("schedule.virtual", "schedule.group", "schedule.depth_first", "schedule.breadth_first"), COUNT),
+    **dict.fromkeys(
+        (f"parallel.{axis}" for axis in ("data", "tensor", "pipeline", "context", "expert")), RANKS
+    ),
+    **dict.fromkeys(
+        ("schedule.virtual", "schedule.group", "schedule.depth_first", "schedule.breadth_first"),
+        COUNT,
+    ),
     **dict.fromkeys(("batch.micro", "batch.accumulation", "batch.global_"), COUNT),
-    **dict.fromkeys((f"model.{size}" for size in ("hidden", "heads", "kv_heads", "ffn", "vocab", "sequence")), COUNT),
+    **dict.fromkeys(
+        (f"model.{size}" for size in ("hidden", "heads", "kv_heads", "ffn", "vocab", "sequence")),
+        COUNT,
+    ),
 }
 """The largest values of plan fields that count something."""
 SECONDS = 8.0

@@ -101,10 +101,14 @@ forms.
 MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     HEAD_SIZE: head_size,
     "model.kv_heads": _as("model.heads"),
-    "model.moe.ffn": lambda values: values.get("model.ffn") if values.get("model.experts") else None,
+    "model.moe.ffn": lambda values: (
+        values.get("model.ffn") if values.get("model.experts") else None
+    ),
     "model.embedding.padded_vocab": _as("model.vocab"),
     "model.predicted": _beside("model.hidden", 0),
-    "model.embedding.offset": lambda values: 0 if values.get("model.embedding.positions") == "learned" else None,
+    "model.embedding.offset": lambda values: (
+        0 if values.get("model.embedding.positions") == "learned" else None
+    ),
     "model.embedding.scale": _beside("model.hidden", 1.0),
     "model.embedding.logit_scale": _beside("model.hidden", 1.0),
     "model.embedding.residual_scale": _beside("model.hidden", 1.0),
@@ -131,7 +135,9 @@ def _idle(path: str, value: Any, values: Values) -> bool:
     """Whether a value has no effect, such as one of experts in a model that has none, or a pattern
     with every block in it.
     """
-    if path.startswith(MOE) and (not values.get("model.experts") or (path == "model.moe.layers" and all(value))):
+    if path.startswith(MOE) and (
+        not values.get("model.experts") or (path == "model.moe.layers" and all(value))
+    ):
         return True
     if path.startswith(ROTARY):
         return bool(values.get("model.embedding.positions", "rotary") != "rotary")

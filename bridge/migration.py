@@ -40,7 +40,10 @@ def nearest_words(config: Config, start: Config) -> list[Group]:
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
     rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
-    return [{path: said[path] for path in rule.theirs if path in said and path not in start.given} for rule in rules]
+    return [
+        {path: said[path] for path in rule.theirs if path in said and path not in start.given}
+        for rule in rules
+    ]
 
 
 def as_read(config: Config) -> Config:
@@ -84,7 +87,9 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
     """The settings of `given` that a release knows."""
-    return {path: value for path, value in given.items() if dialect.knows(path, value, version, entry)}
+    return {
+        path: value for path, value in given.items() if dialect.knows(path, value, version, entry)
+    }
 
 
 def lowered(config: Config, version: str) -> dict[str, Any]:
@@ -126,7 +131,9 @@ def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Mov
         # to replace them.
         yield from ((move, True) for move in dialect.moves if order(move.since) <= end)
     else:
-        yield from ((move, False) for move in reversed(dialect.moves) if end < order(move.since) <= start)
+        yield from (
+            (move, False) for move in reversed(dialect.moves) if end < order(move.since) <= start
+        )
 
 
 # Distance
@@ -145,7 +152,11 @@ def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
     paths = dict.fromkeys((*one.effective, *other.effective))
     found = {path: (one.effective.get(path), other.effective.get(path)) for path in paths}
     unlike = {path: pair for path, pair in found.items() if pair[0] != pair[1]}
-    return {path: pair for path, pair in unlike.items() if has(one, path, pair[1]) and has(other, path, pair[0])}
+    return {
+        path: pair
+        for path, pair in unlike.items()
+        if has(one, path, pair[1]) and has(other, path, pair[0])
+    }
 
 
 @dataclass(frozen=True)
@@ -177,18 +188,31 @@ class Aim:
         plan field that differs, and each effective value that differs.
         """
         said, strayed = lowered(self.config, start.version), self.strayed(start)
-        rules = [rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)]
+        rules = [
+            rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)
+        ]
         planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
         # Settings that have another name by now would only be refused, or undo the move.
         old = self.config.given.keys() - reworded(self.config, start.version).keys()
-        unlike = {path: before for path, (before, _) in differing(self.config, start).items() if before is not None}
+        unlike = {
+            path: before
+            for path, (before, _) in differing(self.config, start).items()
+            if before is not None
+        }
         values = {path: value for path, value in unlike.items() if path not in old}
         spelled = settable(start.dialect, values, start.version, start.entry)
-        return [group for group in (*planned, *({path: value} for path, value in spelled.items())) if group]
+        return [
+            group
+            for group in (*planned, *({path: value} for path, value in spelled.items()))
+            if group
+        ]
 
     def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
         """`config` with those of `groups` added that bring it nearer, found by halving."""
-        given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
+        given = {
+            **config.given,
+            **{path: value for group in groups for path, value in group.items()},
+        }
         more = built(config, given, config.version) if groups else None
         if more is not None and self.distance(more) < self.distance(config):
             return more

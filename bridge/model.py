@@ -16,9 +16,15 @@ Share = Annotated[Real, Ge(0), Le(1)]
 class Latent(Section):
     """Multi-head latent attention: queries, keys and values are made from narrow vectors."""
 
-    query_rank: Size | None = field(None, description="Width of the vector that queries are made from; 0: made directly.")
-    kv_rank: Count | None = field(None, description="Width of the vector that keys and values are made from.")
-    plain_size: Count | None = field(None, description="Width of the part of a head that does not rotate.")
+    query_rank: Size | None = field(
+        None, description="Width of the vector that queries are made from; 0: made directly."
+    )
+    kv_rank: Count | None = field(
+        None, description="Width of the vector that keys and values are made from."
+    )
+    plain_size: Count | None = field(
+        None, description="Width of the part of a head that does not rotate."
+    )
     rotary_size: Count | None = field(None, description="Width of the part of a head that rotates.")
     value_size: Count | None = field(None, description="Width of a head's values.")
 
@@ -27,18 +33,32 @@ class Attention(Section):
     """Attention of a block."""
 
     head_size: Count | None = field(None, description="Width of a head; open: hidden / heads.")
-    qkv_bias: bool | None = field(None, description="Projections to queries, keys and values have biases.")
-    output_bias: bool | None = field(None, description="The projection of attention's output has a bias.")
+    qkv_bias: bool | None = field(
+        None, description="Projections to queries, keys and values have biases."
+    )
+    output_bias: bool | None = field(
+        None, description="The projection of attention's output has a bias."
+    )
     norm: Literal["none", "head", "own", "width"] | None = field(
         None,
         description="Norm of queries and keys: none, of each head (own: with weights of its own), or over all heads together; "
         "width with latent attention: of the narrow vectors.",
     )
-    window: Count | None = field(None, description="Tokens that a token attends to, itself included; open: all before it.")
-    windowed: tuple[bool, ...] | None = field(None, description="Which blocks have the window; open: all.")
-    softcap: Positive | None = field(None, description="Bound of the logits, c tanh(x / c); open: none.")
-    scale: Positive | None = field(None, description="Factor of the logits; open: 1 / sqrt(head size).")
-    sinks: bool | None = field(None, description="Each head has a learned logit that attends to nothing.")
+    window: Count | None = field(
+        None, description="Tokens that a token attends to, itself included; open: all before it."
+    )
+    windowed: tuple[bool, ...] | None = field(
+        None, description="Which blocks have the window; open: all."
+    )
+    softcap: Positive | None = field(
+        None, description="Bound of the logits, c tanh(x / c); open: none."
+    )
+    scale: Positive | None = field(
+        None, description="Factor of the logits; open: 1 / sqrt(head size)."
+    )
+    sinks: bool | None = field(
+        None, description="Each head has a learned logit that attends to nothing."
+    )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
     latent: Latent = field(Latent(), description="Multi-head latent attention; open: plain heads.")
 
@@ -46,39 +66,71 @@ class Attention(Section):
 class RotaryScaling(Section):
     """Scaling of rotary positions beyond the length that the model was trained for."""
 
-    kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(None, description="Kind of scaling.")
+    kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(
+        None, description="Kind of scaling."
+    )
     factor: Positive | None = field(None, description="New length over the original one.")
-    original: Count | None = field(None, description="Positions that the model was first trained for.")
-    low: Positive | None = field(None, description="llama3: factor of the lowest frequency that stays.")
-    high: Positive | None = field(None, description="llama3: factor of the highest frequency that is scaled in full.")
-    fast: Positive | None = field(None, description="yarn: rotations above which nothing is scaled (beta_fast).")
-    slow: Positive | None = field(None, description="yarn: rotations below which everything is scaled (beta_slow).")
-    attention: Positive | None = field(None, description="yarn: factor of the rotated vectors; open: worked out from `factor`.")
-    mscale: Annotated[Real, Ge(0)] | None = field(None, description="yarn: weight of that factor's logarithm.")
-    mscale_all: Annotated[Real, Ge(0)] | None = field(None, description="yarn: the same for parts that do not rotate.")
-    truncate: bool | None = field(None, description="yarn: the bounds of the ramp are whole numbers.")
+    original: Count | None = field(
+        None, description="Positions that the model was first trained for."
+    )
+    low: Positive | None = field(
+        None, description="llama3: factor of the lowest frequency that stays."
+    )
+    high: Positive | None = field(
+        None, description="llama3: factor of the highest frequency that is scaled in full."
+    )
+    fast: Positive | None = field(
+        None, description="yarn: rotations above which nothing is scaled (beta_fast)."
+    )
+    slow: Positive | None = field(
+        None, description="yarn: rotations below which everything is scaled (beta_slow)."
+    )
+    attention: Positive | None = field(
+        None, description="yarn: factor of the rotated vectors; open: worked out from `factor`."
+    )
+    mscale: Annotated[Real, Ge(0)] | None = field(
+        None, description="yarn: weight of that factor's logarithm."
+    )
+    mscale_all: Annotated[Real, Ge(0)] | None = field(
+        None, description="yarn: the same for parts that do not rotate."
+    )
+    truncate: bool | None = field(
+        None, description="yarn: the bounds of the ramp are whole numbers."
+    )
 
 
 class Rotary(Section):
     """Rotary positions."""
 
     base: Positive | None = field(None, description="Base of the frequencies (theta).")
-    local_base: Positive | None = field(None, description="Base in blocks with a window; open: as elsewhere.")
-    share: Share | None = field(None, description="Part of a head's width that rotates; open: all of it.")
-    interleaved: bool | None = field(None, description="Neighbours rotate together, rather than the halves of a head.")
-    layers: tuple[bool, ...] | None = field(None, description="Which blocks rotate queries and keys; open: all.")
+    local_base: Positive | None = field(
+        None, description="Base in blocks with a window; open: as elsewhere."
+    )
+    share: Share | None = field(
+        None, description="Part of a head's width that rotates; open: all of it."
+    )
+    interleaved: bool | None = field(
+        None, description="Neighbours rotate together, rather than the halves of a head."
+    )
+    layers: tuple[bool, ...] | None = field(
+        None, description="Which blocks rotate queries and keys; open: all."
+    )
     scaling: RotaryScaling = field(RotaryScaling(), description="How positions are stretched.")
 
 
 class FeedForward(Section):
     """Feed-forward layer of a block; experts are made in the same way."""
 
-    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None = field(
-        None, description="Activation function; gelu is the exact one."
+    activation: (
+        Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None
+    ) = field(None, description="Activation function; gelu is the exact one.")
+    gated: bool | None = field(
+        None, description="A second projection multiplies the activation's result (GLU)."
     )
-    gated: bool | None = field(None, description="A second projection multiplies the activation's result (GLU).")
     bias: bool | None = field(None, description="Its projections have biases.")
-    clamp: Positive | None = field(None, description="Bound of a gate's and its factor's values; open: none.")
+    clamp: Positive | None = field(
+        None, description="Bound of a gate's and its factor's values; open: none."
+    )
     offset: Real | None = field(None, description="Added to the factor of a gate; open: nothing.")
 
 
@@ -87,31 +139,49 @@ class Norm(Section):
 
     kind: Literal["layer", "rms"] | None = field(None, description="LayerNorm or RMSNorm.")
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the variance.")
-    zero_centred: bool | None = field(None, description="Weights are kept as their distance from one.")
+    zero_centred: bool | None = field(
+        None, description="Weights are kept as their distance from one."
+    )
     bias: bool | None = field(None, description="Norms have biases.")
     place: Literal["before", "after", "both", "post"] | None = field(
         None,
         description="Where a block has norms: before each layer, after it (inside the residual), or both; post: behind the sum,"
         " and none behind the last block.",
     )
-    parallel: bool | None = field(None, description="Attention and feed-forward layer see the same input, side by side.")
+    parallel: bool | None = field(
+        None, description="Attention and feed-forward layer see the same input, side by side."
+    )
     shared: bool | None = field(None, description="Both see it through one norm.")
 
 
 class Embedding(Section):
     """Embedding and output layer."""
 
-    positions: Literal["none", "rotary", "learned", "alibi"] | None = field(None, description="How positions enter.")
-    max_positions: Count | None = field(None, description="Positions that the model is made for; rows of a learned table.")
+    positions: Literal["none", "rotary", "learned", "alibi"] | None = field(
+        None, description="How positions enter."
+    )
+    max_positions: Count | None = field(
+        None, description="Positions that the model is made for; rows of a learned table."
+    )
     offset: Size | None = field(None, description="Rows of that table before the first position.")
-    padded_vocab: Count | None = field(None, description="Rows of the embedding, padding included; open: as many as words.")
-    width: Count | None = field(None, description="Width of the embedding where it is not `hidden`, projected in and out.")
+    padded_vocab: Count | None = field(
+        None, description="Rows of the embedding, padding included; open: as many as words."
+    )
+    width: Count | None = field(
+        None, description="Width of the embedding where it is not `hidden`, projected in and out."
+    )
     scale: Positive | None = field(None, description="Factor of the embedding's output; open: 1.")
     norm: bool | None = field(None, description="A norm follows the embedding.")
     output_bias: bool | None = field(None, description="The output layer has a bias.")
-    softcap: Positive | None = field(None, description="Bound of the output's logits, c tanh(x / c); open: none.")
-    logit_scale: Positive | None = field(None, description="Factor of the output's logits; open: 1.")
-    residual_scale: Positive | None = field(None, description="Factor of what a block adds to the residual; open: 1.")
+    softcap: Positive | None = field(
+        None, description="Bound of the output's logits, c tanh(x / c); open: none."
+    )
+    logit_scale: Positive | None = field(
+        None, description="Factor of the output's logits; open: 1."
+    )
+    residual_scale: Positive | None = field(
+        None, description="Factor of what a block adds to the residual; open: 1."
+    )
     dropout: Share | None = field(None, description="Dropout of the embedding's output.")
 
 
@@ -119,56 +189,95 @@ class Moe(Section):
     """Experts of a block; `model.experts` is their number."""
 
     top_k: Count | None = field(None, description="Experts of a token.")
-    ffn: Count | None = field(None, description="Width of an expert; open: that of the feed-forward layer.")
-    shared_ffn: Size | None = field(None, description="Width of all shared experts together; 0: none.")
-    shared_gate: bool | None = field(None, description="The shared experts' output has a learned gate.")
-    layers: tuple[bool, ...] | None = field(None, description="Which blocks have experts; open: all.")
+    ffn: Count | None = field(
+        None, description="Width of an expert; open: that of the feed-forward layer."
+    )
+    shared_ffn: Size | None = field(
+        None, description="Width of all shared experts together; 0: none."
+    )
+    shared_gate: bool | None = field(
+        None, description="The shared experts' output has a learned gate."
+    )
+    layers: tuple[bool, ...] | None = field(
+        None, description="Which blocks have experts; open: all."
+    )
     score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(
         None, description="Function that turns a router's logits into weights."
     )
-    normalised: bool | None = field(None, description="The weights of a token's chosen experts sum to one.")
+    normalised: bool | None = field(
+        None, description="The weights of a token's chosen experts sum to one."
+    )
     scale: Positive | None = field(None, description="Factor of those weights; open: 1.")
-    groups: Count | None = field(None, description="Groups that experts are divided into before the choice.")
+    groups: Count | None = field(
+        None, description="Groups that experts are divided into before the choice."
+    )
     top_groups: Count | None = field(None, description="Groups that a token may choose from.")
-    group_best: Count | None = field(None, description="Scores of a group's best experts that are summed to choose groups.")
+    group_best: Count | None = field(
+        None, description="Scores of a group's best experts that are summed to choose groups."
+    )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
         description="Tokens over which a block's loads are balanced by a loss, or by sinkhorn's iteration; pooled: one loss for"
         " all blocks together.",
     )
     aux_loss: Annotated[Real, Ge(0)] | None = field(
-        None, description="Coefficient of experts x sum over experts of (assignments per token x mean score)."
+        None,
+        description="Coefficient of experts x sum over experts of (assignments per token x mean score).",
     )
-    aux_trained: bool | None = field(None, description="Training adds that loss; open: wherever it has a coefficient.")
-    z_loss: Annotated[Real, Ge(0)] | None = field(None, description="Coefficient of the mean of logsumexp(logits)^2.")
-    router_bias: bool | None = field(None, description="The router has a bias that is learned by gradients.")
-    balance_bias: bool | None = field(None, description="A bias, moved by the loads, takes part in the choice alone.")
-    balance_rate: Annotated[Real, Ge(0)] | None = field(None, description="How far a step moves that bias.")
-    capacity: Positive | None = field(None, description="Tokens of an expert over its fair share, beyond which some drop.")
+    aux_trained: bool | None = field(
+        None, description="Training adds that loss; open: wherever it has a coefficient."
+    )
+    z_loss: Annotated[Real, Ge(0)] | None = field(
+        None, description="Coefficient of the mean of logsumexp(logits)^2."
+    )
+    router_bias: bool | None = field(
+        None, description="The router has a bias that is learned by gradients."
+    )
+    balance_bias: bool | None = field(
+        None, description="A bias, moved by the loads, takes part in the choice alone."
+    )
+    balance_rate: Annotated[Real, Ge(0)] | None = field(
+        None, description="How far a step moves that bias."
+    )
+    capacity: Positive | None = field(
+        None, description="Tokens of an expert over its fair share, beyond which some drop."
+    )
 
 
 class Init(Section):
     """First weights."""
 
-    std: Annotated[Real, Ge(0)] | None = field(None, description="Standard deviation of first weights.")
-    scaled: bool | None = field(None, description="Projections into the residual start at std / sqrt(2 x layers).")
+    std: Annotated[Real, Ge(0)] | None = field(
+        None, description="Standard deviation of first weights."
+    )
+    scaled: bool | None = field(
+        None, description="Projections into the residual start at std / sqrt(2 x layers)."
+    )
 
 
 class Model(Section):
     """The model: a decoder of transformer blocks."""
 
-    family: str | None = field(None, description="Model type by the name that Hugging Face gives it.")
+    family: str | None = field(
+        None, description="Model type by the name that Hugging Face gives it."
+    )
     layers: Count | None = field(None, description="Number of transformer layers.")
     hidden: Count | None = field(None, description="Width of the residual stream.")
     heads: Count | None = field(None, description="Number of attention heads.")
-    kv_heads: Count | None = field(None, description="Number of key and value heads (grouped queries); open: as many as heads.")
+    kv_heads: Count | None = field(
+        None, description="Number of key and value heads (grouped queries); open: as many as heads."
+    )
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
     experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
     tied: bool | None = field(None, description="Embedding and output layer share their weights.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")
     sequence: Count | None = field(None, description="Tokens in a sequence.")
-    predicted: Size | None = field(None, description="Further tokens that extra blocks predict (multi-token prediction).")
-    dropout: Share | None = field(None, description="Dropout of what each layer adds to the residual.")
+    predicted: Size | None = field(
+        None, description="Further tokens that extra blocks predict (multi-token prediction)."
+    )
+    dropout: Share | None = field(
+        None, description="Dropout of what each layer adds to the residual."
+    )
     attention: Attention = field(Attention(), description="Attention.")
     rotary: Rotary = field(Rotary(), description="Rotary positions.")
     mlp: FeedForward = field(FeedForward(), description="Feed-forward layer.")

@@ -47,7 +47,15 @@ class Move:
 
 def renamed(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
     """A move for a setting that keeps its value under another name."""
-    return Move(since, (old,), (new,), lambda given: {new: given[old]}, lambda given: {old: given[new]}, note, source)
+    return Move(
+        since,
+        (old,),
+        (new,),
+        lambda given: {new: given[old]},
+        lambda given: {old: given[new]},
+        note,
+        source,
+    )
 
 
 def switched(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:

@@ -756,4 +756,8 @@ def schema(name: str) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     made = TypeAdapter(OUTPUTS[name]).json_schema(mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"stagebridge {name}", **made}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"stagebridge {name}",
+        **made,
+    }

@@ -11,7 +11,20 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field as field
 
-from bridge.config import Count, Field, Real, Section, Size, UpToThree, Values, Whole, fields, flatten, nest, validate
+from bridge.config import (
+    Count,
+    Field,
+    Real,
+    Section,
+    Size,
+    UpToThree,
+    Values,
+    Whole,
+    fields,
+    flatten,
+    nest,
+    validate,
+)
 from bridge.model import Model as Model
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -23,16 +36,29 @@ Fraction = Annotated[Real, Ge(0), Le(1)]
 class Parallel(Section):
     """Sizes of the mesh axes, in ranks."""
 
-    data: Count | None = field(None, description="Data-parallel replicas: world / (tensor x pipeline x context).")
+    data: Count | None = field(
+        None, description="Data-parallel replicas: world / (tensor x pipeline x context)."
+    )
     tensor: Count | None = field(None, description="Ranks that split each weight matrix.")
     pipeline: Count | None = field(None, description="Ranks that split the layers.")
     context: Count | None = field(None, description="Ranks that split the sequence in attention.")
     expert: Count | None = field(None, description="Ranks that split the experts.")
-    expert_tensor: Count | None = field(None, description="Ranks that split each expert's matrices.")
-    sequence: bool | None = field(None, description="Sequence parallelism: norms and dropout split by tokens in a tensor group.")
-    tensor_overlap: bool | None = field(None, description="Messages of tensor parallelism overlap compute.")
-    order: str | None = field(None, description="Axes from fastest to slowest varying rank, joined by '-'.")
-    vocabulary: bool | None = field(None, description="Tensor ranks split the embedding and the output layer too.")
+    expert_tensor: Count | None = field(
+        None, description="Ranks that split each expert's matrices."
+    )
+    sequence: bool | None = field(
+        None,
+        description="Sequence parallelism: norms and dropout split by tokens in a tensor group.",
+    )
+    tensor_overlap: bool | None = field(
+        None, description="Messages of tensor parallelism overlap compute."
+    )
+    order: str | None = field(
+        None, description="Axes from fastest to slowest varying rank, joined by '-'."
+    )
+    vocabulary: bool | None = field(
+        None, description="Tensor ranks split the embedding and the output layer too."
+    )
     context_method: Literal["p2p", "a2a", "all_gather", "a2a+p2p"] | None = field(
         None, description="How context ranks exchange keys and values."
     )
@@ -47,9 +73,12 @@ class Stages(Section):
     rule: Literal["carry", "ceil", "even", "floor_last", "parameters", "explicit"] | None = field(
         None, description="Rule that cuts the layers into stages."
     )
-    layers_per_stage: Annotated[Real, Gt(0)] | None = field(None, description="Layers in a stage, for the rules that take it.")
+    layers_per_stage: Annotated[Real, Gt(0)] | None = field(
+        None, description="Layers in a stage, for the rules that take it."
+    )
     boundaries: tuple[Size, ...] | None = field(
-        None, description="First layer of each stage, then the number of layers; in model order, virtual stages included."
+        None,
+        description="First layer of each stage, then the number of layers; in model order, virtual stages included.",
     )
 
 
@@ -72,9 +101,15 @@ class Schedule(Section):
         | None
     ) = field(None, description="Name of the pipeline schedule.")
     virtual: Count | None = field(None, description="Stages on each pipeline rank.")
-    group: Count | None = field(None, description="Microbatches that pass one stage of a rank before its next stage runs.")
-    depth_first: Count | None = field(None, description="Microbatches accumulated one after the other.")
-    breadth_first: Count | None = field(None, description="Microbatches that pass each stage together.")
+    group: Count | None = field(
+        None, description="Microbatches that pass one stage of a rank before its next stage runs."
+    )
+    depth_first: Count | None = field(
+        None, description="Microbatches accumulated one after the other."
+    )
+    breadth_first: Count | None = field(
+        None, description="Microbatches that pass each stage together."
+    )
     csv: str | None = field(None, description="Path of a compute-only schedule in CSV.")
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
 
@@ -91,7 +126,9 @@ class Offload(Section):
     """State kept outside the accelerator."""
 
     optimizer: Device | None = field(None, description="Where optimizer state lives.")
-    optimizer_ratio: Fraction | None = field(None, description="Share of the optimizer state that is offloaded.")
+    optimizer_ratio: Fraction | None = field(
+        None, description="Share of the optimizer state that is offloaded."
+    )
     parameters: Device | None = field(None, description="Where parameters live between uses.")
     pinned: bool | None = field(None, description="The host's memory for them is page-locked.")
 
@@ -99,21 +136,43 @@ class Offload(Section):
 class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
-    stage: UpToThree | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too.")
-    weight_buffers: Count | None = field(None, description="Stages whose weights may be whole at once.")
-    grad_buffers: Count | None = field(None, description="Stages whose gradients may be whole at once.")
-    replicas: Count | None = field(None, description="Groups that each hold a full set of shards (hybrid sharding).")
-    bucket: Size | None = field(None, description="Elements reduced in one collective; none: the stack's own choice.")
-    gather_bucket: Size | None = field(None, description="Elements gathered in one collective; none: as `bucket`.")
+    stage: UpToThree | None = field(
+        None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
+    )
+    weight_buffers: Count | None = field(
+        None, description="Stages whose weights may be whole at once."
+    )
+    grad_buffers: Count | None = field(
+        None, description="Stages whose gradients may be whole at once."
+    )
+    replicas: Count | None = field(
+        None, description="Groups that each hold a full set of shards (hybrid sharding)."
+    )
+    bucket: Size | None = field(
+        None, description="Elements reduced in one collective; none: the stack's own choice."
+    )
+    gather_bucket: Size | None = field(
+        None, description="Elements gathered in one collective; none: as `bucket`."
+    )
     prescale: bool | None = field(None, description="Gradients are divided before they are summed.")
-    predivide: Annotated[Real, Gt(0)] | None = field(None, description="Part of that division that comes first; open: all of it.")
+    predivide: Annotated[Real, Gt(0)] | None = field(
+        None, description="Part of that division that comes first; open: all of it."
+    )
     overlap: bool | None = field(None, description="Gradient reduction overlaps the backward pass.")
     overlap_gather: bool | None = field(None, description="Weight gathering overlaps compute.")
-    average_in_collective: bool | None = field(None, description="The collective takes the mean; no division follows it.")
-    double_buffer: bool | None = field(None, description="Gathered weights lie in two buffers that are used in turn.")
-    registered: bool | None = field(None, description="Buffers are registered with the library of collectives.")
+    average_in_collective: bool | None = field(
+        None, description="The collective takes the mean; no division follows it."
+    )
+    double_buffer: bool | None = field(
+        None, description="Gathered weights lie in two buffers that are used in turn."
+    )
+    registered: bool | None = field(
+        None, description="Buffers are registered with the library of collectives."
+    )
     fp8_transposes: bool | None = field(None, description="Transposes of 8-bit weights are kept.")
-    meta_init: bool | None = field(None, description="The model is built without memory before it is sharded.")
+    meta_init: bool | None = field(
+        None, description="The model is built without memory before it is sharded."
+    )
     offload: Offload = field(Offload(), description="State kept outside the accelerator.")
 
     @property
@@ -131,26 +190,43 @@ class Zero(Section):
 class LossScale(Section):
     """Loss scaling for fp16."""
 
-    static: Annotated[Real, Gt(0)] | None = field(None, description="Constant scale; none: dynamic.")
+    static: Annotated[Real, Gt(0)] | None = field(
+        None, description="Constant scale; none: dynamic."
+    )
     initial: Annotated[Real, Gt(0)] | None = field(None, description="First dynamic scale.")
     window: Count | None = field(None, description="Good steps before the scale doubles.")
-    hysteresis: Count | None = field(None, description="Overflows tolerated before the scale halves.")
+    hysteresis: Count | None = field(
+        None, description="Overflows tolerated before the scale halves."
+    )
     minimum: Annotated[Real, Ge(0)] | None = field(None, description="Smallest dynamic scale.")
-    late: bool | None = field(None, description="The scale doubles one good step after its window; open: at the window's end.")
-    final: bool | None = field(None, description="An overflow at the smallest scale ends the run; open: the run goes on.")
+    late: bool | None = field(
+        None,
+        description="The scale doubles one good step after its window; open: at the window's end.",
+    )
+    final: bool | None = field(
+        None, description="An overflow at the smallest scale ends the run; open: the run goes on."
+    )
 
 
 class Precision(Section):
     """Number formats."""
 
-    compute: Dtype | None = field(None, description="Format of weights and activations in forward and backward.")
-    master: Dtype | None = field(None, description="Format of the weights that the optimizer updates.")
-    reduce: Dtype | None = field(None, description="Format in which gradients are accumulated and reduced.")
+    compute: Dtype | None = field(
+        None, description="Format of weights and activations in forward and backward."
+    )
+    master: Dtype | None = field(
+        None, description="Format of the weights that the optimizer updates."
+    )
+    reduce: Dtype | None = field(
+        None, description="Format in which gradients are accumulated and reduced."
+    )
     communicate: Dtype | None = field(
-        None, description="Format in which data ranks exchange and sum gradients; open: that of reduce."
+        None,
+        description="Format in which data ranks exchange and sum gradients; open: that of reduce.",
     )
     frozen: Literal["compute", "master"] | None = field(
-        None, description="Which of these formats frozen weights are kept in; open: that of compute."
+        None,
+        description="Which of these formats frozen weights are kept in; open: that of compute.",
     )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
     fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
@@ -158,21 +234,39 @@ class Precision(Section):
         None, description="How values are scaled to 8 bits."
     )
     fp8_weights: bool | None = field(None, description="Weights are gathered in 8 bits.")
-    autocast: Dtype | None = field(None, description="Format that torch.autocast runs operations in; open: none.")
-    residual: Dtype | None = field(None, description="Format of the residual stream; open: that of compute.")
-    router: Dtype | None = field(None, description="Format of the experts' router; open: that of compute.")
-    moments: tuple[Dtype, Dtype] | None = field(None, description="Formats of the optimizer's first and second moment.")
+    autocast: Dtype | None = field(
+        None, description="Format that torch.autocast runs operations in; open: none."
+    )
+    residual: Dtype | None = field(
+        None, description="Format of the residual stream; open: that of compute."
+    )
+    router: Dtype | None = field(
+        None, description="Format of the experts' router; open: that of compute."
+    )
+    moments: tuple[Dtype, Dtype] | None = field(
+        None, description="Formats of the optimizer's first and second moment."
+    )
 
 
 class LearningRate(Section):
     """Learning-rate schedule, in optimizer steps."""
 
-    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(None, description="Shape after warmup.")
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(
+        None, description="Shape after warmup."
+    )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
-    warmup_from: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate at the first step of warmup.")
-    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
-    minimum: Annotated[Real, Ge(0)] | None = field(None, description="Learning rate after the decay.")
-    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it.")
+    warmup_from: Annotated[Real, Ge(0)] | None = field(
+        None, description="Learning rate at the first step of warmup."
+    )
+    total_steps: Count | None = field(
+        None, description="Step at which the decay ends, warmup included."
+    )
+    minimum: Annotated[Real, Ge(0)] | None = field(
+        None, description="Learning rate after the decay."
+    )
+    decay_steps: Size | None = field(
+        None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it."
+    )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of wsd's decay; open: linear."
     )
@@ -181,23 +275,43 @@ class LearningRate(Section):
 class DecayRamp(Section):
     """A weight decay that changes over the steps."""
 
-    shape: Literal["linear", "cosine"] | None = field(None, description="Shape of the ramp; open: weight decay is constant.")
-    start: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay at the first step.")
-    end: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay at the end of the ramp, and after it.")
+    shape: Literal["linear", "cosine"] | None = field(
+        None, description="Shape of the ramp; open: weight decay is constant."
+    )
+    start: Annotated[Real, Ge(0)] | None = field(
+        None, description="Weight decay at the first step."
+    )
+    end: Annotated[Real, Ge(0)] | None = field(
+        None, description="Weight decay at the end of the ramp, and after it."
+    )
     steps: Size | None = field(None, description="Steps of the ramp.")
 
 
 class Optimizer(Section):
     """The optimizer and its hyperparameters."""
 
-    name: Literal["adam", "adamw", "sgd", "lion", "muon", "adaptive_muon", "soap", "lamb", "adagrad", "adafactor"] | None = field(
-        None, description="Update rule; adamw decays weights apart."
-    )
+    name: (
+        Literal[
+            "adam",
+            "adamw",
+            "sgd",
+            "lion",
+            "muon",
+            "adaptive_muon",
+            "soap",
+            "lamb",
+            "adagrad",
+            "adafactor",
+        ]
+        | None
+    ) = field(None, description="Update rule; adamw decays weights apart.")
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")
     betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(
         None, description="Decay of the two moments."
     )
-    eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the root of the second moment.")
+    eps: Annotated[Real, Ge(0)] | None = field(
+        None, description="Term added to the root of the second moment."
+    )
     momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd and muon.")
     nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
     update_scale: Literal["spectral", "unit_rms_norm", "shape_scaling"] | None = field(
@@ -205,16 +319,24 @@ class Optimizer(Section):
         description="Muon's factor of an update by its rows and columns: root of the larger, of their ratio, of that or 1.",
     )
     amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
-    bias_correction: bool | None = field(None, description="Moments are corrected for their start at zero; open: they are.")
+    bias_correction: bool | None = field(
+        None, description="Moments are corrected for their start at zero; open: they are."
+    )
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
     decay_scope: Literal["all", "matrices", "not_layernorm"] | None = field(
         None,
         description="Which parameters decay: all, all but biases and norms, or all but biases and LayerNorm (RMSNorm decays).",
     )
     decay_ramp: DecayRamp = field(DecayRamp(), description="Weight decay over the steps.")
-    embedding_lr: Annotated[Real, Ge(0)] | None = field(None, description="Factor of the embedding's learning rate.")
-    output_lr: Annotated[Real, Ge(0)] | None = field(None, description="Factor of the output layer's learning rate.")
-    clip: Annotated[Real, Ge(0)] | None = field(None, description="Bound on the global gradient norm; 0 is off.")
+    embedding_lr: Annotated[Real, Ge(0)] | None = field(
+        None, description="Factor of the embedding's learning rate."
+    )
+    output_lr: Annotated[Real, Ge(0)] | None = field(
+        None, description="Factor of the output layer's learning rate."
+    )
+    clip: Annotated[Real, Ge(0)] | None = field(
+        None, description="Bound on the global gradient norm; 0 is off."
+    )
     schedule: LearningRate = field(LearningRate(), description="Learning-rate schedule.")
 
 
@@ -222,7 +344,9 @@ class Adapters(Section):
     """Low-rank adapters (LoRA): the weights beside them do not train."""
 
     rank: Count | None = field(None, description="Width of an adapter; open: there are none.")
-    alpha: Annotated[Real, Gt(0)] | None = field(None, description="An adapter's output is scaled by alpha / rank.")
+    alpha: Annotated[Real, Gt(0)] | None = field(
+        None, description="An adapter's output is scaled by alpha / rank."
+    )
     dropout: Fraction | None = field(None, description="Dropout of an adapter's input.")
 
 
@@ -231,25 +355,52 @@ class Run(Section):
     evaluations in optimizer steps.
     """
 
-    steps: Count | None = field(None, description="Optimizer steps after which the run ends, whatever the learning rate does.")
-    epochs: Annotated[Real, Gt(0)] | None = field(None, description="Passes over the data after which the run ends.")
-    seed: Whole | None = field(None, description="First seed of random numbers; each stack draws from it in its own order.")
+    steps: Count | None = field(
+        None,
+        description="Optimizer steps after which the run ends, whatever the learning rate does.",
+    )
+    epochs: Annotated[Real, Gt(0)] | None = field(
+        None, description="Passes over the data after which the run ends."
+    )
+    seed: Whole | None = field(
+        None, description="First seed of random numbers; each stack draws from it in its own order."
+    )
     log_interval: Size | None = field(None, description="Steps between lines of the log; 0: never.")
     save_interval: Size | None = field(None, description="Steps between checkpoints; 0: never.")
     save_optimizer: bool | None = field(None, description="Checkpoints hold the optimizer's state.")
-    save_random: bool | None = field(None, description="Checkpoints hold the state of random numbers.")
-    weights_only: bool | None = field(None, description="A checkpoint gives the weights alone, and steps count from zero.")
-    load_optimizer: bool | None = field(None, description="The optimizer's state is taken from the checkpoint at the start.")
-    load_random: bool | None = field(None, description="The state of random numbers is taken from the checkpoint at the start.")
+    save_random: bool | None = field(
+        None, description="Checkpoints hold the state of random numbers."
+    )
+    weights_only: bool | None = field(
+        None, description="A checkpoint gives the weights alone, and steps count from zero."
+    )
+    load_optimizer: bool | None = field(
+        None, description="The optimizer's state is taken from the checkpoint at the start."
+    )
+    load_random: bool | None = field(
+        None, description="The state of random numbers is taken from the checkpoint at the start."
+    )
     eval_interval: Size | None = field(None, description="Steps between evaluations; 0: never.")
-    collect_interval: Count | None = field(None, description="Steps between garbage collections by hand; open: Python's own.")
+    collect_interval: Count | None = field(
+        None, description="Steps between garbage collections by hand; open: Python's own."
+    )
     loaders: Size | None = field(None, description="Processes that load data on each rank.")
-    backend: str | None = field(None, description="Library of the collectives, as torch.distributed calls it.")
-    timeout: Annotated[Real, Gt(0)] | None = field(None, description="Seconds after which a collective gives up.")
+    backend: str | None = field(
+        None, description="Library of the collectives, as torch.distributed calls it."
+    )
+    timeout: Annotated[Real, Gt(0)] | None = field(
+        None, description="Seconds after which a collective gives up."
+    )
     timers: bool | None = field(None, description="The log has the time of each part of a step.")
-    exit_interval: Size | None = field(None, description="Steps after which the run ends, to be started again; 0: never.")
-    keep_checkpoints: Count | None = field(None, description="Checkpoints that are kept; open: all.")
-    async_save: bool | None = field(None, description="Checkpoints are written while training goes on.")
+    exit_interval: Size | None = field(
+        None, description="Steps after which the run ends, to be started again; 0: never."
+    )
+    keep_checkpoints: Count | None = field(
+        None, description="Checkpoints that are kept; open: all."
+    )
+    async_save: bool | None = field(
+        None, description="Checkpoints are written while training goes on."
+    )
     eval_steps: Size | None = field(None, description="Steps of an evaluation.")
     resumed_schedule: Literal["given", "checkpoint", "same"] | None = field(
         None,
@@ -264,19 +415,36 @@ class Run(Section):
 class Recompute(Section):
     """Activations computed again in the backward pass."""
 
-    granularity: Literal["none", "selective", "full"] | None = field(None, description="What is computed again.")
-    method: Literal["uniform", "block"] | None = field(None, description="Which layers, for granularity full.")
+    granularity: Literal["none", "selective", "full"] | None = field(
+        None, description="What is computed again."
+    )
+    method: Literal["uniform", "block"] | None = field(
+        None, description="Which layers, for granularity full."
+    )
     layers: Count | None = field(
-        None, description="Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
+        None,
+        description="Layers between checkpoints (uniform), or layers recomputed in a stage (block).",
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
     kept_microbatches: Size | None = field(
-        None, description="Of the microbatches in flight on a pipeline rank, those that keep all activations; open: none."
+        None,
+        description="Of the microbatches in flight on a pipeline rank, those that keep all activations; open: none.",
     )
-    partition: bool | None = field(None, description="Saved activations are split over the tensor group.")
+    partition: bool | None = field(
+        None, description="Saved activations are split over the tensor group."
+    )
     offload: bool | None = field(None, description="Saved activations are kept in host memory.")
-    modules: tuple[Literal["attention", "projections", "mlp", "experts", "norm", "latent", "shared_experts"], ...] | None = field(
-        None, description="Parts of a block that are computed again, for granularity selective; attention: its core alone."
+    modules: (
+        tuple[
+            Literal[
+                "attention", "projections", "mlp", "experts", "norm", "latent", "shared_experts"
+            ],
+            ...,
+        ]
+        | None
+    ) = field(
+        None,
+        description="Parts of a block that are computed again, for granularity selective; attention: its core alone.",
     )
 
 
@@ -287,11 +455,17 @@ class Debug(Section):
     layer_gradients: Level | None = field(None, description="Gradient of each layer's input.")
     param_init: Level | None = field(None, description="Parameters after initialisation.")
     param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
-    all_param_gradients: Level | None = field(None, description="Every parameter's gradient after reduction.")
+    all_param_gradients: Level | None = field(
+        None, description="Every parameter's gradient after reduction."
+    )
     param_update: Level | None = field(None, description="Parameters after the update.")
-    global_tensors: bool | None = field(None, description="Logs show whole tensors, put together over all ranks.")
+    global_tensors: bool | None = field(
+        None, description="Logs show whole tensors, put together over all ranks."
+    )
     activation_memory: bool | None = field(None, description="Memory after each layer.")
-    tensor_parallel: bool | None = field(None, description="Replicas in a tensor group are compared.")
+    tensor_parallel: bool | None = field(
+        None, description="Replicas in a tensor group are compared."
+    )
 
 
 class Plan(Section):
@@ -310,17 +484,27 @@ class Plan(Section):
     run: Run = field(Run(), description="Course of the run.")
     adapters: Adapters = field(Adapters(), description="Low-rank adapters.")
     recompute: Recompute = field(Recompute(), description="Activation recomputation.")
-    loss: Literal["mean_of_microbatches", "per_token"] | None = field(None, description="How microbatch losses are averaged.")
+    loss: Literal["mean_of_microbatches", "per_token"] | None = field(
+        None, description="How microbatch losses are averaged."
+    )
     debug: Debug = field(Debug(), description="Per-layer logging.")
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Plan:
         """A plan from values by dotted path; None means unset. Raises `ConfigError` with every problem."""
-        return validate(cls, nest({path: value for path, value in flat.items() if value is not None}))
+        return validate(
+            cls, nest({path: value for path, value in flat.items() if value is not None})
+        )
 
     def values(self) -> Values:
         """The fields that are set, by dotted path."""
-        return Values({path: value for path, value in flatten(self, only_set=True).items() if value is not None})
+        return Values(
+            {
+                path: value
+                for path, value in flatten(self, only_set=True).items()
+                if value is not None
+            }
+        )
 
 
 @cache

@@ -50,7 +50,9 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 
 
 @cache
-def found(folders: tuple[str, ...], taken: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+def found(
+    folders: tuple[str, ...], taken: tuple[str, ...]
+) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """The dialects in `folders`, the first of each name, and a line with the fault of each folder
     that was left out.
 
@@ -67,7 +69,9 @@ def found(folders: tuple[str, ...], taken: tuple[str, ...]) -> tuple[tuple[Plugi
             if isinstance(read, str):
                 faults.append(f"{place}: {read}; it was left out")
             elif place.name in taken or place.name in plugins:
-                faults.append(f"{place}: there is a dialect {place.name} already; this one was left out")
+                faults.append(
+                    f"{place}: there is a dialect {place.name} already; this one was left out"
+                )
             else:
                 plugins[place.name] = read
     return tuple(plugins.values()), tuple(faults)
@@ -101,8 +105,14 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
     """Names that a module binds at its top, with their values as syntax."""
     for node in body:
         if isinstance(node, ast.Assign):
-            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield from (
+                (target.id, node.value) for target in node.targets if isinstance(target, ast.Name)
+            )
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.value is not None
+        ):
             yield node.target.id, node.value
         elif isinstance(node, ast.ImportFrom):
             yield from ((alias.asname or alias.name, None) for alias in node.names)

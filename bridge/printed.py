@@ -24,9 +24,15 @@ from bridge.view import USUAL, View
 if TYPE_CHECKING:
     from rich.console import Console
 
-EFFECT_STYLE = dict(zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True))
+EFFECT_STYLE = dict(
+    zip(Effect, ("bold white on red", "bold red", "yellow", "cyan", "dim"), strict=True)
+)
 SAME = {Effect.ROUNDING: "same up to rounding", Effect.COST: "same run", Effect.NONE: "same run"}
-AS_WRITTEN = {Effect.ROUNDING: "as written, up to rounding", Effect.COST: "as written", Effect.NONE: "as written"}
+AS_WRITTEN = {
+    Effect.ROUNDING: "as written, up to rounding",
+    Effect.COST: "as written",
+    Effect.NONE: "as written",
+}
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
@@ -59,9 +65,14 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
     are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
-    for finding in sorted(_once(findings), key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one))):
+    for finding in sorted(
+        _once(findings),
+        key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one)),
+    ):
         words = finding.cause or finding.message
-        rows.setdefault((words, finding.effect), Cause(finding.effect, words)).findings.append(finding)
+        rows.setdefault((words, finding.effect), Cause(finding.effect, words)).findings.append(
+            finding
+        )
     return list(rows.values())
 
 
@@ -81,13 +92,19 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 # The verdict
 
 
-def verdict(findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers") -> str:
+def verdict(
+    findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
+) -> str:
     """One line: the words of `same` for the same run, else the number of things that stop or change
     it.
     """
     found = list(_once(findings))
     told = causes(finding for finding in found if finding.how is not How.MISSING)
-    open_ = [finding for finding in found if finding.how is How.MISSING and finding.effect.reaches(Effect.NUMBERS)]
+    open_ = [
+        finding
+        for finding in found
+        if finding.how is How.MISSING and finding.effect.reaches(Effect.NUMBERS)
+    ]
     lacks = f"{_number(len(open_), 'setting')} still to be added" if open_ else ""
     for effect, words in ((Effect.STOPS, "will not start"), (Effect.NUMBERS, other)):
         count = sum(cause.effect is effect for cause in told)
@@ -99,7 +116,9 @@ def verdict(findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, othe
             return f"{words}: {', '.join([*parts, lacks] if lacks else parts)}"
     if lacks:
         return f"incomplete: {lacks}"
-    worst = min((cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE)
+    worst = min(
+        (cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE
+    )
     cost = sum(cause.effect is Effect.COST for cause in told)
     return same[worst] + (f"; {_number(cost, 'thing')} of memory or speed" if cost else "")
 
@@ -110,7 +129,11 @@ def _number(count: int, word: str) -> str:
 
 def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
     """Print the verdict in the colour of the worst effect."""
-    worst = min((finding.effect for finding in findings), key=lambda effect: effect.rank, default=Effect.NONE)
+    worst = min(
+        (finding.effect for finding in findings),
+        key=lambda effect: effect.rank,
+        default=Effect.NONE,
+    )
     style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
     console.print(Hung(marked(f"[{style}]{said}[/]")))
 
@@ -136,7 +159,9 @@ def text(
     _judged(verdict(told), told, console)
     if view.quiet:
         return
-    console.print(Hung(marked(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks")))
+    console.print(
+        Hung(marked(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks"))
+    )
     _causes(told, console, view, result.fields)
     _missing(told, console)
     if view.origins:
@@ -150,7 +175,9 @@ def text(
     listed(files, console)
 
 
-def check_text(config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None) -> None:
+def check_text(
+    config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None
+) -> None:
     """Print the report on one config. Only `findings` are printed and decide the verdict; None: all
     of the config.
     """
@@ -178,13 +205,21 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
             console.print(Hung(marked(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
 
 
-def compared(names: tuple[str, str], sides: tuple[Config, Config], told: Sequence[Finding], console: Console, view: View) -> None:
+def compared(
+    names: tuple[str, str],
+    sides: tuple[Config, Config],
+    told: Sequence[Finding],
+    console: Console,
+    view: View,
+) -> None:
     """Print the differences between the meanings of two configs."""
     from rich.markup import escape
 
     _judged(verdict(told), told, console)
     if not view.quiet:
-        said = (f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True))
+        said = (
+            f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)
+        )
         console.print(Hung(marked(" -> ".join(said))))
         _causes(told, console, view)
         _footer(told, console, view)
@@ -194,7 +229,9 @@ def first(findings: Iterable[Finding], console: Console) -> None:
     """Print that a release is not known, if so: it puts the whole report in doubt and comes before
     it.
     """
-    for message in dict.fromkeys(finding.message for finding in findings if finding.rule == UNKNOWN):
+    for message in dict.fromkeys(
+        finding.message for finding in findings if finding.rule == UNKNOWN
+    ):
         console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -211,18 +248,30 @@ def release_named(dialect: Dialect, version: str) -> str:
 
 
 def _causes(
-    findings: Iterable[Finding], console: Console, view: View, fields: Sequence[FieldReport] = (), gap: bool = True
+    findings: Iterable[Finding],
+    console: Console,
+    view: View,
+    fields: Sequence[FieldReport] = (),
+    gap: bool = True,
 ) -> None:
     """Print one block for each effect, and in it one row for each cause."""
-    told = causes(finding for finding in findings if finding.how is not How.MISSING and finding.rule != UNKNOWN)
+    told = causes(
+        finding
+        for finding in findings
+        if finding.how is not How.MISSING and finding.rule != UNKNOWN
+    )
     for effect in filter(view.shows, Effect):
         rows = [cause for cause in told if cause.effect is effect]
         if rows and gap:
             console.print()
         if rows:
-            console.print(Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2))
+            console.print(
+                Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2)
+            )
         for number, cause in enumerate(rows, 1):
-            for line in _row(cause, f"{number}" if effect.reaches(Effect.NUMBERS) else "", console.width, fields):
+            for line in _row(
+                cause, f"{number}" if effect.reaches(Effect.NUMBERS) else "", console.width, fields
+            ):
                 console.print(line)
 
 
@@ -273,8 +322,14 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
     targets = [field for field in fields if finding.path in field.sources]
     near = [field for field in targets if field.how is How.APPROXIMATE] or targets
-    if finding.how is not How.DROPPED and 0 < len(near) <= NEAR and finding.effect is not Effect.NONE:
-        return f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"
+    if (
+        finding.how is not How.DROPPED
+        and 0 < len(near) <= NEAR
+        and finding.effect is not Effect.NONE
+    ):
+        return (
+            f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"
+        )
     if finding.how is How.DROPPED or finding.after is None:
         return f"{before}-> {FATES.get(finding.how, 'nothing')}"
     return f"{before}-> {shown(finding.after, LONG)}"
@@ -306,7 +361,11 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
         console.print(Hung(marked("[bold]You still have to add[/]")))
     for cause in causes(lacking):
         for finding in cause.findings:
-            what = finding.message.removesuffix(f": {finding.cause}") if finding.cause else finding.message
+            what = (
+                finding.message.removesuffix(f": {finding.cause}")
+                if finding.cause
+                else finding.message
+            )
             named = finding.path in what.replace("-", "_")
             console.print(Hung(marked(escape(what if named else f"{finding.path}: {what}")), 2, 6))
         why = f": {escape(cause.message)}" if cause.findings[0].cause else ""
@@ -321,7 +380,10 @@ def remarks(title: str, findings: Iterable[Finding]) -> Grid:
     for finding in sorted(findings, key=lambda one: (one.effect.rank, not one.given)):
         place = _place(finding)
         where = f"{finding.path} ({place})" if place else finding.path
-        table.add_row(escape(where), f"[{EFFECT_STYLE[finding.effect]}]{finding.effect}[/]: {escape(finding.message)}")
+        table.add_row(
+            escape(where),
+            f"[{EFFECT_STYLE[finding.effect]}]{finding.effect}[/]: {escape(finding.message)}",
+        )
     return table
 
 
@@ -333,8 +395,15 @@ def _origins(result: Result) -> Grid:
     table = Grid(f"Written for {result.config.dialect.title}", ("setting", "value", "from", "how"))
     for field_ in result.fields:
         lines = ((path, origins.get(path)) for path in field_.sources)
-        from_ = ", ".join(f"{path} (line {at.line})" if at and at.line else path for path, at in lines)
-        row = (field_.path, shown(field_.value), from_ or f"default of {field_.default_of}", str(field_.how))
+        from_ = ", ".join(
+            f"{path} (line {at.line})" if at and at.line else path for path, at in lines
+        )
+        row = (
+            field_.path,
+            shown(field_.value),
+            from_ or f"default of {field_.default_of}",
+            str(field_.how),
+        )
         table.add_row(*map(escape, row))
     return table
 
@@ -351,21 +420,33 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
         console.print(written.snippet.rstrip(), markup=False, highlight=False, soft_wrap=True)
     if written.environment:
         console.print("\n[bold]Environment[/]")
-        lines = (f"export {name}={quote(clean(value))}" for name, value in written.environment.items())
+        lines = (
+            f"export {name}={quote(clean(value))}" for name, value in written.environment.items()
+        )
         console.print("\n".join(lines), markup=False, soft_wrap=True)
     if written.command:
         console.print("\n[bold]Launch[/]")
-        console.print(clean(launching.line(written.command)), markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            clean(launching.line(written.command)), markup=False, highlight=False, soft_wrap=True
+        )
 
 
-def _footer(findings: Iterable[Finding], console: Console, view: View, result: Result | None = None) -> None:
+def _footer(
+    findings: Iterable[Finding], console: Console, view: View, result: Result | None = None
+) -> None:
     """Print how much is not shown, and the options that show it."""
-    harmless = [finding for finding in _once(findings) if finding.effect is Effect.NONE and finding.how is not How.MISSING]
+    harmless = [
+        finding
+        for finding in _once(findings)
+        if finding.effect is Effect.NONE and finding.how is not How.MISSING
+    ]
     parts = []
     if harmless and not view.shows(Effect.NONE):
         parts.append(f"{len(harmless)} without effect (--all shows them)")
     if result and not view.origins:
-        parts.append(f"{_number(len(result.fields), 'setting')} written (-v says where each comes from)")
+        parts.append(
+            f"{_number(len(result.fields), 'setting')} written (-v says where each comes from)"
+        )
     if parts:
         console.print()
         console.print(Hung(marked("; ".join(parts))))

@@ -201,12 +201,22 @@ def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
     missing = [plan_claims(target)[ours].lossy or plan_claims(target)[ours].note for ours in lost]
     own = claims(source)[path]
     reasons = dict.fromkeys((*missing, *limits) if meant else (own.note or own.lossy,))
-    return Arrival(target.name, target.title, found, how, lost, fixed, tuple(reason for reason in reasons if reason))
+    return Arrival(
+        target.name,
+        target.title,
+        found,
+        how,
+        lost,
+        fixed,
+        tuple(reason for reason in reasons if reason),
+    )
 
 
 def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
     """Fields of the newest release that stand for a plan path."""
-    return tuple(path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect))
+    return tuple(
+        path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect)
+    )
 
 
 @cache
@@ -216,7 +226,12 @@ def always(dialect: Dialect) -> Mapping[str, Any]:
     """
     # Such a rule claims no setting, so it reads its value from nothing.
     context = Context(dialect.newest)
-    found = {ours: value for rule in dialect.rules if not rule.theirs for ours, value in rule.read({}, context).items()}
+    found = {
+        ours: value
+        for rule in dialect.rules
+        if not rule.theirs
+        for ours, value in rule.read({}, context).items()
+    }
     return MappingProxyType(found)
 
 

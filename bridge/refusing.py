@@ -39,7 +39,10 @@ were a setting.
 
 
 def every(
-    first: Iterable[str], given: Values, world: int | None, judge: Callable[[Values, int | None], object]
+    first: Iterable[str],
+    given: Values,
+    world: int | None,
+    judge: Callable[[Values, int | None], object],
 ) -> tuple[str, ...]:
     """Problems of a source: the `first` ones, and those that `judge` finds without the settings
     that the first are about.

@@ -53,14 +53,19 @@ class Releases:
             wanted = Version(version)
         except InvalidVersion:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}") from None
-        return next((name for name in reversed(self.known) if Version(name) <= wanted), self.known[0])
+        return next(
+            (name for name in reversed(self.known) if Version(name) <= wanted), self.known[0]
+        )
 
     @cached_property
     def newest(self) -> str:
         """The newest release that is not a prerelease; the newest of all if there are only
         prereleases.
         """
-        return next((name for name in reversed(self.known) if not Version(name).is_prerelease), self.known[-1])
+        return next(
+            (name for name in reversed(self.known) if not Version(name).is_prerelease),
+            self.known[-1],
+        )
 
     def last(self, until: str) -> str:
         """The last release before `until`; the newest known one if `until` is empty."""

@@ -30,15 +30,25 @@ def remarks_of(result: Result) -> tuple[Finding, ...]:
 
 def all_of(config: Config) -> tuple[Finding, ...]:
     """Findings on a config. For a part of a launch also the settings that its other parts have to give."""
-    return (*config.findings, *(finding for finding in config.missing if finding.effect is not Effect.STOPS))
+    return (
+        *config.findings,
+        *(finding for finding in config.missing if finding.effect is not Effect.STOPS),
+    )
 
 
-def as_json(result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Converted:
+def as_json(
+    result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
+) -> outputs.Converted:
     """A translation as the JSON object of docs/json.md, which is stable. `findings`: those that take effect; None: all."""
     written, told = result.written, remarks_of(result) if findings is None else findings
     return {
         "source": _side(result.source),
-        "target": {**_side(result.config), "text": written.text, "code": _plain(written.code), "snippet": written.snippet},
+        "target": {
+            **_side(result.config),
+            "text": written.text,
+            "code": _plain(written.code),
+            "snippet": written.snippet,
+        },
         "environment": dict(written.environment),
         "launch": list(written.command),
         "plan": _plain(result.plan.values()),
@@ -59,7 +69,9 @@ def as_json(result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequen
     }
 
 
-def check_json(config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None) -> outputs.Checked:
+def check_json(
+    config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
+) -> outputs.Checked:
     """A check as one JSON object. `findings`: those that take effect; None: all."""
     told = all_of(config) if findings is None else findings
     return {
@@ -75,14 +87,21 @@ def difference_json(
 ) -> outputs.Compared:
     """The differences in meaning of two configs as one JSON object."""
     first, second = (_named(name, config) for name, config in zip(names, sides, strict=True))
-    return {"first": first, "second": second, "findings": [*map(finding_json, told)], "exit_code": code}
+    return {
+        "first": first,
+        "second": second,
+        "findings": [*map(finding_json, told)],
+        "exit_code": code,
+    }
 
 
 def _named(name: str, config: Config) -> outputs.Named:
     return {"file": name, **_side(config)}
 
 
-def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS) -> outputs.Drifting:
+def drift_json(
+    drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS
+) -> outputs.Drifting:
     """What a file means in two releases as one JSON object; the migrated file as text in `format`."""
     migrated = drift.migrated
     return {
@@ -93,7 +112,10 @@ def drift_json(drift: Drift, format: str | None = None, threshold: Effect = Effe
         "new": _plain(drift.new),
         "lapsed": _plain(drift.lapsed),
         "remarks": [finding_json(finding) for finding in drift.remarks],
-        "edits": [{"path": path, "before": _plain(old), "after": _plain(new)} for path, (old, new) in drift.edits.items()],
+        "edits": [
+            {"path": path, "before": _plain(old), "after": _plain(new)}
+            for path, (old, new) in drift.edits.items()
+        ],
         "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
         "left": [_drifted(change) for change in drift.left],
         "exit_code": exit_of((*drift.changes, *drift.remarks), threshold),

@@ -45,7 +45,9 @@ def said(given: Given, path: str) -> bool:
     return isinstance(free, Mapping) and free.get(name) is not None
 
 
-def missing(given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[[str], str] = str) -> Iterator[Finding]:
+def missing(
+    given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[[str], str] = str
+) -> Iterator[Finding]:
     """A finding for each need that is not met.
 
     A `whole` launch stops there. A fragment does not, as other files may meet the need.
@@ -60,4 +62,6 @@ def missing(given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[
                 effect = Effect.NONE
             ways = " or ".join(spelled(path) for path in need.paths)
             what = f"add {ways}{need.example}"
-            yield Finding(need.paths[0], f"{what}: {need.words}", effect, how=How.MISSING, cause=need.words)
+            yield Finding(
+                need.paths[0], f"{what}: {need.words}", effect, how=How.MISSING, cause=need.words
+            )

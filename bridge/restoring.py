@@ -27,7 +27,11 @@ ROUNDS = 2
 
 def sound(carry: Carry, dialect: Dialect) -> Given:
     """The settings of a sidecar, without values of a kind that a setting cannot have."""
-    return carry.given if _valid(dialect, carry.given) else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
+    return (
+        carry.given
+        if _valid(dialect, carry.given)
+        else {k: v for k, v in carry.given.items() if _valid(dialect, {k: v})}
+    )
 
 
 def _valid(dialect: Dialect, given: Given) -> bool:
@@ -60,8 +64,16 @@ class Way:
     stack may be unable to express everything.
     """
 
-    def __init__(self, ours: Meaning, dialect: Dialect, version: str, world_size: int | None, carry: Carry) -> None:
-        self.ours, self.dialect, self.version, self.world_size, self.carry = ours, dialect, version, world_size, carry
+    def __init__(
+        self, ours: Meaning, dialect: Dialect, version: str, world_size: int | None, carry: Carry
+    ) -> None:
+        self.ours, self.dialect, self.version, self.world_size, self.carry = (
+            ours,
+            dialect,
+            version,
+            world_size,
+            carry,
+        )
         self.changed, self.overruling = edits(carry, ours), overrulers(carry, dialect, ours)
         # A group is edited as a whole: its fields are only right together. Settings that overrule
         # others touch a group too, unless no field of a plan stands for it.
@@ -77,7 +89,9 @@ class Way:
     @cached_property
     def kept(self) -> Given:
         """The given settings that the stack still has."""
-        return {path: value for path, value in self.carry.given.items() if path in claims(self.dialect)}
+        return {
+            path: value for path, value in self.carry.given.items() if path in claims(self.dialect)
+        }
 
     @cached_property
     def source(self) -> Config | None:
@@ -130,7 +144,9 @@ class Way:
                 refusal = refusal or error
                 continue
             # On a tie the earlier one stays: it was tried first because it keeps more of the file.
-            self.best = attempt if self.best is None or attempt.score < self.best.score else self.best
+            self.best = (
+                attempt if self.best is None or attempt.score < self.best.score else self.best
+            )
             if not self.best.wrong:
                 break
         if self.best is None:
@@ -154,8 +170,12 @@ class Way:
         edit changes.
         """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
-        stand = [path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))]
-        written = {path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand}
+        stand = [
+            path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))
+        ]
+        written = {
+            path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand
+        }
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
 
     def _mended(self) -> Iterator[Given]:
@@ -209,7 +229,9 @@ class Way:
         """`whole` with `units` put back, or None if the stack refuses that or if more is wrong in
         it.
         """
-        fuller = self._tried(_with(whole.values, {path for unit in units for path in unit}, self.kept))
+        fuller = self._tried(
+            _with(whole.values, {path for unit in units for path in unit}, self.kept)
+        )
         return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
 
     def _units(self) -> list[Unit]:
@@ -236,12 +258,21 @@ class Way:
         config = self._config(values)
         wrong = frozenset(unlike(self.goal, meaning_of(config)))
         lost = {path for path in wrong & self.changed if path in self.ours}
-        gone = [path for path, value in self.kept.items() if path not in self.edited and config.given.get(path) != value]
+        gone = [
+            path
+            for path, value in self.kept.items()
+            if path not in self.edited and config.given.get(path) != value
+        ]
         return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
 
     def _config(self, values: Given) -> Config:
         """`values` as a config. Raises `BridgeError` if the stack refuses it."""
-        ordered = {path: values[path] for rule in self.dialect.rules for path in rule.theirs if path in values}
+        ordered = {
+            path: values[path]
+            for rule in self.dialect.rules
+            for path in rule.theirs
+            if path in values
+        }
         given = settable(ordered, self.dialect, self.version, self.carry.entry)
         try:
             return self.dialect.config(given, self.version, self.world_size, self.carry.entry)
@@ -263,19 +294,32 @@ class Way:
         not be put back; and for fields of a plan that changed all the same.
         """
         why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
-        table, odd, left = claims(self.dialect), tuple(self._meaningless(target)), tuple(self._not_put_back(told, target, why))
+        table, odd, left = (
+            claims(self.dialect),
+            tuple(self._meaningless(target)),
+            tuple(self._not_put_back(told, target, why)),
+        )
         yield from odd
         for path, reason in left:
             yield from _left(path, told[path], reason, table.get(path), target)
-        yield from self._moved(target, why, {*(finding.path for finding in odd), *(path for path, _ in left)})
+        yield from self._moved(
+            target, why, {*(finding.path for finding in odd), *(path for path, _ in left)}
+        )
 
     def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
         """Settings of `told` with another value in the target, each with the reason."""
         dialect, table = self.dialect, claims(self.dialect)
         for path, value in told.items():
-            if value is None or path in self.edited or path in self.overruling or target.given.get(path) == value:
+            if (
+                value is None
+                or path in self.edited
+                or path in self.overruling
+                or target.given.get(path) == value
+            ):
                 continue
-            known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(dialect, {path: value})
+            known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(
+                dialect, {path: value}
+            )
             yield path, why if path in table and self.changed and known else _refusal(path, target)
 
     def _meaningless(self, target: Config) -> Iterator[Finding]:
@@ -285,7 +329,11 @@ class Way:
         table, meant = plan_claims(self.dialect), self.carry.meant
         for path, value in meant.items() if not _of_a_plan(meant) else ():
             if not _of_a_plan({path: value}):
-                effect = table[path].effect_of_losing((path,), target.effective) if path in table else Effect.NUMBERS
+                effect = (
+                    table[path].effect_of_losing((path,), target.effective)
+                    if path in table
+                    else Effect.NUMBERS
+                )
                 message = f"the sidecar gives {shown(value, 30)} as its meaning, which is no valid value; the file wins"
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
@@ -293,22 +341,43 @@ class Way:
         """Findings for fields of a plan that nobody edited, and that have another meaning now."""
         rules, now = plan_claims(self.dialect), meaning_of(target)
         moved = unlike(self.goal, now) - self.changed if self.changed else ()
-        for ours in sorted(path for path in moved if self.goal.get(path) is not None and path in rules):
+        for ours in sorted(
+            path for path in moved if self.goal.get(path) is not None and path in rules
+        ):
             carriers = rules[ours].carriers(ours)
             if told.isdisjoint(carriers):
-                path = next((path for path in carriers if path in self.kept or path in target.given), ours)
+                path = next(
+                    (path for path in carriers if path in self.kept or path in target.given), ours
+                )
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
                 message = f"{ours} is not what it was: {why}"
-                yield Finding(path, message, effect, path in self.kept, How.APPROXIMATE, self.goal[ours], now.get(ours))
+                yield Finding(
+                    path,
+                    message,
+                    effect,
+                    path in self.kept,
+                    How.APPROXIMATE,
+                    self.goal[ours],
+                    now.get(ours),
+                )
 
 
-def _left(path: str, value: Any, reason: str, rule: Rule | None, target: Config) -> Iterator[Finding]:
+def _left(
+    path: str, value: Any, reason: str, rule: Rule | None, target: Config
+) -> Iterator[Finding]:
     """Findings for a setting that was not put back; of a section, one for each part with another
     value in the target.
     """
-    held, effect = target.effective.get(path), rule.effect_of(target.effective) if rule else Effect.NUMBERS
+    held, effect = (
+        target.effective.get(path),
+        rule.effect_of(target.effective) if rule else Effect.NUMBERS,
+    )
     parts = written(path, value, target.effective) if rule else ()
-    rows = [(part.path, part.value, worth(rule, effect, part), None) for part in moved(parts, held) if rule]
+    rows = [
+        (part.path, part.value, worth(rule, effect, part), None)
+        for part in moved(parts, held)
+        if rule
+    ]
     for place, said, weight, now in rows if parts else [(path, value, effect, held)]:
         message = f"the sidecar says {shown(said, 30)}, which was not put back: {reason}"
         yield Finding(place, message, weight, True, How.DROPPED, said, now)
@@ -336,7 +405,9 @@ def _merged(kept: Any, was: Any, now: Any) -> Any:
         return now
     others = {name: value for name, value in kept.items() if name in now or name not in was}
     moved = {name: value for name, value in now.items() if name not in was or was[name] != value}
-    return others | {name: _merged(kept.get(name), was.get(name), value) for name, value in moved.items()}
+    return others | {
+        name: _merged(kept.get(name), was.get(name), value) for name, value in moved.items()
+    }
 
 
 def _refusal(path: str, target: Config) -> str:

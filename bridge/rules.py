@@ -163,7 +163,9 @@ class Rule:
     @property
     def about_model(self) -> bool:
         """Whether the rule is about the model alone."""
-        return self.model or (bool(self.ours) and all(path.startswith("model.") for path in self.ours))
+        return self.model or (
+            bool(self.ours) and all(path.startswith("model.") for path in self.ours)
+        )
 
     def carried(self, theirs: str) -> tuple[str, ...]:
         """Plan paths that a path of theirs stands for."""
@@ -188,7 +190,11 @@ class Rule:
         """The effect of losing the group on a run with these values of theirs; `values` may hold
         others too.
         """
-        return self.effect if isinstance(self.effect, Effect) else self.effect(self.seen(self.theirs, values))
+        return (
+            self.effect
+            if isinstance(self.effect, Effect)
+            else self.effect(self.seen(self.theirs, values))
+        )
 
     def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
         """The effect of losing these fields of ours on a run with these values of theirs; that of
@@ -196,7 +202,9 @@ class Rule:
         """
         if not self.mixed or not ours:
             return self.effect_of(values)
-        return min((EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank)
+        return min(
+            (EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank
+        )
 
     def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
         """The part of `values` that one side of this rule sees: the `claimed` paths and those in
@@ -209,7 +217,9 @@ def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
     return (paths,) if isinstance(paths, str) else paths
 
 
-def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = "", source: str = "") -> Rule:
+def rename(
+    theirs: str, ours: str, *, effect: Effect | None = None, note: str = "", source: str = ""
+) -> Rule:
     """A rule for one value under two names. By default the effect is that of the plan field."""
 
     def read(values: Group, context: Context) -> Group:
@@ -218,7 +228,15 @@ def rename(theirs: str, ours: str, *, effect: Effect | None = None, note: str = 
     def write(values: Group, context: Context) -> Group:
         return {theirs: values[ours]} if values.get(ours) is not None else {}
 
-    return Rule((theirs,), (ours,), read, write, effect or EFFECTS.get(ours, Effect.NUMBERS), note=note, source=source)
+    return Rule(
+        (theirs,),
+        (ours,),
+        read,
+        write,
+        effect or EFFECTS.get(ours, Effect.NUMBERS),
+        note=note,
+        source=source,
+    )
 
 
 def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
@@ -239,7 +257,9 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
     )
 
 
-def counted(theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = "") -> Rule:
+def counted(
+    theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
+) -> Rule:
     """A rule for one number of steps or parts; `never` is their value for 0, which means never."""
 
     def read(values: Group, context: Context) -> Group:
@@ -308,7 +328,21 @@ def convert(
     """
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
-    return Rule(*group, effect, lossy, note, source, sees, blurs, carried, model, mixed, tells, reasons or {}, becomes)
+    return Rule(
+        *group,
+        effect,
+        lossy,
+        note,
+        source,
+        sees,
+        blurs,
+        carried,
+        model,
+        mixed,
+        tells,
+        reasons or {},
+        becomes,
+    )
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
@@ -325,7 +359,11 @@ def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
 
 
 def only_theirs(
-    *theirs: str, note: str, effect: Effect | Callable[[Group], Effect] = Effect.NONE, source: str = "", model: bool = False
+    *theirs: str,
+    note: str,
+    effect: Effect | Callable[[Group], Effect] = Effect.NONE,
+    source: str = "",
+    model: bool = False,
 ) -> Rule:
     """A rule for fields of the stack that no Plan field stands for, with the reason."""
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)

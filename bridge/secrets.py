@@ -16,19 +16,114 @@ LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
 """Last words in the names of secrets, but also in others (`pad_token`, `json_key`)."""
 OWNERS = frozenset(
     (
-        *("api", "access", "auth", "secret", "private", "hf", "hub", "huggingface", "wandb", "comet", "neptune", "aws"),
-        *("azure", "gcp", "google", "openai", "anthropic", "ngc", "nvidia", "github", "gitlab", "git", "slack", "bearer"),
-        *("refresh", "session", "login", "user", "app", "client", "service", "account", "signing", "encryption", "ssh"),
-        *("deploy", "webhook", "storage", "db", "database", "mysql", "postgres", "redis", "smtp", "mail", "ftp", "admin", "ldap"),
+        *(
+            "api",
+            "access",
+            "auth",
+            "secret",
+            "private",
+            "hf",
+            "hub",
+            "huggingface",
+            "wandb",
+            "comet",
+            "neptune",
+            "aws",
+        ),
+        *(
+            "azure",
+            "gcp",
+            "google",
+            "openai",
+            "anthropic",
+            "ngc",
+            "nvidia",
+            "github",
+            "gitlab",
+            "git",
+            "slack",
+            "bearer",
+        ),
+        *(
+            "refresh",
+            "session",
+            "login",
+            "user",
+            "app",
+            "client",
+            "service",
+            "account",
+            "signing",
+            "encryption",
+            "ssh",
+        ),
+        *(
+            "deploy",
+            "webhook",
+            "storage",
+            "db",
+            "database",
+            "mysql",
+            "postgres",
+            "redis",
+            "smtp",
+            "mail",
+            "ftp",
+            "admin",
+            "ldap",
+        ),
         *("proxy", "registry", "docker"),
     )
 )
 """Words before one of `LAST` that make it a secret for certain."""
 PLAIN = frozenset(
     (
-        *("eos", "bos", "pad", "mask", "unk", "sep", "cls", "eod", "query", "sort", "json", "text", "image", "input"),
-        *("output", "prompt", "special", "num", "max", "min", "per", "label", "answer", "start", "stop", "end", "fim", "data"),
-        *("model", "module", "state", "ckpt", "cache", "group", "prefix", "primary", "foreign", "forward", "backward", "single"),
+        *(
+            "eos",
+            "bos",
+            "pad",
+            "mask",
+            "unk",
+            "sep",
+            "cls",
+            "eod",
+            "query",
+            "sort",
+            "json",
+            "text",
+            "image",
+            "input",
+        ),
+        *(
+            "output",
+            "prompt",
+            "special",
+            "num",
+            "max",
+            "min",
+            "per",
+            "label",
+            "answer",
+            "start",
+            "stop",
+            "end",
+            "fim",
+            "data",
+        ),
+        *(
+            "model",
+            "module",
+            "state",
+            "ckpt",
+            "cache",
+            "group",
+            "prefix",
+            "primary",
+            "foreign",
+            "forward",
+            "backward",
+            "single",
+        ),
     )
 )
 """Words before one of `LAST` that make it a column, a token of a vocabulary, or a pass through a
@@ -36,7 +131,21 @@ model.
 """
 ABOUT = frozenset(
     (
-        *("file", "path", "dir", "name", "length", "size", "type", "stdin", "fd", "helper", "provider", "manager", "field"),
+        *(
+            "file",
+            "path",
+            "dir",
+            "name",
+            "length",
+            "size",
+            "type",
+            "stdin",
+            "fd",
+            "helper",
+            "provider",
+            "manager",
+            "field",
+        ),
         *("prompt", "policy"),
     )
 )
@@ -60,12 +169,16 @@ files of one long line.
 """
 FREE = frozenset(";)&|>\n")
 """Characters directly behind a name that has no value."""
-NOTHING = re.compile(r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL)
+NOTHING = re.compile(
+    r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL
+)
 BEGINNINGS = {
     "hf_": r"[A-Za-z0-9]{16,}",
     "sk-": r"(?=[\w-]*\d)[\w-]{16,}",
     **dict.fromkeys(("AKIA", "ASIA"), r"[A-Z0-9]{16}"),
-    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "gsk_", "npm_", "r8_"), r"[A-Za-z0-9]{20,}"),
+    **dict.fromkeys(
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "gsk_", "npm_", "r8_"), r"[A-Za-z0-9]{20,}"
+    ),
     **dict.fromkeys(("github_pat_", "wandb_v1_"), r"\w{20,}"),
     "glpat-": r"[\w-]{16,}",
     "xox": r"[abprs]-[\w-]{10,}",
@@ -77,12 +190,26 @@ BEGINNINGS = {
 }
 """Beginnings of values that are secrets under any name, each with the pattern of the rest."""
 SHAPES = {
-    begin: re.compile(rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}" if begin[0] != "-" else begin + rest)
+    begin: re.compile(
+        rf"{re.escape(begin)}(?<![\w-]{re.escape(begin)}){rest}"
+        if begin[0] != "-"
+        else begin + rest
+    )
     for begin, rest in BEGINNINGS.items()
 }
 WORD = r"""["']?(?P<value>(?<=")[^"\n]+|(?<=')[^'\n]+|[^\s"';|&]+)"""
 REST = r"""(?:[^\n;|&\\]|\\\n){0,300}?"""
-REGISTRIES = ("docker", "podman", "nerdctl", "buildah", "skopeo", "oras", "helm", "singularity", "apptainer")
+REGISTRIES = (
+    "docker",
+    "podman",
+    "nerdctl",
+    "buildah",
+    "skopeo",
+    "oras",
+    "helm",
+    "singularity",
+    "apptainer",
+)
 LOGIN = r"(?:[ \t]+(?:registry|remote))?[ \t]+login\b"
 SAID = tuple(
     (wanted, name, re.compile(pattern))
@@ -95,12 +222,35 @@ SAID = tuple(
             "token",
             r"""authorization["']?[ \t]*[:=](?:\\?[ \t]|["'])*(?:bearer|basic)(?:\\?[ \t])+(?P<value>[^\s"',;)}]+)""",
         ),
-        *((tool, "password", rf"{tool}{LOGIN}{REST}\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*{WORD}") for tool in REGISTRIES),
-        ("--password-stdin", "password", rf"echo[ \t]+(?:-n[ \t]+)?{WORD}[\"']?[ \t]*\|[ \t]*\w+{LOGIN}{REST}--password-stdin"),
+        *(
+            (
+                tool,
+                "password",
+                rf"{tool}{LOGIN}{REST}\s(?:-p|--password(?![\w-]))(?:[ \t=]|\\\n)*{WORD}",
+            )
+            for tool in REGISTRIES
+        ),
+        (
+            "--password-stdin",
+            "password",
+            rf"echo[ \t]+(?:-n[ \t]+)?{WORD}[\"']?[ \t]*\|[ \t]*\w+{LOGIN}{REST}--password-stdin",
+        ),
         ("sshpass", "password", rf"sshpass[ \t]+-p[ \t]*{WORD}"),
-        ("curl", "password", rf"""curl\b{REST}\s(?:-u|--user)[ \t=]*["']?[^\s:"'$]{{1,80}}:(?P<value>[^\s"'|;&]+)"""),
-        ("aws configure", "key", rf"aws[ \t]+configure[ \t]+set[ \t]+\w*(?:secret|token)\w*[ \t]+{WORD}"),
-        ("machine", "password", rf"machine\s+\S{{1,200}}\s+login\s+\S{{1,200}}\s+password\s+{WORD}"),
+        (
+            "curl",
+            "password",
+            rf"""curl\b{REST}\s(?:-u|--user)[ \t=]*["']?[^\s:"'$]{{1,80}}:(?P<value>[^\s"'|;&]+)""",
+        ),
+        (
+            "aws configure",
+            "key",
+            rf"aws[ \t]+configure[ \t]+set[ \t]+\w*(?:secret|token)\w*[ \t]+{WORD}",
+        ),
+        (
+            "machine",
+            "password",
+            rf"machine\s+\S{{1,200}}\s+login\s+\S{{1,200}}\s+password\s+{WORD}",
+        ),
         (
             "=",
             "",
@@ -127,7 +277,9 @@ DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in 
 """A table that turns every hexadecimal digit into 0. A search for 40 zeros is then much faster than
 the pattern.
 """
-COMMIT = re.compile(r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE)
+COMMIT = re.compile(
+    r"revision|commit|sha|hash|digest|ref\b|branch|checkout|version|snapshot", re.IGNORECASE
+)
 DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
 SHORTEST = 5
 """Least characters of a value that is hidden wherever it stands: a shorter one would hide parts of
@@ -155,7 +307,9 @@ def _names_one(name: str) -> bool | None:
     end is ignored.
     """
     # camelCase is split into words too.
-    words = [word for word in re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) if word]
+    words = [
+        word for word in re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) if word
+    ]
     while words and words[-1].isdigit():
         words.pop()
     lower = [word.lower() for word in words]
@@ -180,7 +334,9 @@ def spans(text: str) -> list[tuple[int, int, str]]:
         # those in `text`.
         small = "".join(min(letter.lower(), letter, key=len) for letter in text)
     # At one place the longest comes first, and all that overlap it are dropped.
-    found = sorted([*_named(text, small), *_shaped(text, small)], key=lambda span: (span[0], -span[1]))
+    found = sorted(
+        [*_named(text, small), *_shaped(text, small)], key=lambda span: (span[0], -span[1])
+    )
     kept: list[tuple[int, int, str]] = []
     for span in found:
         if not kept or span[0] >= kept[-1][1]:
@@ -209,7 +365,11 @@ def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
         # keyword to the left.
         before = PART.match(text[max(position, keyword[0] - 80) : keyword[0]][::-1])
         after = PART.match(text, keyword[1])
-        name = (before[0][::-1] if before else "") + text[slice(*keyword)] + (after[0] if after else "")
+        name = (
+            (before[0][::-1] if before else "")
+            + text[slice(*keyword)]
+            + (after[0] if after else "")
+        )
         position = after.end() if after else keyword[1]
         if text[position : position + 1] in FREE:
             continue
@@ -247,7 +407,9 @@ def _items(text: str, place: int) -> Iterator[tuple[int, int]]:
 
 
 def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
-    yield from ((*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text))
+    yield from (
+        (*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text)
+    )
     for wanted, name, pattern in SAID:
         for match in pattern.finditer(small) if wanted in small else ():
             if not match["value"].startswith("{") and not NOTHING.fullmatch(match["value"]):
@@ -295,7 +457,9 @@ class Secrets:
         """Add a secret value and return its mark; a value that is known keeps its mark."""
         if value not in self.marks:
             number = self._next.get(name, 1)
-            while (mark := f"__hidden_{name}__" if number == 1 else f"__hidden_{name}_{number}__") in self._taken:
+            while (
+                mark := f"__hidden_{name}__" if number == 1 else f"__hidden_{name}_{number}__"
+            ) in self._taken:
                 number += 1
             self._next[name] = number + 1
             self.learn({value: mark})
@@ -307,7 +471,9 @@ class Secrets:
             if value not in self.marks:
                 self.marks[value] = mark
                 self._taken.add(mark)
-                lengths = self._begun.setdefault(value[:SHORTEST], []) if len(value) >= SHORTEST else []
+                lengths = (
+                    self._begun.setdefault(value[:SHORTEST], []) if len(value) >= SHORTEST else []
+                )
                 if len(value) not in lengths:
                     lengths.append(len(value))
                     lengths.sort(reverse=True)
@@ -353,7 +519,14 @@ class Secrets:
         parts, done, place = list[str](), 0, 0
         while place < len(text):
             lengths = self._begun.get(text[place : place + SHORTEST], ())
-            found = next((text[place : place + size] for size in lengths if text[place : place + size] in self.marks), "")
+            found = next(
+                (
+                    text[place : place + size]
+                    for size in lengths
+                    if text[place : place + size] in self.marks
+                ),
+                "",
+            )
             if found:
                 parts += (text[done:place], self.marks[found])
                 done = place + len(found)
@@ -370,7 +543,10 @@ class Secrets:
             # A report has {"path": "wandb.api_key", "value": ...}: there the path is the name of
             # the value.
             inside = str(value["path"]) if isinstance(value.get("path"), str) else ""
-            return {key: self.within(inner, inside if key in WHOLE else f".{key}") for key, inner in value.items()}
+            return {
+                key: self.within(inner, inside if key in WHOLE else f".{key}")
+                for key, inner in value.items()
+            }
         if isinstance(value, list | tuple):
             return type(value)([self.within(inner, name) for inner in value])
         return value

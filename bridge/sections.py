@@ -79,7 +79,9 @@ def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[S
     return tuple(_looked_at(config, rule, path, group, parts, back))
 
 
-def _looked_at(config: Config, rule: Rule, path: str, group: Group, parts: Sequence[Setting], back: Any) -> Iterator[Setting]:
+def _looked_at(
+    config: Config, rule: Rule, path: str, group: Group, parts: Sequence[Setting], back: Any
+) -> Iterator[Setting]:
     meant, blurred = rule.read(group, config.context), _blurs(rule, group)
     for part in moved(parts, back):
         section = _section((other.keys, other.value) for other in parts if other is not part)

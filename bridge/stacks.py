@@ -34,7 +34,9 @@ FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) 
 _SPEC = find_spec(PACKAGE)
 # Folders of other people are searched by `plugins`, which runs none of their code; here they would
 # pass for our own.
-_PLACES = [place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS]
+_PLACES = [
+    place for place in (_SPEC and _SPEC.submodule_search_locations) or () if place not in FOLDERS
+]
 OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if module.ispkg))
 """Names of the dialects that are part of this project."""
 
@@ -70,7 +72,9 @@ def load(name: str) -> Dialect:
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
     dialect = _imported(name, "", "DIALECT")
     if not isinstance(dialect, Dialect):
-        raise BridgeError(f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it")
+        raise BridgeError(
+            f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it"
+        )
     return dialect
 
 
@@ -100,7 +104,9 @@ def _imported(name: str, module: str, attribute: str) -> Any:
         if name in OWN:
             raise
         where = plugins()[name].place
-        raise BridgeError(f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); mend it, or drop it") from error
+        raise BridgeError(
+            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); mend it, or drop it"
+        ) from error
 
 
 @cache

@@ -9,7 +9,24 @@ import re
 from bridge.rules import Effect
 
 NAMES = (
-    *("tp", "pp", "dp", "cp", "ep", "sp", "etp", "vp", "vpp", "fsdp", "fsdp2", "zero", "world", "ranks?", "gpus?", "nodes?"),
+    *(
+        "tp",
+        "pp",
+        "dp",
+        "cp",
+        "ep",
+        "sp",
+        "etp",
+        "vp",
+        "vpp",
+        "fsdp",
+        "fsdp2",
+        "zero",
+        "world",
+        "ranks?",
+        "gpus?",
+        "nodes?",
+    ),
     *(
         "stages?",
         "shards?",
@@ -28,8 +45,19 @@ NAMES = (
     ),
     *("nvfp4", "mxfp8", "(?:bf|fp|tf|float|bfloat)(?:4|8|16|32|64)"),
 )
-PARTS = ("parallel", "tensor(?!board)", "pipeline", "batch", "precision", "dtype", "quantiz", "loss[-_]?scal")
-TOUCHING = re.compile(f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE)
+PARTS = (
+    "parallel",
+    "tensor(?!board)",
+    "pipeline",
+    "batch",
+    "precision",
+    "dtype",
+    "quantiz",
+    "loss[-_]?scal",
+)
+TOUCHING = re.compile(
+    f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE
+)
 """Names and values about parallelism, batch or precision: whole words from `NAMES`, and parts of
 words from `PARTS`.
 """

@@ -129,7 +129,15 @@ def unheld(config: Config) -> Iterator[Finding]:
     for path in config.given:
         rule, value = table.get(path), values.get(path)
         if rule is not None and not rule.ours and value != usual.get(path):
-            yield Finding(path, rule.note, rule.effect_of(values), True, How.DROPPED, value, origin=config.origins.get(path))
+            yield Finding(
+                path,
+                rule.note,
+                rule.effect_of(values),
+                True,
+                How.DROPPED,
+                value,
+                origin=config.origins.get(path),
+            )
 
 
 def translate(
@@ -151,7 +159,11 @@ def translate(
         carry = Carry.of(config, config, meant)
     if told is not None:
         carry = replace(told, given=sound(told, dialect))
-    way = Way(meant, dialect, release, world, carry) if carry and carry.dialect == dialect.name else None
+    way = (
+        Way(meant, dialect, release, world, carry)
+        if carry and carry.dialect == dialect.name
+        else None
+    )
     target = way.restored() if way else lowered(meant, dialect, release, world)
     if same:
         target = replace(target, opaque=config.opaque)
@@ -224,7 +236,11 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
     before, after = config.effective.flat(), back.effective.flat() if back else {}
     # Given, but without an effective value: the stack moved the value to another setting. Such a
     # setting is lost if its group is.
-    elsewhere = {path for path, value in config.given.items() if value is not None and before.get(path) is None}
+    elsewhere = {
+        path
+        for path, value in config.given.items()
+        if value is not None and before.get(path) is None
+    }
     theirs = differing(before, after) - elsewhere
     for rule, paths in _at_stake(config, theirs | elsewhere):
         lost = tuple(path for path in rule.ours if path in trip.lost)
@@ -246,8 +262,14 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
     """
     table = claims(config.dialect)
     touched = {id(table[path]) for path in moved if path in table}
-    yield from ((rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours)
-    yield from ((table[path], [path]) for path in config.given if path in moved and path in table and not table[path].ours)
+    yield from (
+        (rule, rule.theirs) for rule in config.dialect.rules if id(rule) in touched and rule.ours
+    )
+    yield from (
+        (table[path], [path])
+        for path in config.given
+        if path in moved and path in table and not table[path].ours
+    )
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
@@ -308,7 +330,9 @@ def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str
         return True
     if trip.config.effective.get(path) is not None:
         return False
-    facts = trip.target.dialect.model and bool(mine) and all(ours.startswith("model.") for ours in mine)
+    facts = (
+        trip.target.dialect.model and bool(mine) and all(ours.startswith("model.") for ours in mine)
+    )
     return facts or not any(ours in trip.meant for ours in mine)
 
 
@@ -328,11 +352,28 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
         mine = tuple(ours for ours in lost if ours in part.stands)
         how = _fate_of(rule, part, mine, trip)
         weight = Effect.NONE if how is How.DERIVED else _worth(trip, rule, whole, part, mine)
-        after = None if how is How.DROPPED else trip.found(mine or tuple(part.stands), held.get(part.keys))
+        after = (
+            None
+            if how is How.DROPPED
+            else trip.found(mine or tuple(part.stands), held.get(part.keys))
+        )
         told = rule.tells(part.alone) if part.behind and rule.tells else ""
         reason = "; ".join(filter(None, (told, _reason(rule, how, mine, trip.target))))
-        yield Finding(part.path, reason, weight, True, how, part.value, after, config.origins.get(part.path, whole.origin))
-    left = tuple(ours for ours in lost if not ours.startswith("model.") and not any(ours in part.stands for part in changed))
+        yield Finding(
+            part.path,
+            reason,
+            weight,
+            True,
+            how,
+            part.value,
+            after,
+            config.origins.get(part.path, whole.origin),
+        )
+    left = tuple(
+        ours
+        for ours in lost
+        if not ours.startswith("model.") and not any(ours in part.stands for part in changed)
+    )
     effect = rule.effect_of_losing(left, config.effective)
     if left and rule.ours and effect.reaches(Effect.NUMBERS):
         reason = _reason(rule, How.APPROXIMATE, left, trip.target)
@@ -357,16 +398,26 @@ def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[s
     return min(effects, key=lambda effect: effect.rank)
 
 
-def _weight(rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config) -> Effect:
+def _weight(
+    rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config
+) -> Effect:
     """The effect of losing these plan fields on the run; with `blurred`, also of the part of the
     group that no plan holds.
     """
     # A target without a model in its config loses nothing about it: the script brings the model.
     if rule.about_model and not target.dialect.model:
         beside = tuple(path for path in lost if not path.startswith("model."))
-        return rule.effect_of_losing(beside, config.effective) if rule.mixed and beside else Effect.NONE
+        return (
+            rule.effect_of_losing(beside, config.effective)
+            if rule.mixed and beside
+            else Effect.NONE
+        )
     effect = rule.effect_of_losing(lost, config.effective)
-    return min(effect, rule.effect_of(config.effective), key=lambda one: one.rank) if blurred else effect
+    return (
+        min(effect, rule.effect_of(config.effective), key=lambda one: one.rank)
+        if blurred
+        else effect
+    )
 
 
 def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
@@ -376,7 +427,10 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     Facts that are lost for one reason make one finding.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
-    table, named = plan_claims(config.dialect), {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)}
+    table, named = (
+        plan_claims(config.dialect),
+        {finding.path for finding in told if finding.effect.reaches(Effect.NUMBERS)},
+    )
     lost = trip.lost & meant.keys() if target.dialect.model else ()
     yield from _otherwise(trip, named)
     yield from _unmoved(trip, {finding.path for finding in told})
@@ -393,7 +447,14 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     for reason, paths in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in paths}
         path = paths[0] if len(paths) == 1 else "model"
-        yield Finding(path, reason, Effect.NUMBERS, False, How.DROPPED, before if len(paths) > 1 else meant[path])
+        yield Finding(
+            path,
+            reason,
+            Effect.NUMBERS,
+            False,
+            How.DROPPED,
+            before if len(paths) > 1 else meant[path],
+        )
 
 
 def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
@@ -417,8 +478,20 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         path = next(iter((*rule.theirs, *rule.carriers(ours))), ours)
         before = config.effective.get(path) if rule.theirs else meant[ours]
         if named.isdisjoint({path, *rule.carriers(ours)}):
-            reason, effect = _reason(rule, How.APPROXIMATE, (ours,), target), rule.effect_of(config.effective)
-            yield Finding(path, reason, effect, False, How.APPROXIMATE, before, kept.get(rule.ours[0]), config.origins.get(path))
+            reason, effect = (
+                _reason(rule, How.APPROXIMATE, (ours,), target),
+                rule.effect_of(config.effective),
+            )
+            yield Finding(
+                path,
+                reason,
+                effect,
+                False,
+                How.APPROXIMATE,
+                before,
+                kept.get(rule.ours[0]),
+                config.origins.get(path),
+            )
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
@@ -426,7 +499,11 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
     their values.
     """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
-    moved = [ours for ours in sorted(trip.lost.difference(ALWAYS)) if None not in (meant.get(ours), kept.get(ours))]
+    moved = [
+        ours
+        for ours in sorted(trip.lost.difference(ALWAYS))
+        if None not in (meant.get(ours), kept.get(ours))
+    ]
     for ours in moved:
         rule = plan_claims(config.dialect).get(ours)
         if rule is None or rule.about_model or not named.isdisjoint(tellers(config, rule, ours)):
@@ -436,7 +513,16 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         if path and effect.reaches(Effect.COST) and not _remarked(trip.target, ours, effect):
             named.add(path)
             reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
-            yield Finding(path, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], config.origins.get(path))
+            yield Finding(
+                path,
+                reason,
+                effect,
+                False,
+                How.APPROXIMATE,
+                meant[ours],
+                kept[ours],
+                config.origins.get(path),
+            )
 
 
 def _remarked(target: Config, ours: str, effect: Effect) -> bool:
@@ -445,7 +531,9 @@ def _remarked(target: Config, ours: str, effect: Effect) -> bool:
     """
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
-    return any(remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target))
+    return any(
+        remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target)
+    )
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
@@ -457,7 +545,13 @@ def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: boo
 
 
 def _reason_of(
-    rule: Rule, how: How, lost: tuple[str, ...], target: Config, seen: Mapping[str, Any], blurred: bool, unheld: bool
+    rule: Rule,
+    how: How,
+    lost: tuple[str, ...],
+    target: Config,
+    seen: Mapping[str, Any],
+    blurred: bool,
+    unheld: bool,
 ) -> str:
     """The reason why a setting is lost: the loss by reading, then, if a plan holds any of it, the
     loss by writing the target.
@@ -475,14 +569,27 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
         return rule.note
     others = plan_claims(target.dialect)
     reasons = dict.fromkeys(others[path].why(path) for path in lost if path in others)
-    return "; ".join(reason for reason in reasons if reason) or rule.lossy or rule.note or "the same meaning in other words"
+    return (
+        "; ".join(reason for reason in reasons if reason)
+        or rule.lossy
+        or rule.note
+        or "the same meaning in other words"
+    )
 
 
 def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
     """Findings on live Python objects, which only the stack's own config class can hold."""
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = f"a live Python object, which {target.dialect.title} has no place for; set it up in the training script"
-        yield Finding(path, message, Effect.NUMBERS, True, How.DROPPED, config.opaque[path], origin=config.origins.get(path))
+        yield Finding(
+            path,
+            message,
+            Effect.NUMBERS,
+            True,
+            How.DROPPED,
+            config.opaque[path],
+            origin=config.origins.get(path),
+        )
 
 
 def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
@@ -490,7 +597,12 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
     of its own.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
-    mine, theirs, said, left = plan_claims(config.dialect), plan_claims(target.dialect), meant.plain, kept.plain
+    mine, theirs, said, left = (
+        plan_claims(config.dialect),
+        plan_claims(target.dialect),
+        meant.plain,
+        kept.plain,
+    )
     opened: dict[tuple[str, str], list[str]] = {}
     for ours, value in kept.items():
         if (
@@ -520,18 +632,32 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
-        why = f"no Plan form holds what {unheld} says" if unheld else f"{config.dialect.name} leaves {', '.join(fields)} open"
+        why = (
+            f"no Plan form holds what {unheld} says"
+            if unheld
+            else f"{config.dialect.name} leaves {', '.join(fields)} open"
+        )
         message = f"{why}; {target.dialect.name} takes {taken} by default"
-        cause = "" if unheld else f"left open by {config.dialect.title}; {target.dialect.title} takes what it has by default"
+        cause = (
+            ""
+            if unheld
+            else f"left open by {config.dialect.title}; {target.dialect.title} takes what it has by default"
+        )
         effect = min(effects, key=lambda one: one.rank)
-        yield Finding(path, message, effect, False, How.DEFAULTED, None, kept[fields[0]], cause=cause)
+        yield Finding(
+            path, message, effect, False, How.DEFAULTED, None, kept[fields[0]], cause=cause
+        )
 
 
 def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
     """The given setting of a group that a plan cannot hold at all; empty if the plan holds some of
     it.
     """
-    if rule.blurs is None or not _holds_nothing(rule, meant) or not rule.blurs(rule.seen(rule.theirs, config.effective)):
+    if (
+        rule.blurs is None
+        or not _holds_nothing(rule, meant)
+        or not rule.blurs(rule.seen(rule.theirs, config.effective))
+    ):
         return ""
     return next((path for path in rule.theirs if path in config.given), "")
 
@@ -552,7 +678,12 @@ def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
 
 def _reports(trip: _Trip) -> Iterator[FieldReport]:
     config, meant, target, restored = trip.config, trip.meant, trip.target, trip.restored
-    sources, table, said, left = plan_claims(config.dialect), claims(target.dialect), meant.plain, trip.kept.plain
+    sources, table, said, left = (
+        plan_claims(config.dialect),
+        claims(target.dialect),
+        meant.plain,
+        trip.kept.plain,
+    )
     for path, value in target.given.items():
         rule = table[path]
         ours = tuple(name for name in rule.carried(path) if name in meant)
@@ -565,14 +696,23 @@ def _reports(trip: _Trip) -> Iterator[FieldReport]:
                     if one in config.given and one not in origins
                 )
         changed = any(name in said and said[name] != left.get(name) for name in ours)
-        how = How.EXACT if path in restored and not origins else _came(rule, path, ours, origins, changed)
+        how = (
+            How.EXACT
+            if path in restored and not origins
+            else _came(rule, path, ours, origins, changed)
+        )
         origins = origins or ((CARRIED,) if path in restored or not rule.ours else ())
         effect = rule.effect_of(target.effective)
-        note, default_of = rule.lossy if changed else rule.note, (config if ours else target).dialect.name
+        note, default_of = (
+            rule.lossy if changed else rule.note,
+            (config if ours else target).dialect.name,
+        )
         yield FieldReport(path, value, origins, how, effect, note, "" if origins else default_of)
 
 
-def _came(rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool) -> How:
+def _came(
+    rule: Rule, path: str, ours: tuple[str, ...], origins: tuple[str, ...], changed: bool
+) -> How:
     if changed:
         return How.APPROXIMATE
     if not rule.ours:

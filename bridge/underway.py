@@ -24,7 +24,9 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(before)
 
 
-def counted(items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1) -> Iterator[Item]:
+def counted(
+    items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1
+) -> Iterator[Item]:
     """Yield the items, and report each that is done to the listener, by its size. Loops inside
     report nothing.
     """
@@ -61,7 +63,11 @@ class Course:
         """Within this block runs the next part; whoever listens hears of the whole."""
         listener = _LISTENER.get()
         behind, whole = self.done, max(self.parts, self.done + 1)
-        with listening(lambda done, total: listener(behind + done / total, whole)) if listener else nullcontext():
+        with (
+            listening(lambda done, total: listener(behind + done / total, whole))
+            if listener
+            else nullcontext()
+        ):
             try:
                 yield
             finally:

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from bridge.stacks import FOLDERS, OWN, PATH, backends, candidates, faults, load, names, plugins, translate
+from bridge.stacks import (
+    FOLDERS,
+    OWN,
+    PATH,
+    backends,
+    candidates,
+    faults,
+    load,
+    names,
+    plugins,
+    translate,
+)
 
-__all__ = ["OWN", "PATH", "backends", "candidates", "faults", "load", "names", "plugins", "translate"]
+__all__ = [
+    "OWN",
+    "PATH",
+    "backends",
+    "candidates",
+    "faults",
+    "load",
+    "names",
+    "plugins",
+    "translate",
+]
 __path__ = [*__path__, *FOLDERS]

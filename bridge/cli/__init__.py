@@ -67,7 +67,9 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
         if mine:
             complain(problems)
         if mine and error.words:
-            note(f"with the missing options: {shlex.join(('stagebridge', *arguments, *error.words))}")
+            note(
+                f"with the missing options: {shlex.join(('stagebridge', *arguments, *error.words))}"
+            )
     return launched.code(mine)
 
 

@@ -28,13 +28,22 @@ from bridge.exits import table
 from bridge.limits import COUNT, FILES
 from bridge.view import View
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a checkpoint.", show_default=False)
+]
 FromFormat = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--from", metavar="FORMAT", help="Its format, if the folder holds several."),
 ]
 Processes = Annotated[
-    int, typer.Option("--processes", metavar="N", min=1, max=64, help="Processes that share the files to be written.")
+    int,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Processes that share the files to be written.",
+    ),
 ]
 DONE = "-"
 """For commands without findings: they end well or with an error."""
@@ -59,7 +68,9 @@ FILE is JSON, HJSON, YAML (a recipe with MODEL_ARGS too), a launch script (.sh; 
 with # comments; - reads stdin. Values that look like secrets are written to OUT alone: the report, stdout, the sidecar and
 --json have marks (__hidden_NAME__) in their place.
 
-""" + table(error="wrong usage, refused, or what was written stops the run; also any loss under --strict")
+""" + table(
+    error="wrong usage, refused, or what was written stops the run; also any loss under --strict"
+)
 
 CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
 
@@ -85,7 +96,10 @@ Examples:
   stagebridge diff git:HEAD~1:configs/ds.json configs/ds.json
   stagebridge diff git:main:launch.sh launch.sh --fail-on memory --format github
 
-""" + table(clean="they mean the same, up to the threshold", findings="they do not: different numbers, or what --fail-on names")
+""" + table(
+    clean="they mean the same, up to the threshold",
+    findings="they do not: different numbers, or what --fail-on names",
+)
 
 SCHEMA = """Print the JSON Schema of what a command prints under --json, for programs that read it.
 
@@ -235,7 +249,11 @@ Examples:
   stagebridge schedule recipe.yaml --microbatches 8 --plot schedule.svg
   stagebridge schedule launch.args --csv schedule.csv     (torch.distributed.pipelining reads it)
 
-""" + table(clean="shown, and proved", findings=DONE, error="wrong usage, refused, or a schedule that does not hold")
+""" + table(
+    clean="shown, and proved",
+    findings=DONE,
+    error="wrong usage, refused, or a schedule that does not hold",
+)
 
 TRACE = """See inside runs: where two of them part, and what every layer of one did.
 
@@ -291,7 +309,11 @@ Examples:
   stagebridge trace watch run
   stagebridge trace watch run --interval 10 | grep fault
 
-""" + table(clean="no fault was found", findings="faults were found", error="wrong usage: no run there, or a damaged one")
+""" + table(
+    clean="no fault was found",
+    findings="faults were found",
+    error="wrong usage: no run there, or a damaged one",
+)
 
 EXPORT = """Write what a run logged as scalars for another tool: loss, norms of gradients, outputs and weights, norms by layer.
 
@@ -302,7 +324,11 @@ Examples:
   stagebridge trace export run -o board
   stagebridge trace export run --to wandb -o offline
 
-""" + table(clean="written", findings=DONE, error="wrong usage: no run there, the tool is not installed, or the folder is there")
+""" + table(
+    clean="written",
+    findings=DONE,
+    error="wrong usage: no run there, the tool is not installed, or the folder is there",
+)
 
 LINES = """Show the tensors that a run logged, joined over its ranks: shape, type, statistics, samples.
 
@@ -314,7 +340,11 @@ Examples:
   stagebridge trace show run --layer block1 --kind output --microbatches
   stagebridge trace show run --kind gradient --plot norms.png
 
-""" + table(clean="shown", findings=DONE, error="wrong usage: no run there, or nothing in it passes the filters")
+""" + table(
+    clean="shown",
+    findings=DONE,
+    error="wrong usage: no run there, or nothing in it passes the filters",
+)
 
 PAGE = """Write one HTML file that needs nothing else: loss, norms, a map of layers, steps and ranks, findings and their meaning.
 
@@ -416,11 +446,20 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "-V", "--version", callback=_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
     # Launchers such as deepspeed put it before the words of the command.
     local_rank: Annotated[
-        int, typer.Option("--local_rank", "--local-rank", hidden=True, help="Set by launchers, which also say it elsewhere.")
+        int,
+        typer.Option(
+            "--local_rank",
+            "--local-rank",
+            hidden=True,
+            help="Set by launchers, which also say it elsewhere.",
+        ),
     ] = 0,
 ) -> None:
     """Options of the command itself."""
@@ -429,7 +468,10 @@ def options(
 @app.command("help", short_help="Show the help of the command, or of one of its parts.")
 def help_of(
     context: typer.Context,
-    words: Annotated[Optional[list[str]], typer.Argument(metavar="[COMMAND]...", show_default=False)] = None,  # noqa: UP045
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[COMMAND]...", show_default=False),
+    ] = None,
 ) -> None:
     """Show the help of stagebridge, or of one command: stagebridge help convert."""
     from bridge.cli import run
@@ -446,19 +488,34 @@ def convert(
     view: View,
     gate: Any,
     names: tuple[str, ...],
-    to: Annotated[str, typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIALECT", help="Stack to convert to.", show_default=False),
+    ],
     to_version: ToVersion = None,
     output: Outputs = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")] = False,
-    carry: Annotated[bool, typer.Option(help="Read and write OUT.carry.json, with what the other stack cannot express.")] = True,
-    script: Annotated[bool, typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron).")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Any loss is an error, and nothing is written.")
+    ] = False,
+    carry: Annotated[
+        bool,
+        typer.Option(
+            help="Read and write OUT.carry.json, with what the other stack cannot express."
+        ),
+    ] = True,
+    script: Annotated[
+        bool,
+        typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron)."),
+    ] = False,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> int:
     """Convert one file."""
     from bridge.cli.convert import Asked, convert
 
-    return convert(job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view), gate, names)
+    return convert(
+        job, Asked(to, to_version, output, strict, carry, script, force, dry_run, view), gate, names
+    )
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
@@ -479,7 +536,10 @@ def check(
 @reads_file(counts=True, reports=True, gates=True)
 def diff(
     job: Job,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The config to compare it with.", show_default=False)],
+    other: Annotated[
+        str,
+        typer.Argument(metavar="OTHER", help="The config to compare it with.", show_default=False),
+    ],
     view: View,
     gate: Any,
 ) -> int:
@@ -536,12 +596,21 @@ def layout(
     context_settings={"ignore_unknown_options": True},  # FIELD may be a flag, such as --clip-grad
 )
 def show(
-    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="Stack whose fields to show.", show_default=False)],
+    dialect: Annotated[
+        str,
+        typer.Argument(metavar="DIALECT", help="Stack whose fields to show.", show_default=False),
+    ],
     field: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[FIELD]", help="Path, flag or section; all fields by default.", show_default=False),
+        typer.Argument(
+            metavar="[FIELD]",
+            help="Path, flag or section; all fields by default.",
+            show_default=False,
+        ),
     ] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of its files, for editors.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of its files, for editors.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Show one field, a section, or a list of all."""
@@ -550,7 +619,9 @@ def show(
     return show(dialect, field, as_json, schema)
 
 
-@app.command("schema", help=SCHEMA, short_help="Print the JSON Schema of what a command prints under --json.")
+@app.command(
+    "schema", help=SCHEMA, short_help="Print the JSON Schema of what a command prints under --json."
+)
 def schema_of(
     name: Annotated[Optional[str], typer.Argument(metavar="[COMMAND]", show_default=False)] = None,  # noqa: UP045
 ) -> int:
@@ -574,15 +645,25 @@ def drift(
     return drift(job, to_version, output, force)
 
 
-@app.command(help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails.")
+@app.command(
+    help=FUZZ, short_help="Try generated configs of a stack, and print the smallest that fails."
+)
 def fuzz(
-    dialect: Annotated[str, typer.Argument(metavar="DIALECT", help="Stack to fuzz.", show_default=False)],
+    dialect: Annotated[
+        str, typer.Argument(metavar="DIALECT", help="Stack to fuzz.", show_default=False)
+    ],
     to: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--to", metavar="DIALECT", help="Stack to convert to, and back; none by default."),
+        typer.Option(
+            "--to", metavar="DIALECT", help="Stack to convert to, and back; none by default."
+        ),
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", metavar="N", min=1, help="Configs to try.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Another seed tries other configs.")] = 0,
+    examples: Annotated[
+        int, typer.Option("--examples", metavar="N", min=1, help="Configs to try.")
+    ] = 200,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", min=0, help="Another seed tries other configs.")
+    ] = 0,
     from_version: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--from-version", metavar="V", help="Release to fuzz; all by default."),
@@ -596,12 +677,19 @@ def fuzz(
     return fuzz(dialect, to, (from_version, to_version), examples, seed, as_json)
 
 
-@app.command(help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it.")
+@app.command(
+    help=DEMO, short_help="Convert a bundled Megatron launch to DeepSpeed and back, and train it."
+)
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", callback=own_place, help="Folder to write to.")] = Path(
-        "stagebridge-demo"
-    ),
-    train: Annotated[bool, typer.Option(help="Train the plan on two local ranks, if torch is installed.")] = True,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="DIR", callback=own_place, help="Folder to write to."
+        ),
+    ] = Path("stagebridge-demo"),
+    train: Annotated[
+        bool, typer.Option(help="Train the plan on two local ranks, if torch is installed.")
+    ] = True,
     silence: Silence = None,
     timeout: Timeout = None,
 ) -> int:
@@ -676,7 +764,10 @@ def train(
     return train(job, Options(steps, known, data, fit, save, resume, groups, deterministic, watch, engine, silence, timeout))
 
 
-@app.command(help=VERIFY, short_help="Run a config and its translation side by side, and say if they are the same run.")
+@app.command(
+    help=VERIFY,
+    short_help="Run a config and its translation side by side, and say if they are the same run.",
+)
 @reads_file()
 def verify(
     job: Job,
@@ -759,16 +850,31 @@ def schedule(
     job: Job,
     microbatches: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--microbatches", metavar="N", min=1, max=COUNT, help="Microbatches in a step; by default what FILE says."),
+        typer.Option(
+            "--microbatches",
+            metavar="N",
+            min=1,
+            max=COUNT,
+            help="Microbatches in a step; by default what FILE says.",
+        ),
     ] = None,
     png: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", "--png", metavar="OUT", callback=own_file, help="Draw it, as OUT ends: svg, pdf, html or png."),
+        typer.Option(
+            "--plot",
+            "--png",
+            metavar="OUT",
+            callback=own_file,
+            help="Draw it, as OUT ends: svg, pdf, html or png.",
+        ),
     ] = None,
     csv: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--csv", metavar="OUT", callback=own_file, help="Write it as a compute-only table of torch.distributed.pipelining."
+            "--csv",
+            metavar="OUT",
+            callback=own_file,
+            help="Write it as a compute-only table of torch.distributed.pipelining.",
         ),
     ] = None,
 ) -> int:
@@ -779,7 +885,9 @@ def schedule(
 
 
 checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=CHECKPOINT)
-app.add_typer(checkpoint, name="checkpoint", short_help="See, convert and compare checkpoints of any format.")
+app.add_typer(
+    checkpoint, name="checkpoint", short_help="See, convert and compare checkpoints of any format."
+)
 
 
 @checkpoint.command("inspect", help=INSPECT, short_help="Show what a checkpoint holds.")
@@ -787,7 +895,10 @@ def checkpoint_inspect(
     folder: Folder,
     from_: FromFormat = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read all of it, and check it against its own checksums.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Read all of it, and check it against its own checksums."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Show one checkpoint."""
@@ -796,7 +907,9 @@ def checkpoint_inspect(
     return inspect(folder, from_, tensors, check, as_json)
 
 
-@checkpoint.command("convert", help=CHECKPOINT_CONVERT, short_help="Write a checkpoint in another format.")
+@checkpoint.command(
+    "convert", help=CHECKPOINT_CONVERT, short_help="Write a checkpoint in another format."
+)
 def checkpoint_convert(
     folder: Folder,
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format to write.", show_default=False)],
@@ -843,10 +956,21 @@ def checkpoint_convert(
     return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
 
 
-@checkpoint.command("diff", help=CHECKPOINT_DIFF, short_help="Compare two checkpoints of any formats, tensor by tensor.")
+@checkpoint.command(
+    "diff",
+    help=CHECKPOINT_DIFF,
+    short_help="Compare two checkpoints of any formats, tensor by tensor.",
+)
 def checkpoint_diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a checkpoint.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the one to compare it with.", show_default=False)],
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="Folder of a checkpoint.", show_default=False)
+    ],
+    second: Annotated[
+        Path,
+        typer.Argument(
+            metavar="B", help="Folder of the one to compare it with.", show_default=False
+        ),
+    ],
     as_json: Json = False,
 ) -> int:
     """Compare two checkpoints."""
@@ -856,18 +980,34 @@ def checkpoint_diff(
 
 
 trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)
-app.add_typer(trace, name="trace", short_help="See inside runs: where two part, what each layer did.")
+app.add_typer(
+    trace, name="trace", short_help="See inside runs: where two part, what each layer did."
+)
 
 
 @trace.command("diff", help=DIFF, short_help="Find where two runs part.")
 def trace_diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is held against.", show_default=False)],
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)
+    ],
+    second: Annotated[
+        Path,
+        typer.Argument(
+            metavar="B", help="Folder of the run it is held against.", show_default=False
+        ),
+    ],
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--html", metavar="OUT", callback=own_file, help="Write a page of all steps: map, loss, norms, findings."),
+        typer.Option(
+            "--html",
+            metavar="OUT",
+            callback=own_file,
+            help="Write a page of all steps: map, loss, norms, findings.",
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Compare the steps after the first that differs too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Compare the steps after the first that differs too.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Compare two runs."""
@@ -878,11 +1018,20 @@ def trace_diff(
 
 @trace.command("html", help=PAGE, short_help="Write a page of a run, or of two that are compared.")
 def trace_html(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", callback=own_file, help="The page.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="OUT", callback=own_file, help="The page.", show_default=False
+        ),
+    ],
     second: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Argument(metavar="[B]", help="Folder of the run it is held against.", show_default=False),
+        typer.Argument(
+            metavar="[B]", help="Folder of the run it is held against.", show_default=False
+        ),
     ] = None,
 ) -> int:
     """Write a page."""
@@ -893,8 +1042,12 @@ def trace_html(
 
 @trace.command("watch", help=FOLLOWED, short_help="Follow a run that goes on.")
 def trace_watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
-    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two looks.")] = 1.0,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
+    ],
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two looks.")
+    ] = 1.0,
 ) -> int:
     """Follow a run."""
     from bridge.cli.watching import watch
@@ -902,13 +1055,27 @@ def trace_watch(
     return watch(run, interval)
 
 
-@trace.command("export", help=EXPORT, short_help="Write a run for TensorBoard, or Weights & Biases offline.")
+@trace.command(
+    "export", help=EXPORT, short_help="Write a run for TensorBoard, or Weights & Biases offline."
+)
 def trace_export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", callback=own_place, help="Folder to make.", show_default=False)
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
     ],
-    target: Annotated[str, typer.Option("--to", metavar="TOOL", help="tensorboard or wandb.")] = "tensorboard",
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            callback=own_place,
+            help="Folder to make.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str, typer.Option("--to", metavar="TOOL", help="tensorboard or wandb.")
+    ] = "tensorboard",
 ) -> int:
     """Export a run."""
     from bridge.cli.watching import export
@@ -916,27 +1083,52 @@ def trace_export(
     return export(run, target, out)
 
 
-@trace.command("run", help=WATCHED, short_help="Run a training of any stack, unedited, and watch it.")
+@trace.command(
+    "run", help=WATCHED, short_help="Run a training of any stack, unedited, and watch it."
+)
 def trace_run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)],
-    run: Annotated[Path, typer.Option("--run", metavar="DIR", callback=own_place, help="Folder of the trace.")] = Path("trace"),
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)
+    ],
+    run: Annotated[
+        Path, typer.Option("--run", metavar="DIR", callback=own_place, help="Folder of the trace.")
+    ] = Path("trace"),
     level: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--level", metavar="N", min=1, help="Log every layer, gradient and weight at that level too."),
+        typer.Option(
+            "--level",
+            metavar="N",
+            min=1,
+            help="Log every layer, gradient and weight at that level too.",
+        ),
     ] = None,
-    every: Annotated[int, typer.Option("--every", metavar="N", min=1, help="Log tensors of steps that N divides.")] = 1,
+    every: Annotated[
+        int,
+        typer.Option("--every", metavar="N", min=1, help="Log tensors of steps that N divides."),
+    ] = 1,
     ranks: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--ranks", metavar="LIST", help="Log tensors of these ranks: 0,3 or 0-7."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Log one copy of tensors that ranks hold alike, bit by bit.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Log one copy of tensors that ranks hold alike, bit by bit."),
+    ] = False,
     budget: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--budget", metavar="SIZE", help="Most bytes of the log, as 500MB or 2GB: fewer steps, then none."),
+        typer.Option(
+            "--budget",
+            metavar="SIZE",
+            help="Most bytes of the log, as 500MB or 2GB: fewer steps, then none.",
+        ),
     ] = None,
     on_finding: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--on-finding", metavar="CMD", help="Run CMD for each finding, without a shell; stdin has it as JSON."),
+        typer.Option(
+            "--on-finding",
+            metavar="CMD",
+            help="Run CMD for each finding, without a shell; stdin has it as JSON.",
+        ),
     ] = None,
 ) -> int:
     """Watch a training."""
@@ -947,28 +1139,40 @@ def trace_run(
 
 @trace.command("show", help=LINES, short_help="Show what a run logged.")
 def trace_show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
+    ],
     layer: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--layer", metavar="PART", help="Layers whose name contains it."),
     ] = None,
     kind: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--kind", metavar="KIND", help="output, input gradient, weight, gradient, memory, ..."),
+        typer.Option(
+            "--kind", metavar="KIND", help="output, input gradient, weight, gradient, memory, ..."
+        ),
     ] = None,
     step: Annotated[
         Optional[list[int]],  # noqa: UP045
         typer.Option("--step", metavar="N", min=0, help="Steps; 0 is the state before the first."),
     ] = None,
-    microbatches: Annotated[bool, typer.Option("--microbatches", help="Show each microbatch apart too.")] = False,
+    microbatches: Annotated[
+        bool, typer.Option("--microbatches", help="Show each microbatch apart too.")
+    ] = False,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="OUT", callback=own_file, help="Draw a statistic over steps, as PNG."),
+        typer.Option(
+            "--plot", metavar="OUT", callback=own_file, help="Draw a statistic over steps, as PNG."
+        ),
     ] = None,
-    statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="The statistic to plot.")] = "norm",
+    statistic: Annotated[
+        str, typer.Option("--statistic", metavar="NAME", help="The statistic to plot.")
+    ] = "norm",
     as_json: Json = False,
 ) -> int:
     """Show one run."""
     from bridge.cli.trace import Selection, show
 
-    return show(run, Selection(layer or (), kind or (), step or (), microbatches), plot, statistic, as_json)
+    return show(
+        run, Selection(layer or (), kind or (), step or (), microbatches), plot, statistic, as_json
+    )

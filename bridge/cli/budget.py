@@ -45,13 +45,19 @@ def bounded() -> Iterator[None]:
             disarm()
     except _TimeIsUpError as error:
         disarm()
-        raise BridgeError(f"found more work than {limits.SECONDS:g} s of processor time; {error}") from None
+        raise BridgeError(
+            f"found more work than {limits.SECONDS:g} s of processor time; {error}"
+        ) from None
     except MemoryError:
-        raise BridgeError(f"found more data than {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}") from None
+        raise BridgeError(
+            f"found more data than {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}"
+        ) from None
 
 
 TOO_LARGE = "the config asks for sizes that no run has, or is not one: reduce them"
-TOO_BUSY = "the commands of the script take longer to follow: write what comes of them in their place"
+TOO_BUSY = (
+    "the commands of the script take longer to follow: write what comes of them in their place"
+)
 SCRIPTS = "bridge.files.shell"
 
 

@@ -56,7 +56,9 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         if find_spec("torch") is None:
-            raise BridgeError("checkpoint: torch is not installed; pip install 'stagebridge[engine]'")
+            raise BridgeError(
+                "checkpoint: torch is not installed; pip install 'stagebridge[engine]'"
+            )
         return work()
     except BridgeError as error:
         error.as_object = as_json
@@ -129,9 +131,15 @@ def _rows(hub: Hub) -> Iterator[outputs.Held]:
 
 def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     about, origin = _about(hub, place), hub.origin
-    known = [origin.format, *filter(None, [origin.release]), *(f"{key} {value}" for key, value in origin.layout.items())]
+    known = [
+        origin.format,
+        *filter(None, [origin.release]),
+        *(f"{key} {value}" for key, value in origin.layout.items()),
+    ]
     say(f"{place}: {', '.join(known)}; {about['files']} files, {about['bytes']:,} bytes")
-    say(f"parameters: {about['parameters']:,} of {about['elements']:,} elements; tied: {len(hub.ties)}")
+    say(
+        f"parameters: {about['parameters']:,} of {about['elements']:,} elements; tied: {len(hub.ties)}"
+    )
     for kind, sizes in about["kinds"].items():
         say(f"  {kind}: {', '.join(f'{size:,} bytes of {dtype}' for dtype, size in sizes.items())}")
     say(f"run: {_said_of(about['run']) or 'not said'}")
@@ -142,15 +150,21 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
         say(f"group of {len(group.names)}: {_said_of(group.settings)}")
     if check:
         unsummed = any(finding.path == "checksums" for finding in hub.findings)
-        say(f"checksums: {'only those within the files' if unsummed else 'those that were written'}")
+        say(
+            f"checksums: {'only those within the files' if unsummed else 'those that were written'}"
+        )
     for row in _rows(hub) if tensors else ():
-        say(f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}")
+        say(
+            f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
+        )
     _findings(hub.findings)
 
 
 def _said_of(values: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{key} {shown(value, WIDE) if isinstance(value, dict) else value}" for key, value in values.items() if value is not None
+        f"{key} {shown(value, WIDE) if isinstance(value, dict) else value}"
+        for key, value in values.items()
+        if value is not None
     )
 
 
@@ -175,12 +189,20 @@ def convert(folder: Path, options: Options) -> int:
         dtype = options.wanted["dtype"]
         if dtype is not None and dtype not in DTYPES:
             raise BridgeError(f"--dtype: found {dtype}, expected one of {', '.join(DTYPES)}")
-        asked = {"dtype": None if dtype is None else DTYPES[dtype], "shard": _gigabytes(options.wanted["shard"])}
+        asked = {
+            "dtype": None if dtype is None else DTYPES[dtype],
+            "shard": _gigabytes(options.wanted["shard"]),
+        }
         wanted = formats.Wanted(**{**options.wanted, **asked})
         # A dry run reads the headers alone, and checksums need every byte.
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
-        hub = _named(_told(formats.doubted(source, place, read) if verified else read, options), target, place, options)
+        hub = _named(
+            _told(formats.doubted(source, place, read) if verified else read, options),
+            target,
+            place,
+            options,
+        )
         written = formats.planned(target, hub, wanted)
         if verified:
             with progress.told("the files to be checked"):
@@ -210,7 +232,9 @@ def _told(hub: Hub, options: Options) -> Hub:
     if options.samples is None or said == options.samples:
         return hub
     if said is not None:
-        raise BridgeError(f"--samples: found {options.samples}, the checkpoint says {said}; leave it out")
+        raise BridgeError(
+            f"--samples: found {options.samples}, the checkpoint says {said}; leave it out"
+        )
     return replace(hub, where=replace(hub.where, samples=options.samples))
 
 
@@ -222,7 +246,9 @@ def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
         from bridge.cli.convert import read
         from bridge.cli.job import Job
 
-        path = options.config or next((path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None)
+        path = options.config or next(
+            (path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None
+        )
         return None if path is None else read(Job(str(path), lenient=True))
 
     return names.under(hub, options.names, target.names, config, options.config is not None)
@@ -235,7 +261,9 @@ CONFIG = "config.json"
 def _gigabytes(size: float) -> int:
     """The size of a file at most, in bytes."""
     if not 0 < size < LARGEST:
-        raise BridgeError(f"--shard-size: found {size:g} GB, expected a size above 0 and below {LARGEST:g}; 5 is usual")
+        raise BridgeError(
+            f"--shard-size: found {size:g} GB, expected a size above 0 and below {LARGEST:g}; 5 is usual"
+        )
     return max(1, int(size * 2**30))
 
 
@@ -250,7 +278,9 @@ def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
     with as_private_as(folder):
         write(written, options.output, hub.origin.files, meter.moved, options.processes)
     if not options.json:
-        say(f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s")
+        say(
+            f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s"
+        )
 
 
 class Progress:
@@ -275,15 +305,23 @@ class Progress:
             self.told = time.monotonic()
             new = self.done - self.before
             rest = progress.left(self.seconds, new, new + self.total - self.done)
-            note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest} left")
+            note(
+                f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest} left"
+            )
 
 
-def _said(hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit, options: Options) -> None:
+def _said(
+    hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit, options: Options
+) -> None:
     from dataclasses import asdict
 
     from bridge.state.making import made_of
 
-    made = list(made_of(hub, written.files)) if options.dry_run else [(file, ()) for file in written.files]
+    made = (
+        list(made_of(hub, written.files))
+        if options.dry_run
+        else [(file, ()) for file in written.files]
+    )
     if options.json:
         from bridge.report import finding_json
 
@@ -295,17 +333,33 @@ def _said(hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit,
             }
             for file, rows in made
         ]
-        said = {"to": options.to, "output": str(options.output), "written": not options.dry_run, "files": files}
-        print_json({**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code})
+        said = {
+            "to": options.to,
+            "output": str(options.output),
+            "written": not options.dry_run,
+            "files": files,
+        }
+        print_json(
+            {**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code}
+        )
         return
     for file, rows in made if options.dry_run else ():
-        say(f"{file.name}: {file.size:,} bytes, {f'of {len(rows)} tensors' if rows else 'as it is'}")
+        say(
+            f"{file.name}: {file.size:,} bytes, {f'of {len(rows)} tensors' if rows else 'as it is'}"
+        )
         for row in rows:
             shape = "x".join(map(str, row.shape)) or "one"
-            say(f"  {row.name}  {row.kind}  {shape}  {row.dtype}  from {', '.join(row.files) or 'no file'}")
+            say(
+                f"  {row.name}  {row.kind}  {shape}  {row.dtype}  from {', '.join(row.files) or 'no file'}"
+            )
     if options.dry_run:
         # Moments that other parameters have: the source has none for these, so no file can have them.
-        missing = ((name, kind) for name, held in hub.trained.items() for kind in hub.moments if kind not in held.moments)
+        missing = (
+            (name, kind)
+            for name, held in hub.trained.items()
+            for kind in hub.moments
+            if kind not in held.moments
+        )
         for name, kind in missing:
             say(f"missing: {name}  {kind}")
     _findings(findings)
@@ -341,7 +395,9 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         one, other = formats.read(first), formats.read(second)
         with progress.told("the tensors"):
             lines = list(_lines(one, other))
-        runs = {key: values for key, values in _counters(one, other).items() if values[0] != values[1]}
+        runs = {
+            key: values for key, values in _counters(one, other).items() if values[0] != values[1]
+        }
         verdicts = Counter(line.verdict for line in lines)
         if set(verdicts) - {EQUAL} or runs:
             code = Exit.FINDINGS
@@ -352,7 +408,9 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
         if as_json:
             rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
             pairs = {key: list(map(encoded, pair)) for key, pair in runs.items()}
-            print_json({"verdicts": dict(verdicts), "run": pairs, "differ": rows, "exit_code": code})
+            print_json(
+                {"verdicts": dict(verdicts), "run": pairs, "differ": rows, "exit_code": code}
+            )
         else:
             _tell_lines(lines, verdicts, runs)
         return code
@@ -361,17 +419,33 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
 
 
 ROUNDED = "weight that the model computes with"
-EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = "equal", "different", "of another shape", "only in A", "only in B"
+EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
+    "equal",
+    "different",
+    "of another shape",
+    "only in A",
+    "only in B",
+)
 
 
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
     """How far both are, as pairs by key. A value that one of them does not state is left out, and is no difference."""
-    pairs = {key: (getattr(one.where, key), getattr(other.where, key)) for key in ("steps", "skipped", "samples")}
+    pairs = {
+        key: (getattr(one.where, key), getattr(other.where, key))
+        for key in ("steps", "skipped", "samples")
+    }
     pairs["schedule"] = (one.schedule, other.schedule)
     if one.scale and other.scale:
-        pairs |= {f"scale.{key}": (value, vars(other.scale)[key]) for key, value in vars(one.scale).items()}
+        pairs |= {
+            f"scale.{key}": (value, vars(other.scale)[key])
+            for key, value in vars(one.scale).items()
+        }
     # A stack keeps its own arguments there too, which say how a run was launched: only single values are compared.
-    single = {key: value for key, value in one.client.items() if not isinstance(value, Mapping | list | tuple | set | frozenset)}
+    single = {
+        key: value
+        for key, value in one.client.items()
+        if not isinstance(value, Mapping | list | tuple | set | frozenset)
+    }
     pairs |= {f"client.{key}": (value, other.client.get(key)) for key, value in single.items()}
     pairs |= dict(_by_parameter(one, other))
     return {key: pair for key, pair in pairs.items() if None not in pair}
@@ -404,9 +478,17 @@ def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
 def _lines(one: Hub, other: Hub) -> Iterator[Line]:
     """The most exact copy of each parameter, the weight beside it if both have one, its moments, and the buffers."""
     ours, theirs = dict(_comparable(one)), dict(_comparable(other))
-    for key in [key for key in {**ours, **theirs} if key[1] == ROUNDED and not (key in ours and key in theirs)]:
-        (ours if key in ours else theirs).pop(key)  # a format with one copy of a weight lacks nothing
-    for key in counted([*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size):
+    for key in [
+        key
+        for key in {**ours, **theirs}
+        if key[1] == ROUNDED and not (key in ours and key in theirs)
+    ]:
+        (ours if key in ours else theirs).pop(
+            key
+        )  # a format with one copy of a weight lacks nothing
+    for key in counted(
+        [*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size
+    ):
         name, kind = key
         if key not in theirs or key not in ours:
             yield Line(name, kind, FIRST if key in ours else SECOND)
@@ -423,8 +505,14 @@ def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
         if held.master is not None:
             yield (name, ROUNDED), held.weight
         yield from (((name, kind), moment) for kind, moment in held.moments.items())
-    yield from (((name, "weight"), hub.parameters[of].best) for name, of in hub.ties.items() if of in hub.parameters)
-    yield from (((name, "weight"), held) for name, held in hub.buffers.items())  # some formats do not tell them apart
+    yield from (
+        ((name, "weight"), hub.parameters[of].best)
+        for name, of in hub.ties.items()
+        if of in hub.parameters
+    )
+    yield from (
+        ((name, "weight"), held) for name, held in hub.buffers.items()
+    )  # some formats do not tell them apart
 
 
 def _most(one: Lazy, other: Lazy) -> float:
@@ -448,13 +536,17 @@ def _most(one: Lazy, other: Lazy) -> float:
 
 
 def _tell_lines(lines: list[Line], verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> None:
-    say(f"{len(lines)} tensors: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items()) or 'none'}")
+    say(
+        f"{len(lines)} tensors: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items()) or 'none'}"
+    )
     for key, (one, other) in runs.items():
         say(f"{key}: {one} in A, {other} in B")
     odd = [line for line in lines if line.verdict != EQUAL]
     blocks = Counter(line.block for line in odd)
     if blocks:
-        say(f"by block: {', '.join(f'{clean(block)} {count}' for block, count in blocks.most_common(SHOWN))}")
+        say(
+            f"by block: {', '.join(f'{clean(block)} {count}' for block, count in blocks.most_common(SHOWN))}"
+        )
     out = console(sys.stdout)
     for line in odd[:SHOWN]:
         far = f", by {line.most:.3g} at most" if line.verdict == DIFFERENT else ""

@@ -23,7 +23,13 @@ from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
 from bridge.difference import compare
-from bridge.errors import BridgeError, SourceError, TranslationError, UnrecognisedError, VersionError
+from bridge.errors import (
+    BridgeError,
+    SourceError,
+    TranslationError,
+    UnrecognisedError,
+    VersionError,
+)
 from bridge.exits import Exit
 from bridge.files import (
     Document,
@@ -74,12 +80,16 @@ SUFFIXES = (".json", ".args", ".yaml")
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Convert one file, or several into a folder; the exit code."""
     job = gate.job(job)
-    BridgeError.raise_if(["--write-baseline: only check and diff write one; drop it"] if gate.write_baseline else [])
+    BridgeError.raise_if(
+        ["--write-baseline: only check and diff write one; drop it"] if gate.write_baseline else []
+    )
     if gate.listed:
         return _convert_listed(job, asked, gate, names)
     if not several(names):
         # Before any file is read: an output that cannot be written is said at once.
-        SourceError.raise_if(obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ())
+        SourceError.raise_if(
+            obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ()
+        )
         return _convert(job, asked, gate)
     with progress.told("the files"):
         return answered(job, lambda: _convert_all(job, asked, gate, names))
@@ -91,19 +101,26 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     if folder is None or not os.path.isdir(folder):
         raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
     dialect = stacks.load(asked.to)
-    suffix = next(suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0])
+    suffix = next(
+        suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
+    )
     files = files_of(names, gate)
     outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
-    BridgeError.raise_if(f"{path}: two of the files would be written there; convert them one by one" for path in sorted(twice))
+    BridgeError.raise_if(
+        f"{path}: two of the files would be written there; convert them one by one"
+        for path in sorted(twice)
+    )
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
     """Convert files, and print their findings as one list of records; the exit code."""
     if asked.output is None or str(asked.output) == STDOUT:
-        raise BridgeError(f"--format {gate.format}: needs -o OUT, as the findings go to standard output")
+        raise BridgeError(
+            f"--format {gate.format}: needs -o OUT, as the findings go to standard output"
+        )
     many = several(names)
     files = _placed(asked, gate, names) if many else [(job.file, True, asked.output)]
     records, codes = list[Record](), list[int]()
@@ -130,10 +147,14 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
             dialect_of(job, document_of(replace(job, file=file)))
             if not job.json:
                 say(f"{file} -> {output}")
-            codes.append(_convert(replace(job, file=file, loose=True), replace(asked, output=output), gate))
+            codes.append(
+                _convert(replace(job, file=file, loose=True), replace(asked, output=output), gate)
+            )
         except UnrecognisedError as error:
             codes.append(Exit.ERROR if named else Exit.CLEAN)
-            complain(error.problems) if named else note(f"note: {file}: left out, as no stack recognises it")
+            complain(error.problems) if named else note(
+                f"note: {file}: left out, as no stack recognises it"
+            )
         except BridgeError as error:
             codes.append(Exit.ERROR)
             complain(error.problems)
@@ -158,7 +179,9 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
             result = replace(result, carry=_kept(job, result, output))
         if asked.strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
-        result = replace(result, put=written_for(result, output, _before(result, beside)) if output else None)
+        result = replace(
+            result, put=written_for(result, output, _before(result, beside)) if output else None
+        )
         result = scripted(result, output) if asked.script else result
         texts = files(result, output, asked.with_carry) if output else {}
         not_over_input(job, texts)
@@ -218,7 +241,10 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
         return report.check_json(one.config, job.threshold, one.findings)
 
     with progress.told("the files"):
-        found = [look(replace(job, file=file, loose=True), gate, named, reads) for file, named in counted(files_of(names, gate))]
+        found = [
+            look(replace(job, file=file, loose=True), gate, named, reads)
+            for file, named in counted(files_of(names, gate))
+        ]
     return told(found, job, gate, view, each)
 
 
@@ -283,13 +309,17 @@ def read(job: Job) -> Config:
     return replace(config, remarks=(*said, *config.remarks)) if said else config
 
 
-def release_of(job: Job, dialect: Dialect, version: str | None) -> tuple[str | None, tuple[Finding, ...]]:
+def release_of(
+    job: Job, dialect: Dialect, version: str | None
+) -> tuple[str | None, tuple[Finding, ...]]:
     """The release to take for `version`: with --nearest an unknown one is taken as its neighbour, and a finding says so."""
     if version is None or version in dialect.versions:
         return version, ()
     near, said = dialect.nearest(version)
     if not job.nearest:
-        raise VersionError(f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest takes it as {near}")
+        raise VersionError(
+            f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest takes it as {near}"
+        )
     return near, (said,)
 
 
@@ -306,13 +336,20 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
     # Noted now, for the error that may follow when sizes do not come out (bridge.cli.lacking).
-    if dialect.coded and not job.code and job.file != STDIN and not isinstance(document.data, Script):
+    if (
+        dialect.coded
+        and not job.code
+        and job.file != STDIN
+        and not isinstance(document.data, Script)
+    ):
         lacking.alone(Path(job.file))
     known = signature(dialect.read).parameters
     said = {word: value for word, value in job.said.items() if word in known or not job.loose}
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
     # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
-    BridgeError.raise_if(f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange)
+    BridgeError.raise_if(
+        f"--{word}: {dialect.name} has no use for this option; drop it" for word in strange
+    )
     return dialect.read(document, version, job.world_size, job.lenient, **said)
 
 
@@ -360,9 +397,13 @@ def recognised(document: Document) -> Dialect:
         if said := _mistaken(document):
             raise UnrecognisedError(f"{document.name}: {said}")
         named = " or ".join(stacks.names())
-        raise UnrecognisedError(f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost)
+        raise UnrecognisedError(
+            f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
+        )
     if len(found) > 1:
-        raise SourceError(f"{document.name}: could be for {' or '.join(found)}; name it with --from")
+        raise SourceError(
+            f"{document.name}: could be for {' or '.join(found)}; name it with --from"
+        )
     if said := _mistaken(document):
         note(f"note: {document.name}: read as {stacks.load(found[0]).title}; it may be {said}")
     return stacks.load(found[0])
@@ -370,7 +411,9 @@ def recognised(document: Document) -> Dialect:
 
 def _mistaken(document: Document) -> str:
     """What the document may really be; empty if no stack has a doubt."""
-    return next(filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), "")
+    return next(
+        filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), ""
+    )
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
@@ -379,7 +422,9 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
     config = _sized(job, read(job), carry) if carry else read(job)
     near, said = release_of(job, target, version)
     result = translate(config, target, near, config.world_size if carry else job.world_size, carry)
-    return replace(result, findings=(*said, *beside.remarks(target, Path(job.file)), *result.findings))
+    return replace(
+        result, findings=(*said, *beside.remarks(target, Path(job.file)), *result.findings)
+    )
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
@@ -422,7 +467,12 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     source, folder = os.path.realpath(job.file), os.path.realpath((output or Path(job.file)).parent)
     # Relative if the source lies below the output, so that the folder can be moved as a whole.
     near = os.path.relpath(source, folder) if Path(source).is_relative_to(folder) else source
-    return replace(result.carry, original=original if rewritable else None, secrets=original.secrets, source=near)
+    return replace(
+        result.carry,
+        original=original if rewritable else None,
+        secrets=original.secrets,
+        source=near,
+    )
 
 
 def _before(result: Result, beside: Sidecar) -> Before | None:
@@ -437,7 +487,9 @@ def written_for(result: Result, output: Path, before: Before | None = None) -> W
     """The target in the format that the suffix of `output` stands for; what was once read from `before` is written into it."""
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
-    return (written or dialect.render(result.config, format_for(dialect, output))).named(output.name)
+    return (written or dialect.render(result.config, format_for(dialect, output))).named(
+        output.name
+    )
 
 
 def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
@@ -445,7 +497,9 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
     written = result.put or written_for(result, output)
     texts = result.config.dialect.files(written, output)
     others = {path.name: text for path, text in texts.items() if path != output}
-    carried = {carry_over.beside(output): result.carry.text(written.text, others)} if with_carry else {}
+    carried = (
+        {carry_over.beside(output): result.carry.text(written.text, others)} if with_carry else {}
+    )
     return {**texts, **carried}
 
 
@@ -463,7 +517,9 @@ def format_for(dialect: Dialect, output: Path) -> str | None:
     format, suffix = dialect.format_of(output), output.suffix.lower()
     if format is None and suffix in LOADERS:
         fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
-        raise SourceError(f"{output}: found {suffix}, which {dialect.title} is not written as; name a file {fitting}")
+        raise SourceError(
+            f"{output}: found {suffix}, which {dialect.title} is not written as; name a file {fitting}"
+        )
     return format
 
 
@@ -481,11 +537,18 @@ def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
         printed.text(result, console(sys.stderr))
     lost = [finding for finding in result.findings if finding.matters]
     odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
-    problems = (f"{finding.path}: {f'{finding.how}: ' if finding.how else ''}{finding.message}" for finding in (*odd, *lost))
-    raise TranslationError(*problems, "strict: nothing was written; drop --strict to accept the loss")
+    problems = (
+        f"{finding.path}: {f'{finding.how}: ' if finding.how else ''}{finding.message}"
+        for finding in (*odd, *lost)
+    )
+    raise TranslationError(
+        *problems, "strict: nothing was written; drop --strict to accept the loss"
+    )
 
 
-def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]) -> None:
+def _say(
+    result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]
+) -> None:
     changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
         written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
@@ -493,7 +556,9 @@ def _say(result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], find
             written |= {"dry_run": True, "changes": changes}
         print_json({**report.as_json(result, job.threshold, findings), **written})
     elif asked.output:
-        printed.text(result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings)
+        printed.text(
+            result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings
+        )
         for line in changes:
             say(line)
     else:

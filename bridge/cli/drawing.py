@@ -42,9 +42,16 @@ def lines(found: Timeline) -> list[Line]:
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
     rows = list[Line]()
     for part in parts:
-        again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}" if part.times > 1 else ""
+        again = (
+            f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}"
+            if part.times > 1
+            else ""
+        )
         starts = range(part.start, part.stop, UNITS)
-        rows += [Line(start, min(start + UNITS, part.stop), again if start == part.start else "") for start in starts]
+        rows += [
+            Line(start, min(start + UNITS, part.stop), again if start == part.start else "")
+            for start in starts
+        ]
     return rows
 
 
@@ -74,13 +81,28 @@ def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
     """One line, on the scale of all of them: `units` of time are as wide as the page."""
     ranks, length = found.schedule.ranks, line.stop - line.start
     # Idle time lies below the whole line, and what ranks do covers it.
-    axes.barh(range(ranks), length, 0.9, line.start, color=IDLE, hatch="////", edgecolor="#bdbdbd", linewidth=0)
+    axes.barh(
+        range(ranks),
+        length,
+        0.9,
+        line.start,
+        color=IDLE,
+        hatch="////",
+        edgecolor="#bdbdbd",
+        linewidth=0,
+    )
     _bars(axes, found, line)
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
     # From high to low, so that rank 0 is on top.
     axes.set_ylim(ranks - 0.5, -0.5)
     axes.set_xlim(line.start, line.start + units)
-    axes.set_xticks([tick for tick in axes.get_xticks() if line.start <= tick <= line.stop and tick == round(tick)])
+    axes.set_xticks(
+        [
+            tick
+            for tick in axes.get_xticks()
+            if line.start <= tick <= line.stop and tick == round(tick)
+        ]
+    )
     axes.tick_params(axis="x", labelsize=7)
     axes.spines[["top", "right", "left"]].set_visible(False)
     if line.said:
@@ -100,15 +122,42 @@ def _bars(axes: Axes, found: Timeline, line: Line) -> None:
             shade = 1.0 - 0.5 * local.index(span.action.stage) / len(local)
             # White below a pale bar, or the hatching of idle time shows through it.
             axes.barh(rank, end - start, 0.9, start, color="white", linewidth=0)
-            axes.barh(rank, end - start, 0.9, start, color=COLOURS[letter], alpha=shade, edgecolor="white", linewidth=0.4)
-            label = f"{span.action.stage}·{span.action.microbatch}" if apart and end - start > 1 else f"{span.action.microbatch}"
+            axes.barh(
+                rank,
+                end - start,
+                0.9,
+                start,
+                color=COLOURS[letter],
+                alpha=shade,
+                edgecolor="white",
+                linewidth=0.4,
+            )
+            label = (
+                f"{span.action.stage}·{span.action.microbatch}"
+                if apart and end - start > 1
+                else f"{span.action.microbatch}"
+            )
             size = min(LETTERS, FITTING * (end - start) / len(label))
-            axes.text((start + end) / 2, rank, label, ha="center", va="center", fontsize=size, color="black")
+            axes.text(
+                (start + end) / 2,
+                rank,
+                label,
+                ha="center",
+                va="center",
+                fontsize=size,
+                color="black",
+            )
 
 
 def _legend(figure: Figure, found: Timeline) -> None:
     from matplotlib.patches import Patch
 
-    patches = [Patch(color=COLOURS[letter], label=f"{NAMES[letter]} ({letter})") for letter in NAMES if letter in letters(found)]
+    patches = [
+        Patch(color=COLOURS[letter], label=f"{NAMES[letter]} ({letter})")
+        for letter in NAMES
+        if letter in letters(found)
+    ]
     patches.append(Patch(facecolor=IDLE, edgecolor="#bdbdbd", hatch="////", label="idle"))
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False
+    )

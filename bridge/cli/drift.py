@@ -9,7 +9,17 @@ from pathlib import Path
 
 from bridge import drifted, report
 from bridge.cli.budget import bounded
-from bridge.cli.convert import answered, dialect_of, document_of, file_of, format_for, not_over_input, placed, read_as, release_of
+from bridge.cli.convert import (
+    answered,
+    dialect_of,
+    document_of,
+    file_of,
+    format_for,
+    not_over_input,
+    placed,
+    read_as,
+    release_of,
+)
 from bridge.cli.gathering import STDIN
 from bridge.cli.job import Job
 from bridge.cli.terminal import console, content, print_json
@@ -26,8 +36,13 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
     def work() -> int:
         document = document_of(job)
         dialect = dialect_of(job, document)
-        (old, said), (new, also) = release_of(job, dialect, job.version), release_of(job, dialect, to_version)
-        found = compare(partial(read_as, job, dialect, document), dialect.release(old), dialect.release(new))
+        (old, said), (new, also) = (
+            release_of(job, dialect, job.version),
+            release_of(job, dialect, to_version),
+        )
+        found = compare(
+            partial(read_as, job, dialect, document), dialect.release(old), dialect.release(new)
+        )
         found = replace(found, remarks=(*said, *also, *found.remarks))
         if output:
             _write(job, found, output, force)
@@ -39,7 +54,9 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
 
 def _write(job: Job, found: Drift, output: Path, force: bool) -> None:
     if found.migrated is None:
-        raise TranslationError(f"{output}: nothing to write; {found.version} accepts no part of {job.file}")
+        raise TranslationError(
+            f"{output}: nothing to write; {found.version} accepts no part of {job.file}"
+        )
     dialect = found.before.dialect
     texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)

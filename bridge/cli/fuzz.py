@@ -32,12 +32,16 @@ def fuzz(
 ) -> int:
     """Fuzz one dialect; the exit code."""
     if find_spec("hypothesis") is None:
-        raise BridgeError("fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'")
+        raise BridgeError(
+            "fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'"
+        )
     from bridge.testing import fuzz as fuzzing
 
     source, target = stacks.load(dialect), stacks.load(to) if to else None
     version = source.release(versions[0]) if versions[0] else None
-    task = fuzzing.Task(source, target, version, target.release(versions[1]) if target else None, examples, seed)
+    task = fuzzing.Task(
+        source, target, version, target.release(versions[1]) if target else None, examples, seed
+    )
     covered, failure = fuzzing.fuzz(task, _progress(task))
     file = f"fuzz.{fuzzing.suffix(source, source.formats[0])}"
     if as_json:
@@ -54,11 +58,17 @@ def _progress(task: Task) -> Callable[[Covered], None]:
     def tick(covered: Covered) -> None:
         done = covered.examples
         if done <= task.examples and done % every == 0:
-            rest = f", {left(time.monotonic() - began, done, task.examples)} left" if done < task.examples else ""
+            rest = (
+                f", {left(time.monotonic() - began, done, task.examples)} left"
+                if done < task.examples
+                else ""
+            )
             print(f"{done} of {task.examples} configs{rest}", file=sys.stderr, flush=True)
         # Hypothesis tries further configs while it makes a failure smaller; how many is not known ahead.
         elif done > task.examples and done % 100 == 0:
-            print(f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True)
+            print(
+                f"{done} configs, looking for the smallest that fails", file=sys.stderr, flush=True
+            )
 
     return tick
 
@@ -103,7 +113,11 @@ def _beside(file: str) -> str:
 def _code(failure: Failure) -> str:
     import json
 
-    return json.dumps(dict(failure.written.code), indent=2) if failure.written and failure.written.code else ""
+    return (
+        json.dumps(dict(failure.written.code), indent=2)
+        if failure.written and failure.written.code
+        else ""
+    )
 
 
 def _again(task: Task) -> str:

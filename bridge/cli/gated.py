@@ -16,7 +16,18 @@ from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
 from bridge.exits import Exit
 from bridge.files import read_text, write_text
 from bridge.findings import Finding
-from bridge.gate import FORMATS, REFUSED, Choice, Record, Settings, baseline, known_of, record, refusals, settings_of
+from bridge.gate import (
+    FORMATS,
+    REFUSED,
+    Choice,
+    Record,
+    Settings,
+    baseline,
+    known_of,
+    record,
+    refusals,
+    settings_of,
+)
 from bridge.view import View
 
 TEXT, JSON = "text", "json"
@@ -37,7 +48,11 @@ class Gate:
 
     def job(self, job: Job) -> Job:
         """The job with the gate's threshold, unless it has its own, and with JSON if the gate asks for it."""
-        return replace(job, fail_on=self.fail_on if job.fail_on is None else job.fail_on, json=job.json or self.format == JSON)
+        return replace(
+            job,
+            fail_on=self.fail_on if job.fail_on is None else job.fail_on,
+            json=job.json or self.format == JSON,
+        )
 
     @property
     def listed(self) -> bool:
@@ -58,13 +73,17 @@ def gate_of(
 ) -> Gate:
     """The gate: options first, then [tool.stagebridge] of the pyproject.toml here or in the nearest folder above that has one."""
     here = Path.cwd()
-    project = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
+    project = next(
+        (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
+    )
     settings = settings_of(read_text(project), str(project)) if project else Settings()
     # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
     place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
     chosen = format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
-        raise BridgeError(f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}")
+        raise BridgeError(
+            f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}"
+        )
     rows = known_of(read_text(place), str(place)) if place else frozenset()
     choice = Choice((*settings.select, *(select or ())), (*settings.ignore, *(ignore or ())), rows)
     return Gate(choice, chosen, write_baseline, settings.fail_on, settings.exclude)
@@ -97,7 +116,9 @@ class Looked:
         return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
 
 
-def look(job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]) -> Looked:
+def look(
+    job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
+) -> Looked:
     """One file as `read` finds it. It is a `stranger` if no stack recognises it and a folder or pattern brought it."""
     try:
         with at_hand(job.file) as place:
@@ -105,7 +126,9 @@ def look(job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, 
             with within(here):
                 config, findings = read(here)
     except UnrecognisedError as error:
-        return Looked(job.file, problems=error.problems) if named else Looked(job.file, stranger=True)
+        return (
+            Looked(job.file, problems=error.problems) if named else Looked(job.file, stranger=True)
+        )
     except BridgeError as error:
         return Looked(job.file, problems=error.problems)
     return Looked(job.file, config, gate.choice.of(findings, job.file))
@@ -115,22 +138,40 @@ def worst(codes: Iterable[int]) -> int:
     """The exit code of several: an error before findings."""
     found = set(codes)
     # From the worst: a run that stops says more than other numbers, and those more than a missing proof.
-    return next((code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in found), Exit.CLEAN)
+    return next(
+        (code for code in (Exit.ERROR, Exit.FINDINGS, Exit.UNPROVED) if code in found), Exit.CLEAN
+    )
 
 
-def told(found: Sequence[Looked], job: Job, gate: Gate, view: View, each: Callable[[Looked], Mapping[str, Any]]) -> int:
+def told(
+    found: Sequence[Looked],
+    job: Job,
+    gate: Gate,
+    view: View,
+    each: Callable[[Looked], Mapping[str, Any]],
+) -> int:
     """Tell what several files came to, in the gate's format; the exit code."""
     code = worst(one.exit(job) for one in found)
     records = [row for one in found for row in one.records]
     if gate.write_baseline:
         write_text(gate.write_baseline, baseline(records))
-        say(f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} findings known", sys.stderr)
+        say(
+            f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} findings known",
+            sys.stderr,
+        )
         # What the baseline has is known from now on: only a file that could not be read still fails.
-        code = Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
+        code = (
+            Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
+        )
     if gate.listed:
         print(FORMATS[gate.format](records, code))
     elif job.json:
-        print_json({"files": [{"file": one.file, **each(one)} for one in found if not one.stranger], "exit_code": code})
+        print_json(
+            {
+                "files": [{"file": one.file, **each(one)} for one in found if not one.stranger],
+                "exit_code": code,
+            }
+        )
     else:
         _text(found, view)
     return code
@@ -145,7 +186,10 @@ def _text(found: Sequence[Looked], view: View) -> None:
             continue
         if one.config is None:
             say(f"{one.file}: refused")
-            complain(problem if problem.startswith(one.file) else f"{one.file}: {problem}" for problem in one.problems)
+            complain(
+                problem if problem.startswith(one.file) else f"{one.file}: {problem}"
+                for problem in one.problems
+            )
         else:
             printed.one_of_many(one.file, one.findings, out, view)
     say(_summed(found))

@@ -38,7 +38,9 @@ def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tupl
         if not found and glob.has_magic(name):
             raise SourceError(f"{name}: no file fits the pattern; check it")
         for path, named in found:
-            if path not in seen and (named or not any(fnmatch(path, pattern) for pattern in exclude)):
+            if path not in seen and (
+                named or not any(fnmatch(path, pattern) for pattern in exclude)
+            ):
                 seen.add(path)
                 yield path, named
 
@@ -56,7 +58,9 @@ def _single(name: str) -> bool:
 def _inside(name: str) -> Iterator[str]:
     """Files of a folder, or those that a pattern fits, in order; nothing hidden."""
     if not os.path.isdir(name):
-        yield from (path for path in sorted(glob.glob(name, recursive=True)) if os.path.isfile(path))
+        yield from (
+            path for path in sorted(glob.glob(name, recursive=True)) if os.path.isfile(path)
+        )
         return
     for folder, folders, files in os.walk(name):
         folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
@@ -78,7 +82,9 @@ def at_hand(name: str) -> Iterator[str]:
     with TemporaryDirectory(prefix="stagebridge-") as folder:
         place = Path(folder) / PurePosixPath(path).name
         for file in _listed(revision, path, name):
-            content = _git(["cat-file", "blob", f"{revision}:{PurePosixPath(path).with_name(file)}"], name)
+            content = _git(
+                ["cat-file", "blob", f"{revision}:{PurePosixPath(path).with_name(file)}"], name
+            )
             (Path(folder) / file).write_bytes(content)
         if not place.exists():
             raise SourceError(f"{name}: no such file in that commit; check the path")
@@ -86,7 +92,10 @@ def at_hand(name: str) -> Iterator[str]:
             yield str(place)
         except BridgeError as error:
             # Errors name the file as the user did, not the copy in a folder that is about to go.
-            problems = (problem.replace(str(place), name).replace(folder, name.rpartition("/")[0]) for problem in error.problems)
+            problems = (
+                problem.replace(str(place), name).replace(folder, name.rpartition("/")[0])
+                for problem in error.problems
+            )
             raise type(error)(*problems) from None
 
 
@@ -94,7 +103,11 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
     """Names of the files of a commit that lie where `path` does, `path` first among them; none is larger than a config."""
     folder = str(PurePosixPath(path).parent)
     within = [] if folder == "." else ["--", f"{folder}/"]
-    rows = _git(["ls-tree", "--full-tree", "-l", "-z", revision, *within], name).decode(errors="replace").split("\0")
+    rows = (
+        _git(["ls-tree", "--full-tree", "-l", "-z", revision, *within], name)
+        .decode(errors="replace")
+        .split("\0")
+    )
     own = PurePosixPath(path).name
     sizes = {}
     for row in filter(None, rows):
@@ -103,7 +116,9 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
         # A link (mode 120000) is stored as the path that it leads to, which is no config.
         if kind == "blob" and mode != "120000" and int(size) <= limits.TEXT:
             sizes[PurePosixPath(file).name] = int(size)
-    yield from (file for file in [own, *[file for file in sizes if file != own][:MANY]] if file in sizes)
+    yield from (
+        file for file in [own, *[file for file in sizes if file != own][:MANY]] if file in sizes
+    )
 
 
 def _git(words: Sequence[str], name: str) -> bytes:
@@ -112,12 +127,19 @@ def _git(words: Sequence[str], name: str) -> bytes:
     # English, so that `fatal: ` can be cut off.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True, env=environment, check=False)
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *words],
+            capture_output=True,
+            env=environment,
+            check=False,
+        )
     except FileNotFoundError:
         raise SourceError(f"{name}: git is not installed; name a file") from None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()
-        raise SourceError(f"{name}: {reason[-1].removeprefix('fatal: ') if reason else 'git failed'}; check revision and path")
+        raise SourceError(
+            f"{name}: {reason[-1].removeprefix('fatal: ') if reason else 'git failed'}; check revision and path"
+        )
     return done.stdout
 
 

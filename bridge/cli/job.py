@@ -58,9 +58,13 @@ class Job:
 def effect_named(words: str, option: str = "--fail-on") -> Effect:
     """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
     said = words.lower().replace("-", " ").replace("_", " ").strip()
-    found = [effect for effect in Effect if said == effect] or [effect for effect in Effect if said and said in effect]
+    found = [effect for effect in Effect if said == effect] or [
+        effect for effect in Effect if said and said in effect
+    ]
     if len(found) != 1:
-        raise BridgeError(f"{option}: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}")
+        raise BridgeError(
+            f"{option}: found {words!r}, expected one of {', '.join(Effect)}{nearest(said, tuple(Effect))}"
+        )
     return found[0]
 
 
@@ -91,7 +95,9 @@ def _dumped(path: Path) -> dict[str, Any]:
 
     data = parse(read_text(path), str(path), ".json").data
     if not isinstance(data, dict):
-        raise BridgeError(f"--auto-from {path}: expected a JSON object with TrainingArguments, or NAME=VALUE")
+        raise BridgeError(
+            f"--auto-from {path}: expected a JSON object with TrainingArguments, or NAME=VALUE"
+        )
     return data
 
 
@@ -104,11 +110,16 @@ def _value(text: str, option: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise BridgeError(f"{option}: found {text}, expected a list as JSON has it, such as [0.9, 0.95]") from None
+        raise BridgeError(
+            f"{option}: found {text}, expected a list as JSON has it, such as [0.9, 0.95]"
+        ) from None
 
 
 def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    return {name: _value(value, f"{option} {name}") for name, value in (_pair(pair, option) for pair in pairs)}
+    return {
+        name: _value(value, f"{option} {name}")
+        for name, value in (_pair(pair, option) for pair in pairs)
+    }
 
 
 def _nested(said: Mapping[str, Any]) -> dict[str, Any]:

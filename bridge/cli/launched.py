@@ -30,7 +30,8 @@ def is_rank() -> bool:
     said = os.environ
     many = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
     return any(
-        said.get(rank, "").isdecimal() and said.get(world, "").isdecimal() and int(said[world]) > 1 for rank, world in many
+        said.get(rank, "").isdecimal() and said.get(world, "").isdecimal() and int(said[world]) > 1
+        for rank, world in many
     )
 
 

@@ -77,10 +77,19 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
     def work() -> int:
         plan = _plan(job)
         outline = outline_of(plan, sizes, job.world_size)
-        findings = (*beyond(plan.values()), *_left_out(plan, outline, job.world_size), *_too_large(outline, picture.bytes))
+        findings = (
+            *beyond(plan.values()),
+            *_left_out(plan, outline, job.world_size),
+            *_too_large(outline, picture.bytes),
+        )
         not_over_input(job, [picture.path] if picture.path else [])
         if job.json:
-            print_json({**as_json(outline, findings, job.threshold), **({"memory": picture.bytes} if picture.memory else {})})
+            print_json(
+                {
+                    **as_json(outline, findings, job.threshold),
+                    **({"memory": picture.bytes} if picture.memory else {}),
+                }
+            )
         else:
             _show(outline, findings, console(sys.stdout))
         if picture.path:
@@ -113,7 +122,9 @@ def _plan(job: Job) -> Plan:
 
 def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     """The model's shape: a preset or what the file states, and above it what was given."""
-    given: dict[str, Any] = {name: value for name, value in sizes.given.items() if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in sizes.given.items() if value is not None
+    }
     if sizes.model in PRESETS:
         # As many heads of keys as of queries, unless both are given: those of the preset may not divide the new number.
         follow = {"kv_heads": given["heads"]} if "heads" in given else {}
@@ -122,7 +133,9 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
         options = ", ".join(f"--{name}" for name in missing)
-        raise ConfigError(f"model: FILE does not state its {', '.join(missing)}; give {options}, or --model {'|'.join(PRESETS)}")
+        raise ConfigError(
+            f"model: FILE does not state its {', '.join(missing)}; give {options}, or --model {'|'.join(PRESETS)}"
+        )
     shape = Architecture.of(model)
     return shape if model.vocab or model.embedding.padded_vocab else replace(shape, vocab=0)
 
@@ -155,14 +168,28 @@ def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Findi
     parallel, mesh = plan.parallel, outline.mesh.world
     yield from outline.costly
     if world is not None and mesh != world:
-        yield Finding("parallel", f"{world - mesh} of {world} ranks are beside the mesh, and not shown", Effect.NONE)
+        yield Finding(
+            "parallel",
+            f"{world - mesh} of {world} ranks are beside the mesh, and not shown",
+            Effect.NONE,
+        )
     yield from (Finding("schedule", note, Effect.NONE) for note in outline.notes)
     if (parallel.context or 1) > 1:
-        yield Finding("parallel.context", "exchanges of keys and values between context ranks are not counted", Effect.NONE)
+        yield Finding(
+            "parallel.context",
+            "exchanges of keys and values between context ranks are not counted",
+            Effect.NONE,
+        )
     if (parallel.expert or 1) > 1:
-        yield Finding("parallel.expert", "messages of tokens to the experts of other ranks are not counted", Effect.NONE)
+        yield Finding(
+            "parallel.expert",
+            "messages of tokens to the experts of other ranks are not counted",
+            Effect.NONE,
+        )
     if plan.model.predicted:
-        yield Finding("model.predicted", "blocks that predict further tokens are not counted", Effect.NONE)
+        yield Finding(
+            "model.predicted", "blocks that predict further tokens are not counted", Effect.NONE
+        )
 
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
@@ -176,7 +203,8 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
     if over:
         most = _size(max(kept[rank] for rank in over))
         message = (
-            f"{named(over)}: found up to {most} kept between steps, and a device has {_size(memory)}; split the model further"
+            f"{named(over)}: found up to {most} kept between steps, and a device has"
+            f" {_size(memory)}; split the model further"
         )
         yield Finding("memory", message, Effect.STOPS)
 
@@ -194,20 +222,47 @@ def _draw(outline: Outline, path: Path, memory: int | None) -> None:
 # For programs
 
 
-def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS) -> outputs.Laid:
+def as_json(
+    outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS
+) -> outputs.Laid:
     """A layout as one JSON object; the form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
-    named = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "tied", "norm", "gated", "rotary", "bias")
+    named = (
+        "layers",
+        "hidden",
+        "heads",
+        "vocab",
+        "sequence",
+        "kv_heads",
+        "ffn",
+        "tied",
+        "norm",
+        "gated",
+        "rotary",
+        "bias",
+    )
     sizes: dict[str, Any] = {name: getattr(shape, name) for name in named}
-    sizes |= {"vocab": shape.vocab or None, "experts": shape.experts.count if shape.experts else None}
-    sizes |= {"active": shape.active(), "unknown": [] if shape.vocab else list(WORDS), "parameters": shape.size()}
+    sizes |= {
+        "vocab": shape.vocab or None,
+        "experts": shape.experts.count if shape.experts else None,
+    }
+    sizes |= {
+        "active": shape.active(),
+        "unknown": [] if shape.vocab else list(WORDS),
+        "parameters": shape.size(),
+    }
     return {
         "model": cast("outputs.Shape", sizes),
-        "batch": {"micro": outline.micro, "accumulation": outline.accumulation, "tokens": outline.tokens},
+        "batch": {
+            "micro": outline.micro,
+            "accumulation": outline.accumulation,
+            "tokens": outline.tokens,
+        },
         "mesh": {
             "ranks": mesh.world,
             "axes": [
-                {"axis": axis, "size": size, "groups": [*map(list, mesh.groups(axis))]} for axis, size in mesh.sizes.items()
+                {"axis": axis, "size": size, "groups": [*map(list, mesh.groups(axis))]}
+                for axis, size in mesh.sizes.items()
             ],
         },
         "stages": [
@@ -218,7 +273,9 @@ def as_json(outline: Outline, findings: Sequence[Finding], threshold: Effect = E
             }
             for stage, layers in enumerate(outline.stages)
         ],
-        "ranks": [cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _alike(outline)],
+        "ranks": [
+            cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _alike(outline)
+        ],
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
     }
@@ -242,7 +299,10 @@ def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
 def _content(outline: Outline, rank: int) -> dict[str, Any]:
     place, pipeline = outline.place(rank).layout, outline.mesh.coordinate(rank, "pipeline")
     held, traffic = outline.held(pipeline), outline.traffic(rank)
-    calls = [{"name": name, "count": total.count, "bytes": total.bytes} for name, total in traffic.items()]
+    calls = [
+        {"name": name, "count": total.count, "bytes": total.bytes}
+        for name, total in traffic.items()
+    ]
     sizes = place.bytes()
     return {
         "pipeline_rank": pipeline,
@@ -255,8 +315,16 @@ def _content(outline: Outline, rank: int) -> dict[str, Any]:
 
 
 def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
-    weights = {"format": flat.dtype, "buffer": flat.weight_home.place, "bytes": flat.padded * BYTES[flat.dtype]}
-    gradients = {"format": flat.reduce, "buffer": flat.grad_home.place, "bytes": flat.padded * BYTES[flat.reduce]}
+    weights = {
+        "format": flat.dtype,
+        "buffer": flat.weight_home.place,
+        "bytes": flat.padded * BYTES[flat.dtype],
+    }
+    gradients = {
+        "format": flat.reduce,
+        "buffer": flat.grad_home.place,
+        "bytes": flat.padded * BYTES[flat.reduce],
+    }
     gradients["exchanged"] = flat.exchange
     return {
         "stage": stage,
@@ -276,10 +344,21 @@ def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
 
 def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     shape, plan = outline.shape, outline.plan
-    sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1) or "one"
+    sizes = (
+        " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
+        or "one"
+    )
     out.print(f"[bold]{outline.mesh.world} ranks[/]: {sizes}")
-    words = f"vocab {shape.vocab}" if shape.vocab else "vocab unknown: embedding and head are unknown, and not counted"
-    routed = f", {shape.experts.count} experts ({shape.active() / 1e6:,.1f} M active)" if shape.experts else ""
+    words = (
+        f"vocab {shape.vocab}"
+        if shape.vocab
+        else "vocab unknown: embedding and head are unknown, and not counted"
+    )
+    routed = (
+        f", {shape.experts.count} experts ({shape.active() / 1e6:,.1f} M active)"
+        if shape.experts
+        else ""
+    )
     out.print(
         f"[bold]{shape.size() / 1e6:,.1f} M parameters[/]: {shape.layers} layers, hidden {shape.hidden}, heads {shape.heads}"
         f" (keys {shape.kv_heads}), ffn {shape.ffn}{routed}, {words}{', tied' * shape.tied}, sequence {shape.sequence}"
@@ -315,7 +394,11 @@ def _short(words: Sequence[str], shown: int, joint: str) -> str:
 
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     """One pipeline rank: its stages, and the collectives of the rank that keeps and sends most."""
-    ranks = [rank for rank in range(outline.mesh.world) if outline.mesh.coordinate(rank, "pipeline") == pipeline]
+    ranks = [
+        rank
+        for rank in range(outline.mesh.world)
+        if outline.mesh.coordinate(rank, "pipeline") == pipeline
+    ]
     # Reversed, so that the lowest rank of a kind is the one that stays.
     kinds = {outline.kind(rank): rank for rank in reversed(ranks)}
     known = {kind: _content(outline, rank) for kind, rank in kinds.items()}
@@ -323,7 +406,13 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     # Of several that keep the same, the lowest.
     most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
     alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
-    who = f"rank {most}, which keeps and sends most" if not alike else "each rank" if len(ranks) > 1 else f"rank {most}"
+    who = (
+        f"rank {most}, which keeps and sends most"
+        if not alike
+        else "each rank"
+        if len(ranks) > 1
+        else f"rank {most}"
+    )
     staged = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
     out.print(_stages(outline, contents[most], f"Kept by {who}{staged}"))
     calls = contents[most]["collectives"]
@@ -336,13 +425,32 @@ def _weight(content: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
-    columns = ("layers", "stages", "parameters", "weights", "gradients", "their slice", "master", "moments", "in all")
+    columns = (
+        "layers",
+        "stages",
+        "parameters",
+        "weights",
+        "gradients",
+        "their slice",
+        "master",
+        "moments",
+        "in all",
+    )
     table = Grid(title, columns, numbers=True)
     for row in _rows(outline, content["flats"]):
         table.add_row(*row)
     sizes = content["bytes"]
     kept = [_size(sizes[kind]) for kind in KINDS]
-    table.add_row("kept", "", f"{content['parameters']:,}", *kept[:2], "", *kept[2:], _size(sizes["total"]), style="bold")
+    table.add_row(
+        "kept",
+        "",
+        f"{content['parameters']:,}",
+        *kept[:2],
+        "",
+        *kept[2:],
+        _size(sizes["total"]),
+        style="bold",
+    )
     table.caption = "; ".join(_buffers(content["flats"], kind) for kind in ("weights", "gradients"))
     return table
 
@@ -359,7 +467,11 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
     for (tied, *numbers), alike in groupby(flats, figures):
         group = list(alike)
         layers = [layer for flat in group for layer in outline.stages[flat["stage"]]]
-        label = "tied weights" if tied == "True" else _short(list(_runs(outline.shape.names, layers)), 3, ", ")
+        label = (
+            "tied weights"
+            if tied == "True"
+            else _short(list(_runs(outline.shape.names, layers)), 3, ", ")
+        )
         yield label, str(len(group)), *numbers, ""
 
 
@@ -375,7 +487,10 @@ def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
     """In words: how many stages have their whole weights (or gradients, by `kind`) in memory at once, and in which formats."""
     parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
     # Stages whose weights are gathered into the same buffer are whole one after the other.
-    places, formats = {(part["format"], part["buffer"]) for part in parts}, sorted({part["format"] for part in parts})
+    places, formats = (
+        {(part["format"], part["buffer"]) for part in parts},
+        sorted({part["format"] for part in parts}),
+    )
     number = "all" if len(places) == len(parts) else str(len(places))
     return f"{kind}: {number} of {len(parts)} whole at once ({', '.join(formats)})"
 
@@ -383,7 +498,12 @@ def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
 def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
     table = Grid(title, ("collective", "calls", "moved", "a call"), numbers=True)
     for call in calls:
-        table.add_row(call["name"], f"{call['count']:,}", _size(call["bytes"]), _size(call["bytes"] / call["count"]))
+        table.add_row(
+            call["name"],
+            f"{call['count']:,}",
+            _size(call["bytes"]),
+            _size(call["bytes"] / call["count"]),
+        )
     return table
 
 

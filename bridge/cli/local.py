@@ -38,7 +38,14 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number + 2)]
         own, said, *words = files
-        order = Order(module, arguments, tuple(file.fileno() for file in words), said.fileno(), PATIENCE, GRACE)
+        order = Order(
+            module,
+            arguments,
+            tuple(file.fileno() for file in words),
+            said.fileno(),
+            PATIENCE,
+            GRACE,
+        )
         process = _start(order, {**_environment(number), BUILDS: _builds(stack)}, own)
         stack.callback(_end, process)
         assert process.stdout is not None, "the output is a pipe"
@@ -53,7 +60,9 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
 def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
     """Raise `BridgeError` for the rank that died first, or does not end."""
     for rank in (rank for rank, code in ends.codes.items() if code and rank not in ends.killed):
-        raise BridgeError(f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it said nothing before'}")
+        raise BridgeError(
+            f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it said nothing before'}"
+        )
     for rank in ends.killed:
         raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}")
 
@@ -73,15 +82,24 @@ def _builds(stack: ExitStack) -> str:
     named = os.environ.get(BUILDS)
     if not named:
         return stack.enter_context(tempfile.TemporaryDirectory())
-    locks = [lock for lock in Path(named).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE]
-    BridgeError.raise_if(f"{lock}: a build that was ended left it, and the next one waits for it; remove it" for lock in locks)
+    locks = [
+        lock for lock in Path(named).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE
+    ]
+    BridgeError.raise_if(
+        f"{lock}: a build that was ended left it, and the next one waits for it; remove it"
+        for lock in locks
+    )
     return named
 
 
 def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
     # Entries that mean the current directory go: no file of the user's may be imported in place of ours. A checkout that is not
     # installed is the exception, and is named in full.
-    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    named = [
+        entry
+        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if os.path.isabs(entry)
+    ]
     home = str(Path(bridge.__file__).parents[1])
     path = [*named, home] if home == os.getcwd() and home not in named else named
     return subprocess.Popen(

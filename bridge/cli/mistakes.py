@@ -13,11 +13,44 @@ from bridge.errors import BridgeError
 READING = ("convert", "check", "diff", "layout", "drift", "train", "verify", "move", "schedule")
 """Commands that read a FILE."""
 SHELLS = ("bash", "sh", "zsh", "source", ".")
-LAUNCHERS = ("torchrun", "deepspeed", "srun", "sbatch", "mpirun", "accelerate", "python", "python3", "env", "sudo", "nohup")
-NAMED = ("--config", "--file", "--input", "--args", "-f", "-i", "-c", "--deepspeed_config", "--deepspeed", "--yaml-cfg")
+LAUNCHERS = (
+    "torchrun",
+    "deepspeed",
+    "srun",
+    "sbatch",
+    "mpirun",
+    "accelerate",
+    "python",
+    "python3",
+    "env",
+    "sudo",
+    "nohup",
+)
+NAMED = (
+    "--config",
+    "--file",
+    "--input",
+    "--args",
+    "-f",
+    "-i",
+    "-c",
+    "--deepspeed_config",
+    "--deepspeed",
+    "--yaml-cfg",
+)
 """Options that other commands have for the file that is read."""
 CONFIGS = (".json", ".hjson", ".yaml", ".yml", ".args", ".sh")
-OURS = ("--to", "--from", "--world-size", "--ranks", "-o", "--output", "--auto-from", "--auto", "--code")
+OURS = (
+    "--to",
+    "--from",
+    "--world-size",
+    "--ranks",
+    "-o",
+    "--output",
+    "--auto-from",
+    "--auto",
+    "--code",
+)
 """Options of ours that take a value and mean nothing to a launcher of training."""
 INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--yaml-cfg")
 """Options of trainings that name a config."""
@@ -25,7 +58,9 @@ INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--ya
 
 def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
     """One line that says what to type instead of `arguments`, which were refused; None if no known mistake fits them."""
-    said = [word for word in arguments if not re.match(r"--local[_-]rank=", word)]  # which a launcher puts first
+    said = [
+        word for word in arguments if not re.match(r"--local[_-]rank=", word)
+    ]  # which a launcher puts first
     if not said:
         return None
     command, *words = said
@@ -42,7 +77,9 @@ def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
 
 def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str]) -> Sequence[str]:
     """The problems of an error; if a file is not there and a known mistake explains it, the line about that mistake instead."""
-    lost = any("no such file" in problem or "several files need" in problem for problem in error.problems)
+    lost = any(
+        "no such file" in problem or "several files need" in problem for problem in error.problems
+    )
     said = meant(arguments, stacks) if lost else None
     return error.problems if said is None else (said,)
 
@@ -65,7 +102,9 @@ def _named(command: str, words: Sequence[str]) -> str | None:
         name, equals, value = word.partition("=")
         if name not in NAMED or (not equals and place + 1 == len(words)):
             continue
-        file, rest = (value, words[place + 1 :]) if equals else (words[place + 1], words[place + 2 :])
+        file, rest = (
+            (value, words[place + 1 :]) if equals else (words[place + 1], words[place + 2 :])
+        )
         if any(_is_launcher(before) for before in words[:place]):
             return None  # the option is the launcher's, or the training's
         return f"{name}: a file is named without an option: {_type(command, file, *words[:place], *rest)}"
@@ -91,12 +130,16 @@ def _launched(command: str, words: Sequence[str]) -> str | None:
     if file := _file_of(inner):
         return f"{shown}: a command; stagebridge reads the file that it is given: {_type(command, file, *rest)}"
     return (
-        f"{shown}: a command; write it into a file such as run.sh, which is read and never run: {_type(command, 'run.sh', *rest)}"
+        f"{shown}: a command; write it into a file such as run.sh, which is read and never"
+        f" run: {_type(command, 'run.sh', *rest)}"
     )
 
 
 def _is_launcher(word: str) -> bool:
-    return PurePath(word).name in LAUNCHERS or re.fullmatch(r"python3\.\d+", PurePath(word).name) is not None
+    return (
+        PurePath(word).name in LAUNCHERS
+        or re.fullmatch(r"python3\.\d+", PurePath(word).name) is not None
+    )
 
 
 def _file_of(words: Sequence[str]) -> str | None:
@@ -117,7 +160,11 @@ def _ours(words: Sequence[str]) -> Iterator[str]:
 
 def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
     """Names of stacks without --from or --to."""
-    alone = [word for place, word in enumerate(words) if word in stacks and (place == 0 or not words[place - 1].startswith("-"))]
+    alone = [
+        word
+        for place, word in enumerate(words)
+        if word in stacks and (place == 0 or not words[place - 1].startswith("-"))
+    ]
     if not alone or command not in ("convert", "verify") or "--to" in words or len(alone) > 2:
         return None
     rest = [word for word in words if word not in alone]
@@ -127,6 +174,10 @@ def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> 
 
 def _without_target(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
     """A file without --to."""
-    if command not in ("convert", "verify") or not words or any(word.partition("=")[0] == "--to" for word in words):
+    if (
+        command not in ("convert", "verify")
+        or not words
+        or any(word.partition("=")[0] == "--to" for word in words)
+    ):
         return None
     return f"--to: missing; name the stack to convert to: {', '.join(stacks)}"

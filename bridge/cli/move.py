@@ -105,7 +105,10 @@ class Target:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the config's translation has to say, or the config itself."""
-        return (*(report.remarks_of(self.result) if self.result else report.all_of(self.config)), *self.saves.findings)
+        return (
+            *(report.remarks_of(self.result) if self.result else report.all_of(self.config)),
+            *self.saves.findings,
+        )
 
 
 def move(job: Job, options: Options) -> int:
@@ -128,7 +131,9 @@ def _moved(job: Job, options: Options) -> int:
     hub = _counted(target.hub, source, target)
     if target.written.beside and "step" not in hub.client:
         # The training scripts that we write ask the client's state of the checkpoint for the step.
-        hub = replace(hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)})
+        hub = replace(
+            hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)}
+        )
     format = formats.named(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
     files = formats.planned(format, hub, wanted)
@@ -136,7 +141,9 @@ def _moved(job: Job, options: Options) -> int:
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
     # Before anything is written: a proof that cannot run is refused with the folder still empty.
     parties = _parties(job, options, source, target) if options.prove else None
-    said = _report(source, target, replace(files, findings=(*files.findings, *odd)), findings, options)
+    said = _report(
+        source, target, replace(files, findings=(*files.findings, *odd)), findings, options
+    )
     # One set of files, renamed as one: a move that was killed leaves no config beside half a checkpoint.
     whole = _together(target, files, said)
     if not options.dry_run:
@@ -173,7 +180,9 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
         job = replace(job, world_size=saved)
         config = convert.read(job)
     if _spared(config, hub):
-        note(f"note: --code {config.dialect.spared[0]}: so the optimizer's groups in the checkpoint are")
+        note(
+            f"note: --code {config.dialect.spared[0]}: so the optimizer's groups in the checkpoint are"
+        )
         job = replace(job, code=(*job.code, *config.dialect.spared))
         config = convert.read(job)
     return Source(config, hub, format, place), job
@@ -201,11 +210,21 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     groups = _told_groups(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
     hub = _placed(hub, source, dialect.by_place, bool(groups))
     saves = dialect.saves(result.config, hub)
-    hub = replace(hub, client={**saves.client, **hub.client}, config=hub.config if saves.config is None else saves.config)
+    hub = replace(
+        hub,
+        client={**saves.client, **hub.client},
+        config=hub.config if saves.config is None else saves.config,
+    )
     hub = _steered(hub, result.config, saves.schedule)
-    wanted = {**saves.instead, **dialect.loads[saves.format], **(dialect.grouped(FILE) if groups else {})}
+    wanted = {
+        **saves.instead,
+        **dialect.loads[saves.format],
+        **(dialect.grouped(FILE) if groups else {}),
+    }
     # Only what the stack would not do by itself has to stand in the config.
-    edits = {path: value for path, value in wanted.items() if result.config.effective.get(path) != value}
+    edits = {
+        path: value for path, value in wanted.items() if result.config.effective.get(path) != value
+    }
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
     written = convert.written_for(result, options.output / name)
@@ -213,15 +232,21 @@ def _target(job: Job, options: Options, source: Source) -> Target:
         written, result = _programmed(written, result, options.model)
     written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
-    texts = {path.name: text for path, text in convert.files(result, options.output / name, True).items()}
-    return Target(hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups)
+    texts = {
+        path.name: text for path, text in convert.files(result, options.output / name, True).items()
+    }
+    return Target(
+        hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups
+    )
 
 
 def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
     """The checkpoint with the parameter names that the target uses; with its own if the target uses the same."""
     from bridge.state import names
 
-    return names.under(source.hub, None, usual, lambda: target if target.dialect.model else source.config)
+    return names.under(
+        source.hub, None, usual, lambda: target if target.dialect.model else source.config
+    )
 
 
 def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
@@ -251,7 +276,11 @@ def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
         return replace(hub, groups=tuple(group for group in hub.groups if group.names))
     # By itself the target puts other parameters into its groups. Only a learning rate that all groups share can be kept.
     rates = {group.settings.get("lr") for group in hub.groups}
-    return replace(hub, groups=(), settings={"lr": rates.pop()} if len(rates) == 1 and None not in rates else {})
+    return replace(
+        hub,
+        groups=(),
+        settings={"lr": rates.pop()} if len(rates) == 1 and None not in rates else {},
+    )
 
 
 def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
@@ -268,7 +297,9 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
     # The stack takes the rate from the file until its scheduler first steps, so it is that of the next step.
     rate = learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)
     parts = zip(hub.groups, ratios(hub, optimizer), strict=True)
-    groups = tuple(replace(group, settings={**group.settings, "lr": rate * ratio}) for group, ratio in parts)
+    groups = tuple(
+        replace(group, settings={**group.settings, "lr": rate * ratio}) for group, ratio in parts
+    )
     return replace(hub, groups=groups, settings={} if groups else {"lr": rate}, schedule=schedule)
 
 
@@ -311,7 +342,11 @@ def _modelled(config: Config, folder: Path) -> Config:
     from bridge.edits import edited
     from bridge.translation import lift
 
-    model = {path: value for path, value in lift(_model_config(folder)).values().items() if path.startswith("model.")}
+    model = {
+        path: value
+        for path, value in lift(_model_config(folder)).values().items()
+        if path.startswith("model.")
+    }
     return edited(config, model, config.world_size)
 
 
@@ -342,12 +377,26 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
     model = MODEL if options.model else "file" if dialect.native_parameters else ""
-    before, written = written, dialect.natively(written, config.world_size or 1, CHECKPOINT, FILE if groups else "", model)
+    before, written = (
+        written,
+        dialect.natively(
+            written, config.world_size or 1, CHECKPOINT, FILE if groups else "", model
+        ),
+    )
     texts = {path.name: text for path, text in dialect.files(written, Path(name)).items()}
     described: dict[str, str] = {}
     if options.model and MODEL in written.launch and MODEL not in before.launch:
         described[f"{MODEL}/{CONFIG}"] = read_text(options.model / CONFIG)
-    return Target(hub, config, written, {**texts, **described, **_file_of(groups)}, Saves(NATIVE), None, edits, groups)
+    return Target(
+        hub,
+        config,
+        written,
+        {**texts, **described, **_file_of(groups)},
+        Saves(NATIVE),
+        None,
+        edits,
+        groups,
+    )
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:
@@ -363,10 +412,16 @@ def _otherwise(source: Source) -> Iterator[Finding]:
         wanted = list(said) if isinstance(said, tuple) else said
         held = [group.settings[name] for group in source.hub.groups if name in group.settings]
         # Groups that are spared weight decay have 0 there, whatever the config says.
-        other = [value for value in held if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))]
+        other = [
+            value
+            for value in held
+            if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))
+        ]
         if wanted is not None and other and wanted not in held:
             message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
-            yield Finding(f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0])
+            yield Finding(
+                f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0]
+            )
 
 
 # Writing
@@ -387,10 +442,15 @@ def _launch(target: Target) -> str:
     written = target.written
     lines = ["#!/bin/sh", f"# Goes on from the checkpoint in {CHECKPOINT}/."]
     if written.snippet:
-        lines += ["# In the training script:", *(f"#   {line}" for line in written.snippet.splitlines())]
+        lines += [
+            "# In the training script:",
+            *(f"#   {line}" for line in written.snippet.splitlines()),
+        ]
     lines += ["set -e", 'cd "$(dirname "$0")"']
     lines += [f"export {name}={quote(value)}" for name, value in written.environment.items()]
-    return "\n".join((*lines, launching.line(written.command) or "# No command starts it as it is.", ""))
+    return "\n".join(
+        (*lines, launching.line(written.command) or "# No command starts it as it is.", "")
+    )
 
 
 def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
@@ -409,14 +469,22 @@ def _taken(findings: tuple[Finding, ...]) -> str:
     """The first line: what was taken away, by its effect on the run."""
     rows: dict[Effect, list[str]] = {}
     for finding in findings:
-        weighty = finding.effect.reaches(Effect.NUMBERS) or (finding.given and finding.effect.reaches(Effect.COST))
+        weighty = finding.effect.reaches(Effect.NUMBERS) or (
+            finding.given and finding.effect.reaches(Effect.COST)
+        )
         if weighty and finding.how is not How.MISSING:
             rows.setdefault(finding.effect, []).append(finding.path)
-    told = (f"{', '.join(dict.fromkeys(rows[effect]))} ({effect})" for effect in Effect if effect in rows)
+    told = (
+        f"{', '.join(dict.fromkeys(rows[effect]))} ({effect})"
+        for effect in Effect
+        if effect in rows
+    )
     return f"Taken away: {'; '.join(told)}." if rows else "Nothing was taken away."
 
 
-def _report(source: Source, target: Target, files: Files, findings: tuple[Finding, ...], options: Options) -> str:
+def _report(
+    source: Source, target: Target, files: Files, findings: tuple[Finding, ...], options: Options
+) -> str:
     out = StringIO()
     screen = console(out)
     screen.print(clean(_taken(findings)), markup=False, soft_wrap=True)
@@ -425,13 +493,19 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
     head = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
     screen.print(f"Checkpoint: {head}", markup=False, soft_wrap=True)
     for finding in (*target.saves.findings, *target.hub.findings, *files.findings):
-        screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
+        screen.print(
+            f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True
+        )
     if target.result:
         printed.text(target.result, screen)
     else:
         screen.print(f"Config: {target.written.file}, as it was", markup=False)
         for finding in report.all_of(target.config):
-            screen.print(f"  {finding.effect}: {finding.path}: {finding.message}", markup=False, soft_wrap=True)
+            screen.print(
+                f"  {finding.effect}: {finding.path}: {finding.message}",
+                markup=False,
+                soft_wrap=True,
+            )
     own = target.config.dialect.grouped(FILE)
     if edits := {path: value for path, value in target.edits.items() if path not in own}:
         said = [f"{path} {value}" for path, value in edits.items() if value is not None]
@@ -439,14 +513,20 @@ def _report(source: Source, target: Target, files: Files, findings: tuple[Findin
         words = ", ".join((*said, *([f"without {', '.join(gone)}"] if gone else [])))
         screen.print(f"For the checkpoint: {words}", markup=False, soft_wrap=True)
     if target.groups:
-        screen.print(f"Groups of parameters: {_told_of(target.groups)}", markup=False, soft_wrap=True)
+        screen.print(
+            f"Groups of parameters: {_told_of(target.groups)}", markup=False, soft_wrap=True
+        )
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
     return out.getvalue()
 
 
 def _told_of(groups: tuple[Row, ...]) -> str:
     """The optimizer's groups, in words: how many parameters each has, and what is not the same for all."""
-    kinds = [name for name in groups[0] if name != "params" and any(row.get(name) != groups[0][name] for row in groups)]
+    kinds = [
+        name
+        for name in groups[0]
+        if name != "params" and any(row.get(name) != groups[0][name] for row in groups)
+    ]
     rows = (
         f"{len(row['params'])} {', '.join(f'with {name} {shown(row.get(name))}' for name in kinds)}".strip()
         + f", such as {clean(row['params'][0])}"
@@ -468,10 +548,20 @@ def _json(
         "output": str(options.output),
         "written": not options.dry_run,
         "taken_away": _taken(findings),
-        "source": {"dialect": source.config.dialect.name, "format": source.hub.origin.format, "steps": source.hub.where.steps},
-        "target": {"stack": options.to, "format": target.saves.format, "config": target.written.file},
+        "source": {
+            "dialect": source.config.dialect.name,
+            "format": source.hub.origin.format,
+            "steps": source.hub.where.steps,
+        },
+        "target": {
+            "stack": options.to,
+            "format": target.saves.format,
+            "config": target.written.file,
+        },
         "launch": list(target.written.command),
-        "files": [{"name": f"{CHECKPOINT}/{file.name}", "bytes": file.size} for file in files.files],
+        "files": [
+            {"name": f"{CHECKPOINT}/{file.name}", "bytes": file.size} for file in files.files
+        ],
         "findings": [report.finding_json(finding) for finding in findings],
         "proof": found,
         "exit_code": code,
@@ -497,7 +587,10 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {run['side']} on {run['engine']}, from step {run['first']}: losses {losses}"
     if found["distance"]:
         gap = found["distance"]
-        loss, norm, update = (None if gap[name] is None else f"{float(gap[name]):.1e}" for name in ("loss", "norm", "update"))
+        loss, norm, update = (
+            None if gap[name] is None else f"{float(gap[name]):.1e}"
+            for name in ("loss", "norm", "update")
+        )
         norms = f", gradient norms by {norm}" if norm else ""
         yield f"  apart: losses by {loss}{norms}, updates by {update} ({found['ranks']} ranks)"
 
@@ -527,16 +620,22 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
-        raise BridgeError(f"--prove: {source.format.title} has weights alone, and no run goes on from it; drop --prove")
+        raise BridgeError(
+            f"--prove: {source.format.title} has weights alone, and no run goes on from it; drop --prove"
+        )
     one = _engine(source.config, source.format.name)
     other = _engine(target.config, NATIVE if options.to == NATIVE else target.saves.format)
     if options.model is None:
-        raise BridgeError("--prove: the model is not known; name the folder of its config.json with --model")
+        raise BridgeError(
+            "--prove: the model is not known; name the folder of its config.json with --model"
+        )
     given = json.loads(read_text(options.model / "config.json"))
     layers = _layers(source.hub, options.most)
     model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
     # Under the names that transformers gives the parameters of the model, which `_alike` compares by.
-    hub = names.under(source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None)
+    hub = names.under(
+        source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
+    )
     running = cutting.cut(hub, layers) if layers else hub
     _alike(running, model)
     # No more ranks than the run had, unless an engine needs them.
@@ -544,7 +643,10 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"the first {layers} layers alone"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
-    told = {"source": _told_groups(running, source.config), "target": tuple(_within(target.groups, running))}
+    told = {
+        "source": _told_groups(running, source.config),
+        "target": tuple(_within(target.groups, running)),
+    }
     return Proof(one, other, world, layers, model, lacking, target.edits, told)
 
 
@@ -566,9 +668,13 @@ def _engine(config: Config, format: str) -> Backend:
         return (backend.inside if backend else None) or BACKEND
     if format not in config.dialect.loads or backend is None:
         known = ", ".join((NATIVE, *config.dialect.loads))
-        raise BridgeError(f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove")
+        raise BridgeError(
+            f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove"
+        )
     if backend.release is None:
-        raise BridgeError(f"--prove: {backend.title} is not installed here; install it, or drop --prove")
+        raise BridgeError(
+            f"--prove: {backend.title} is not installed here; install it, or drop --prove"
+        )
     return backend
 
 
@@ -579,7 +685,9 @@ def _layers(hub: Hub, most: int) -> int | None:
     count = max(cutting.layers_of(hub).values(), default=0)
     if cutting.elements(hub) <= most or count < 2:
         return None
-    return max((number for number in range(1, count) if cutting.elements(hub, number) <= most), default=1)
+    return max(
+        (number for number in range(1, count) if cutting.elements(hub, number) <= most), default=1
+    )
 
 
 def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
@@ -592,7 +700,10 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
         (Path(folder) / "config.json").write_text(json.dumps(model))
         # On the meta device a model has shapes and no memory, so that a large one can be held too.
         with torch.device("meta"):
-            known = {name: tuple(weight.shape) for name, weight in opened(Path(folder), 0).named_parameters()}
+            known = {
+                name: tuple(weight.shape)
+                for name, weight in opened(Path(folder), 0).named_parameters()
+            }
     found = {name: held.weight.shape for name, held in hub.parameters.items()}
     names = [name for name in dict.fromkeys((*known, *found)) if known.get(name) != found.get(name)]
     SourceError.raise_if(
@@ -610,7 +721,10 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
         starts = _starts(top, options, source, proof)
         spec = {
             "job": asdict(job),
-            "options": {**asdict(options), **{name: str(getattr(options, name)) for name in ("checkpoint", "output", "model")}},
+            "options": {
+                **asdict(options),
+                **{name: str(getattr(options, name)) for name in ("checkpoint", "output", "model")},
+            },
             "world": proof.world,
             "formats": {"source": source.format.name, "target": starts.pop("format")},
             "edits": dict(proof.edits),
@@ -631,7 +745,9 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
     lacking = [*proof.lacking, *found.pop("changed")]
     # The same run of a model that was cut proves nothing about the layers that were left out.
     verdict = "in part" if found["verdict"] == "same" and proof.lacking else found["verdict"]
-    told = cast(outputs.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world})
+    told = cast(
+        outputs.Proved, {**found, "verdict": verdict, "lacking": lacking, "ranks": proof.world}
+    )
     with as_private_as(options.checkpoint):
         (options.output / PROOF).write_text(json.dumps(told, indent=1) + "\n")
     return told
@@ -653,11 +769,17 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
         layout = hub.origin.layout
         # Some formats can be read only by as many ranks as wrote them.
         fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
-        found[side] = where if held is hub and fits else _written(top / side, held, form, proof.world)
+        found[side] = (
+            where if held is hub and fits else _written(top / side, held, form, proof.world)
+        )
     # A third run in fp32, from the same masters, tells how far rounding alone takes the losses.
     if source.hub.computed in ("BF16", "F16"):
-        held = proof.source.taken(cutting.cut(source.hub, proof.layers) if proof.layers else source.hub)
-        found["wider"] = _written(top / "wider", replace(held, scale=None), source.format, proof.world, "F32")
+        held = proof.source.taken(
+            cutting.cut(source.hub, proof.layers) if proof.layers else source.hub
+        )
+        found["wider"] = _written(
+            top / "wider", replace(held, scale=None), source.format, proof.world, "F32"
+        )
     return found
 
 
@@ -666,7 +788,9 @@ def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | No
     from bridge.state import formats
     from bridge.state.writing import write
 
-    files = formats.planned(format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero")))
+    files = formats.planned(
+        format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero"))
+    )
     write(files, folder, hub.origin.files, lambda count, fresh: None)
     return formats.found(folder, format.name)[1]
 
@@ -697,7 +821,13 @@ def warm(text: str) -> None:
     from bridge.cli.verify import loaded
 
     spec = json.loads(text)
-    loaded({name for name in (spec["options"]["to"], spec["job"]["dialect"]) if name and name != NATIVE})
+    loaded(
+        {
+            name
+            for name in (spec["options"]["to"], spec["job"]["dialect"])
+            if name and name != NATIVE
+        }
+    )
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
@@ -755,7 +885,9 @@ def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
         config = source.backend.edited(source.config, {"precision.compute": "fp32"}, spec["world"])
     except BridgeError:
         return None
-    return replace(source, side="source in fp32", config=config, start=Path(spec["starts"]["wider"]))
+    return replace(
+        source, side="source in fp32", config=config, start=Path(spec["starts"]["wider"])
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def own_place(path: Path | None) -> Path | None:
     if path is not None and str(path) == STDOUT:
         from bridge.errors import SourceError
 
-        raise SourceError("-: standard output takes only what convert and drift write; name a file or folder")
+        raise SourceError(
+            "-: standard output takes only what convert and drift write; name a file or folder"
+        )
     return path
 
 
@@ -46,23 +48,36 @@ def own_file(path: Path | None) -> Path | None:
     return output_file(own_place(path))
 
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False)]
+File = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="Config file; - reads standard input.", show_default=False),
+]
 From = Annotated[
     Optional[str],  # noqa: UP045 - older releases of typer read no unions
-    typer.Option("--from", metavar="DIALECT", help="Stack of FILE; recognised from its content by default."),
+    typer.Option(
+        "--from", metavar="DIALECT", help="Stack of FILE; recognised from its content by default."
+    ),
 ]
 FromVersion = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--from-version", metavar="V", help="Release that FILE is for; the newest known by default."),
+    typer.Option(
+        "--from-version", metavar="V", help="Release that FILE is for; the newest known by default."
+    ),
 ]
 ToVersion = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--to-version", metavar="V", help="Release to write for; the newest known by default."),
+    typer.Option(
+        "--to-version", metavar="V", help="Release to write for; the newest known by default."
+    ),
 ]
 Output = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
-        "-o", "--output", metavar="OUT", callback=output_file, help="File to write, whose suffix picks the format; - is stdout."
+        "-o",
+        "--output",
+        metavar="OUT",
+        callback=output_file,
+        help="File to write, whose suffix picks the format; - is stdout.",
     ),
 ]
 Outputs = Annotated[
@@ -77,11 +92,21 @@ Outputs = Annotated[
 ]
 WorldSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run, if the file does not say."),
+    typer.Option(
+        "--world-size",
+        metavar="N",
+        min=1,
+        max=RANKS,
+        help="Ranks of the run, if the file does not say.",
+    ),
 ]
 Auto = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--auto", metavar="NAME=VALUE", help='What an "auto" in FILE stands for, or a fact it follows from.'),
+    typer.Option(
+        "--auto",
+        metavar="NAME=VALUE",
+        help='What an "auto" in FILE stands for, or a fact it follows from.',
+    ),
 ]
 AutoFrom = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -93,19 +118,38 @@ AutoFrom = Annotated[
 ]
 Code = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--code", metavar="NAME=VALUE", help="A setting of the training script, beside FILE; dots for its sections."),
+    typer.Option(
+        "--code",
+        metavar="NAME=VALUE",
+        help="A setting of the training script, beside FILE; dots for its sections.",
+    ),
 ]
 ModelSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", min=1, max=COUNT, help="Size of the model; it wins over FILE and --model.", show_default=False),
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=COUNT,
+        help="Size of the model; it wins over FILE and --model.",
+        show_default=False,
+    ),
 ]
 Env = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable that a launch script is started with; 1=VALUE: an argument."),
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        help="A variable that a launch script is started with; 1=VALUE: an argument.",
+    ),
 ]
 Launch = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--launch", metavar="N", min=1, help="Which run of a launch script to read, if it starts several."),
+    typer.Option(
+        "--launch",
+        metavar="N",
+        min=1,
+        help="Which run of a launch script to read, if it starts several.",
+    ),
 ]
 AllowPath = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -115,9 +159,15 @@ AllowPath = Annotated[
         help="A file or folder outside FILE's own folder that FILE may name or source; no other is opened.",
     ),
 ]
-Lenient = Annotated[bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")]
+Lenient = Annotated[
+    bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")
+]
 Nearest = Annotated[
-    bool, typer.Option("--nearest", help="Take an unknown release as the nearest known one before it, and say so first.")
+    bool,
+    typer.Option(
+        "--nearest",
+        help="Take an unknown release as the nearest known one before it, and say so first.",
+    ),
 ]
 FailOn = Annotated[
     Optional[str],  # noqa: UP045
@@ -129,23 +179,46 @@ FailOn = Annotated[
 ]
 Silence = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--silence", metavar="S", min=0, help="Name a rank that keeps others waiting for S seconds (60); 0 is off."),
+    typer.Option(
+        "--silence",
+        metavar="S",
+        min=0,
+        help="Name a rank that keeps others waiting for S seconds (60); 0 is off.",
+    ),
 ]
 Timeout = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--timeout", metavar="S", min=1, help="Give up after waiting S seconds for another rank (600)."),
+    typer.Option(
+        "--timeout",
+        metavar="S",
+        min=1,
+        help="Give up after waiting S seconds for another rank (600).",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of the report (docs/json.md).")
+]
 
 All = Annotated[bool, typer.Option("--all", help="Also show findings without effect on the run.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict alone, in one line.")]
 Only = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--only", metavar="EFFECT", help="Show only this effect: stops, numbers, rounding, memory, same numbers."),
+    typer.Option(
+        "--only",
+        metavar="EFFECT",
+        help="Show only this effect: stops, numbers, rounding, memory, same numbers.",
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show where each written value comes from.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that were edited, or that something else wrote.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change in which file, and write nothing.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Show where each written value comes from.")
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace files that were edited, or that something else wrote."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change in which file, and write nothing.")
+]
 
 Files = Annotated[
     list[str],
@@ -157,11 +230,19 @@ Files = Annotated[
 ]
 Select = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--select", metavar="RULE", help="Only findings whose rule is, begins with, or matches (*) this one."),
+    typer.Option(
+        "--select",
+        metavar="RULE",
+        help="Only findings whose rule is, begins with, or matches (*) this one.",
+    ),
 ]
 Ignore = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--ignore", metavar="RULE", help="No findings whose rule is, begins with, or matches (*) this one."),
+    typer.Option(
+        "--ignore",
+        metavar="RULE",
+        help="No findings whose rule is, begins with, or matches (*) this one.",
+    ),
 ]
 Baseline = Annotated[
     Optional[Path],  # noqa: UP045
@@ -169,18 +250,30 @@ Baseline = Annotated[
 ]
 WriteBaseline = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--write-baseline", metavar="FILE", callback=own_file, help="Write today's findings there as known."),
+    typer.Option(
+        "--write-baseline",
+        metavar="FILE",
+        callback=own_file,
+        help="Write today's findings there as known.",
+    ),
 ]
 Format = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--format", metavar="FORMAT", help="text, json, github (workflow commands) or sarif."),
+    typer.Option(
+        "--format", metavar="FORMAT", help="text, json, github (workflow commands) or sarif."
+    ),
 ]
 
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
-        "--ranks", "--world-size", metavar="N", min=1, max=RANKS, help="Ranks of the run; by default what the sizes need."
+        "--ranks",
+        "--world-size",
+        metavar="N",
+        min=1,
+        max=RANKS,
+        help="Ranks of the run; by default what the sizes need.",
     ),
 ]
 READING: Mapping[str, tuple[str, Any, Any]] = {
@@ -223,7 +316,12 @@ Command = Callable[..., int]
 
 
 def reads_file(
-    *, counts: bool = False, reports: bool = False, gates: bool = False, many: bool = False, **otherwise: Any
+    *,
+    counts: bool = False,
+    reports: bool = False,
+    gates: bool = False,
+    many: bool = False,
+    **otherwise: Any,
 ) -> Callable[[Command], Command]:
     """A decorator: a function of a `Job` becomes a command with FILE and the options of `READING`.
 
@@ -240,20 +338,34 @@ def reads_file(
             if gating:
                 from bridge.cli.gated import gate_of
 
-                given["gate"] = gate_of(**{field: given.pop(name) for name, (field, _, _) in gating.items()})
+                given["gate"] = gate_of(
+                    **{field: given.pop(name) for name, (field, _, _) in gating.items()}
+                )
             # A command of many files gets all names; its job has the first, which stands for them until they are read.
             if not isinstance(file, str):
                 given["names"], file = tuple(file), file[0]
             if viewing:
                 asked = {field: given.pop(name) for name, (field, _, _) in viewing.items()}
-                only = tuple(effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ())
+                only = tuple(
+                    effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ()
+                )
                 given["view"] = View(**{**asked, "only": only})
-            return command(Job(file, **{field: value for field, value in said.items() if value is not None}), **given)
+            return command(
+                Job(file, **{field: value for field, value in said.items() if value is not None}),
+                **given,
+            )
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
-        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in OWN]
+        own = [
+            one
+            for one in inspect.signature(command, eval_str=True).parameters.values()
+            if one.name not in OWN
+        ]
         every = {**viewing, **gating, **options}
-        shared = [_parameter(name, otherwise.get(name, kind), default) for name, (_, kind, default) in every.items()]
+        shared = [
+            _parameter(name, otherwise.get(name, kind), default)
+            for name, (_, kind, default) in every.items()
+        ]
         named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         parameters = [_parameter("file", Files if many else File), *named, *shared]
         # Typer reads the options from the signature and the types from the annotations; `wraps` would leave those of `command`.

@@ -31,7 +31,9 @@ def format_of(path: Path) -> str:
     """The format of a picture. Raises `BridgeError` if its ending stands for none, or matplotlib is not installed."""
     format = FORMATS.get(path.suffix.lower())
     if format is None:
-        raise BridgeError(f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}")
+        raise BridgeError(
+            f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}"
+        )
     if find_spec("matplotlib") is None:
         raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
     return format

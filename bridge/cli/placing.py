@@ -30,7 +30,11 @@ def edited(texts: Texts, output: Path) -> Iterator[Path]:
     for path, text in texts.items():
         now = _digest(path, followed=path == output)
         # A sidecar cannot hold its own digest: it is ours if it can be read as a sidecar.
-        ours = known is not None if path == sidecar else known is not None and known.get(path.name) == now
+        ours = (
+            known is not None
+            if path == sidecar
+            else known is not None and known.get(path.name) == now
+        )
         if now is not None and now != carry_over.digest_of(text) and not ours:
             yield path
 
@@ -50,7 +54,9 @@ def _digest(path: Path, followed: bool) -> str | None:
         # Writing replaces a link beside the output, and writes through one that is the output.
         content = b"" if path.is_symlink() and not followed else path.read_bytes()
     except PermissionError as error:
-        raise SourceError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output") from None
+        raise SourceError(
+            f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output"
+        ) from None
     except OSError:
         return None
     return sha256(content).hexdigest() if content else None
@@ -67,7 +73,9 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
             yield f"{path}: as it is"
         else:
             yield f"{path}: {'edited since, needs --force' if path in forced else 'changes'}"
-            lines = unified_diff(before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm="")
+            lines = unified_diff(
+                before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm=""
+            )
             yield from (clean(HIDDEN.hide(line)) for line in lines)
 
 

@@ -42,12 +42,23 @@ class Meter:
         """Print, if it is time to: `done` of `total` are done."""
         now = time.monotonic()
         self.first = self.first or (now, done)
-        if now - self.began < FIRST or now - self.said < (DRAWN if self.drawn else OFTEN) or not 0 < done < total:
+        if (
+            now - self.began < FIRST
+            or now - self.said < (DRAWN if self.drawn else OFTEN)
+            or not 0 < done < total
+        ):
             return
         self.said = now
-        since, behind = self.first if done > self.first[1] else (self.began, 0.0)  # the first part loads what all need
+        since, behind = (
+            self.first if done > self.first[1] else (self.began, 0.0)
+        )  # the first part loads what all need
         line = f"{done / total:4.0%} of {self.what}, {left(now - since, done - behind, total - behind)} left"
-        print(f"{CLEAR}{line}" if self.drawn else line, end="" if self.drawn else "\n", file=self.stream, flush=True)
+        print(
+            f"{CLEAR}{line}" if self.drawn else line,
+            end="" if self.drawn else "\n",
+            file=self.stream,
+            flush=True,
+        )
 
     def clear(self) -> None:
         """Remove the line on a terminal, for another line or for the end."""
@@ -62,4 +73,8 @@ def left(seconds: float, done: float, total: float) -> str:
     rest = round(seconds * (total - done) / done)
     if rest < 60:
         return f"{rest} s"
-    return f"{rest // 60} min {rest % 60:02} s" if rest < 3600 else f"{rest // 3600} h {rest % 3600 // 60:02} min"
+    return (
+        f"{rest // 60} min {rest % 60:02} s"
+        if rest < 3600
+        else f"{rest // 3600} h {rest % 3600 // 60:02} min"
+    )

@@ -13,7 +13,12 @@ from bridge.cli.pictures import blank, format_of, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS: Mapping[str, str] = {"weights": "#4c72b0", "gradients": "#55a868", "master": "#c7a252", "moments": "#b07aa1"}
+KINDS: Mapping[str, str] = {
+    "weights": "#4c72b0",
+    "gradients": "#55a868",
+    "master": "#c7a252",
+    "moments": "#b07aa1",
+}
 """What a rank keeps between steps, with its colour, in the order of the bars."""
 BARS = 48
 """The most bars of a picture. If there are more, the title says how many."""
@@ -70,12 +75,20 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     axes.set_xlim(0, max(most, memory or 0, 1) / GIB * 1.12)
     if memory:
         axes.axvline(
-            memory / GIB, color="black", linestyle="--", linewidth=1.2, label=f"memory of a device: {memory / GIB:,.4g} GiB"
+            memory / GIB,
+            color="black",
+            linestyle="--",
+            linewidth=1.2,
+            label=f"memory of a device: {memory / GIB:,.4g} GiB",
         )
-    axes.set_xlabel("GiB kept between steps; activations and buffers of the allocator come on top", fontsize=8)
+    axes.set_xlabel(
+        "GiB kept between steps; activations and buffers of the allocator come on top", fontsize=8
+    )
     axes.tick_params(axis="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(KINDS) + bool(memory), fontsize=8, frameon=False)
+    figure.legend(
+        loc="outside lower center", ncols=len(KINDS) + bool(memory), fontsize=8, frameon=False
+    )
     save(figure, path, title)
 
 
@@ -83,7 +96,16 @@ def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
     starts = [0.0] * len(bars)
     for kind, colour in KINDS.items():
         sizes = [bar.bytes[kind] / GIB for bar in bars]
-        axes.barh(range(len(bars)), sizes, 0.8, starts, color=colour, label=kind, edgecolor="white", linewidth=0.5)
+        axes.barh(
+            range(len(bars)),
+            sizes,
+            0.8,
+            starts,
+            color=colour,
+            label=kind,
+            edgecolor="white",
+            linewidth=0.5,
+        )
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     for row, bar in enumerate(bars):
         axes.text(starts[row], row, f" {bar.total / GIB:,.3g}", va="center", fontsize=8)

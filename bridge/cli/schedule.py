@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 COLOURS = {"F": "#4c72b0", "B": "#55a868", "I": "#8fc99f", "W": "#c7a252", "R": "#b07aa1"}
 """Forward, backward, its halves (input, weight), recomputation."""
-NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "R": "recompute"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+}
 CELLS = 100
 """Units of time in a block of text where the width is not the terminal's."""
 
@@ -81,15 +87,25 @@ def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ..
 
 def _microbatches(plan: Plan, given: int | None) -> int:
     batch = plan.batch
-    count = given or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
+    count = (
+        given
+        or solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data).accumulation
+    )
     if count is None:
-        raise ConfigError("batch.accumulation: the file leaves open how many microbatches a step has; give --microbatches N")
+        raise ConfigError(
+            "batch.accumulation: the file leaves open how many microbatches a step has; give --microbatches N"
+        )
     return count
 
 
 def _stages(plan: Plan) -> int | None:
     """How many stages the plan cuts the model into; None if that follows from ranks and virtual stages alone."""
-    if plan.stages.layers_per_stage is None or plan.model.layers is None or plan.schedule.virtual or ranks_of(plan) == 1:
+    if (
+        plan.stages.layers_per_stage is None
+        or plan.model.layers is None
+        or plan.schedule.virtual
+        or ranks_of(plan) == 1
+    ):
         return None
     if name_of(plan) == "csv":
         return None
@@ -137,7 +153,10 @@ def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
         out.print(f"note: {note}", markup=False)
     legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in letters(found))
     stage = "stage, " if several(found) else ""
-    out.print(f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n", markup=False)
+    out.print(
+        f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n",
+        markup=False,
+    )
     _print_rows(found, out)
     for rank in range(found.schedule.ranks):
         stages = ", ".join(map(str, found.schedule.local(rank)))
@@ -160,7 +179,14 @@ def _print_rows(found: Timeline, out: Console) -> None:
             out.print(again, markup=False, highlight=False)
         for start in range(part.start, part.stop, block):
             for rank, row in enumerate(cells):
-                out.print(_line(f"rank {rank}".ljust(label), row[start : min(start + block, part.stop)], width), soft_wrap=True)
+                out.print(
+                    _line(
+                        f"rank {rank}".ljust(label),
+                        row[start : min(start + block, part.stop)],
+                        width,
+                    ),
+                    soft_wrap=True,
+                )
             out.print()
 
 
@@ -188,7 +214,11 @@ def repeated(found: Timeline) -> list[Part]:
     columns, parts, place, plain = _columns(found), list[Part](), 0, 0
     while place < len(columns):
         # The part that covers most time: a short one within a longer one would be shown many times.
-        part = max(_from(columns, place), key=lambda part: part.times * (part.stop - part.start), default=None)
+        part = max(
+            _from(columns, place),
+            key=lambda part: part.times * (part.stop - part.start),
+            default=None,
+        )
         if part is None:
             place += 1
             continue
@@ -208,7 +238,10 @@ def _from(columns: list[Column], start: int) -> Iterator[Part]:
         if not further:
             continue
         length = period
-        while start + length < len(columns) and _further(columns[start + length - period], columns[start + length]) == further:
+        while (
+            start + length < len(columns)
+            and _further(columns[start + length - period], columns[start + length]) == further
+        ):
             length += 1
         if length // period >= OFTEN:
             yield Part(start, start + period, length // period, further)
@@ -230,11 +263,20 @@ def _further(before: Column, after: Column) -> int:
 
 
 def _columns(found: Timeline) -> list[Column]:
-    rows: list[list[tuple[int, str, int, bool] | None]] = [[None] * round(found.length) for _ in found.rows]
+    rows: list[list[tuple[int, str, int, bool] | None]] = [
+        [None] * round(found.length) for _ in found.rows
+    ]
     for rank, row in enumerate(found.rows):
-        for action, start, end in ((span.action, round(span.start), round(span.end)) for span in row):
+        for action, start, end in (
+            (span.action, round(span.start), round(span.end)) for span in row
+        ):
             for place in range(start, end):
-                rows[rank][place] = (action.stage, str(action.kind), action.microbatch, place > start)
+                rows[rank][place] = (
+                    action.stage,
+                    str(action.kind),
+                    action.microbatch,
+                    place > start,
+                )
     return list(zip(*rows, strict=True))
 
 
@@ -251,7 +293,9 @@ def several(found: Timeline) -> bool:
 def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
     """What a rank does in each unit of time, with its letter; an action that goes on shows as dashes."""
     cells = [(".", "")] * round(found.length)
-    for action, start, end in ((span.action, round(span.start), round(span.end)) for span in found.rows[rank]):
+    for action, start, end in (
+        (span.action, round(span.start), round(span.end)) for span in found.rows[rank]
+    ):
         stage = str(action.stage) if several(found) else ""
         text = f"{stage}{action.kind}{action.microbatch}"
         for place in range(start, end):

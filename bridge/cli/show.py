@@ -31,7 +31,9 @@ def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> i
         return Exit.CLEAN
     content = _content(stacks.load(name), field)
     if as_json:
-        _print(_entry(content) if isinstance(content, Entry) else _listing(stacks.load(name), content))
+        _print(
+            _entry(content) if isinstance(content, Entry) else _listing(stacks.load(name), content)
+        )
     elif isinstance(content, Entry):
         _field(content, console(sys.stdout))
     else:
@@ -48,7 +50,11 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
     path = resolved(dialect, field)
     if path is not None:
         # Stacks of other folders are loaded only if they are named, as this one may be.
-        return reference.entry(dialect, path, [stacks.load(other) for other in dict.fromkeys((*stacks.OWN, dialect.name))])
+        return reference.entry(
+            dialect,
+            path,
+            [stacks.load(other) for other in dict.fromkeys((*stacks.OWN, dialect.name))],
+        )
     inside = {
         section: group
         for section, group in reference.entries(dialect).items()
@@ -100,10 +106,16 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "stands on", entry.source
     for check in entry.checks:
         place = "; ".join(filter(None, (check.place, check.window)))
-        yield "the run stops" if check.effect is Effect.STOPS else "careful", f"{check.message} ({place})"
+        yield (
+            "the run stops" if check.effect is Effect.STOPS else "careful",
+            f"{check.message} ({place})",
+        )
     for row in entry.disagreements:
         yield "documented", f"{row.said} ({row.place})"
-        since, until = f"; since {row.since}" if row.since else "", f"; until {row.until}" if row.until else ""
+        since, until = (
+            f"; since {row.since}" if row.since else "",
+            f"; until {row.until}" if row.until else "",
+        )
         yield "but in the code", f"{row.done} ({row.source}{since}{until})"
 
 
@@ -128,7 +140,12 @@ def _elsewhere(entry: Entry) -> Grid:
 
     table = _table("In the other stacks", "stack", "there", "how", "why")
     for arrival in entry.arrivals:
-        table.add_row(*map(escape, (arrival.title, place_of(arrival), str(arrival.how), "; ".join(arrival.reasons))))
+        table.add_row(
+            *map(
+                escape,
+                (arrival.title, place_of(arrival), str(arrival.how), "; ".join(arrival.reasons)),
+            )
+        )
     return table
 
 
@@ -165,7 +182,9 @@ def schema_of(name: str | None) -> int:
         print("\n".join(outputs.OUTPUTS))
         return Exit.CLEAN
     if name not in outputs.OUTPUTS:
-        raise BridgeError(f"{name}: no such output; known are {', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}")
+        raise BridgeError(
+            f"{name}: no such output; known are {', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}"
+        )
     _print(outputs.schema(name))
     return Exit.CLEAN
 
@@ -178,7 +197,10 @@ def _entry(entry: Entry) -> outputs.Shown:
         "type": entry.kind,
         "description": entry.doc,
         "spellings": list(entry.spellings),
-        "releases": [{"since": span.since, "until": span.until, "default": span.default} for span in entry.spans],
+        "releases": [
+            {"since": span.since, "until": span.until, "default": span.default}
+            for span in entry.spans
+        ],
         "plan": list(entry.plan),
         "effect": effect_of(entry),
         "note": entry.note,
@@ -228,7 +250,10 @@ def _listing(dialect: Dialect, sections: Sections) -> outputs.Listing:
         "sections": [
             {
                 "section": section,
-                "fields": [{"path": entry.path, "type": entry.kind, "description": entry.doc} for entry in group],
+                "fields": [
+                    {"path": entry.path, "type": entry.kind, "description": entry.doc}
+                    for entry in group
+                ],
             }
             for section, group in sections.items()
         ],

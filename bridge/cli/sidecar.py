@@ -51,7 +51,9 @@ class Sidecar:
             return self.findings
         # What a file of another stack left out was never a part of this run.
         effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
-        return (Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),)
+        return (
+            Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),
+        )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
         """The note that a sidecar is read too, with the option `way` that turns it off; empty if there is no sidecar."""
@@ -60,7 +62,11 @@ class Sidecar:
         place = carry_over.beside(Path(file))
         if why := self.unfit(dialect):
             return f"note: {place} {why}; it was not used"
-        edits = f"; {file} was edited since, or written by another run; its own settings win" if self.edited else ""
+        edits = (
+            f"; {file} was edited since, or written by another run; its own settings win"
+            if self.edited
+            else ""
+        )
         return f"note: {place} is read too{edits}{way and f'; {way} leaves it out'}"
 
 
@@ -91,7 +97,12 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
         if path is None:
             return (), Secrets(), "is not there"
         like = carry.original
-        found = Original(read_text(path), path.suffix.lower(), like.outside if like else {}, like.chosen if like else None)
+        found = Original(
+            read_text(path),
+            path.suffix.lower(),
+            like.outside if like else {},
+            like.chosen if like else None,
+        )
         # The secrets that come back from there must not reach the report either.
         keep_hidden(found.text)
         return (path,), found.secrets, "has it no more"

@@ -45,7 +45,10 @@ def complaints(problems: Iterable[str]) -> list[str]:
 
 def print_json(content: Mapping[str, object], lines: bool = True) -> None:
     """Print one JSON object, over several lines or on one; numbers that are not finite, which JSON has not, stand as text."""
-    print(json.dumps(_finite(HIDDEN.within(content)), indent=2 if lines else None, allow_nan=False), flush=not lines)
+    print(
+        json.dumps(_finite(HIDDEN.within(content)), indent=2 if lines else None, allow_nan=False),
+        flush=not lines,
+    )
 
 
 def _finite(value: Any) -> Any:
@@ -93,7 +96,10 @@ def console(stream: Any) -> Console:
 
         def print(self, *objects: Any, **options: Any) -> None:
             """As rich does, with texts cleaned."""
-            super().print(*(hide(clean_block(item)) if isinstance(item, str) else item for item in objects), **options)
+            super().print(
+                *(hide(clean_block(item)) if isinstance(item, str) else item for item in objects),
+                **options,
+            )
 
     # rich fills rows of tables with blanks, which a diff of two reports would show.
     file = stream if stream.isatty() else cast("IO[str]", Trimmed(stream))

@@ -86,7 +86,11 @@ def html(first: Path, second: Path | None, out: Path) -> int:
 
         if second is None:
             shown = read(first)
-            code = Exit.FINDINGS if any(told.severity == "fault" for told in shown.findings) else Exit.CLEAN
+            code = (
+                Exit.FINDINGS
+                if any(told.severity == "fault" for told in shown.findings)
+                else Exit.CLEAN
+            )
             text = run_page(shown)
         else:
             found = compare(_run(first), _run(second))
@@ -110,17 +114,34 @@ class Kept:
     def settings(self) -> dict[str, Any]:
         """For `bridge.trace.keeping.Keep`. Raises `BridgeError`."""
         budget = None if self.budget is None else _bytes(self.budget)
-        return {"every": self.every, "ranks": _numbers(self.ranks), "once": self.once, "budget": budget}
+        return {
+            "every": self.every,
+            "ranks": _numbers(self.ranks),
+            "once": self.once,
+            "budget": budget,
+        }
 
 
-SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+SIZES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper())
     size = int(float(match[1]) * SIZES.get(match[2], 0)) if match else 0
     if size < 1:
-        raise BridgeError(f"--budget: found {text}, expected a number of bytes with its unit, as 500MB or 2GB")
+        raise BridgeError(
+            f"--budget: found {text}, expected a number of bytes with its unit, as 500MB or 2GB"
+        )
     return size
 
 
@@ -185,12 +206,16 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
 
 
-def show(folder: Path, selection: Selection, plot: Path | None, statistic: str, as_json: bool) -> int:
+def show(
+    folder: Path, selection: Selection, plot: Path | None, statistic: str, as_json: bool
+) -> int:
     """Show the tensors of a run."""
 
     def work() -> int:
         if statistic not in STATISTICS:
-            raise BridgeError(f"--statistic: found {statistic}, expected {', '.join(STATISTICS)}{nearest(statistic, STATISTICS)}")
+            raise BridgeError(
+                f"--statistic: found {statistic}, expected {', '.join(STATISTICS)}{nearest(statistic, STATISTICS)}"
+            )
         run = _run(folder)
         entries = tuple(_selected(run, selection))
         if not entries:
@@ -253,7 +278,10 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "steps_left": list(found.left),
         "faults": [_line(line) for line in found.faults],
         "worst": _line(found.worst) if found.worst else None,
-        "heat": {layer: {str(step): _number(share) for step, share in row.items()} for layer, row in found.heat().items()},
+        "heat": {
+            layer: {str(step): _number(share) for step, share in row.items()}
+            for layer, row in found.heat().items()
+        },
     }
 
 
@@ -269,11 +297,21 @@ def _line(line: Line) -> dict[str, Any]:
 
 
 def _setting(setting: Setting) -> outputs.Setting:
-    return {"path": setting.path, "first": setting.first, "second": setting.second, "layout": setting.layout}
+    return {
+        "path": setting.path,
+        "first": setting.first,
+        "second": setting.second,
+        "layout": setting.layout,
+    }
 
 
 def _diagnosis(found: Diagnosis) -> outputs.Diagnosed:
-    return {"where": str(found.where), "claim": found.claim, "evidence": list(found.evidence), "next": found.next}
+    return {
+        "where": str(found.where),
+        "claim": found.claim,
+        "evidence": list(found.evidence),
+        "next": found.next,
+    }
 
 
 def _number(value: float) -> float | None:
@@ -294,7 +332,11 @@ def _tell(found: Comparison, html: Path | None) -> None:
     steps = len({line.name.step for line in found.lines})
     out.print(f"{len(found.lines)} tensors of {steps} steps: {counts}", markup=False)
     if found.worst and found.worst.bound:
-        out.print(f"nearest to its bound: {found.worst.name} {_measured(found.worst)}", markup=False, soft_wrap=True)
+        out.print(
+            f"nearest to its bound: {found.worst.name} {_measured(found.worst)}",
+            markup=False,
+            soft_wrap=True,
+        )
     _tell_faults(found, out)
     if html:
         out.print(f"wrote {html}", markup=False)
@@ -313,9 +355,15 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     first = found.divergence
     if first is None:
         proved = _exit(found) is Exit.CLEAN
-        out.print("equal up to rounding" if proved else "no tensor was logged with values: nothing to compare")
+        out.print(
+            "equal up to rounding"
+            if proved
+            else "no tensor was logged with values: nothing to compare"
+        )
         return
-    out.print(f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True)
+    out.print(
+        f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True
+    )
     out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
     if first.ranks:
         word = "rank" if len(first.ranks) == 1 else "ranks"
@@ -326,7 +374,11 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     if why and why.claim:
         out.print(f"  cause: {why.claim}", markup=False, soft_wrap=True)
     for line in why.evidence if why else ():
-        out.print(f"    evidence: {line}" if why and why.claim else f"  before it: {line}", markup=False, soft_wrap=True)
+        out.print(
+            f"    evidence: {line}" if why and why.claim else f"  before it: {line}",
+            markup=False,
+            soft_wrap=True,
+        )
     if why and why.next:
         out.print(f"  these logs show no cause; next: {why.next}", markup=False, soft_wrap=True)
     _tell_rest(found, out)
@@ -337,17 +389,31 @@ def _tell_rest(found: Comparison, out: Console) -> None:
     groups: dict[tuple[int, str, str], list[Line]] = {}
     for line in found.lines:
         groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
-    faults = {key: [line for line in lines if line.is_fault and line != found.divergence] for key, lines in groups.items()}
+    faults = {
+        key: [line for line in lines if line.is_fault and line != found.divergence]
+        for key, lines in groups.items()
+    }
     shown = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
     if shown:
         out.print("\nthen, in order of execution:")
         rows = []
         for (step, phase, kind), lines in shown:
             first, count = lines[0], f"{len(lines)} of {len(groups[step, phase, kind])}"
-            rows.append((f"{step}/{phase}", kind, count, str(first.name), f"{first.distance:.2g}", first.cause))
+            rows.append(
+                (
+                    f"{step}/{phase}",
+                    kind,
+                    count,
+                    str(first.name),
+                    f"{first.distance:.2g}",
+                    first.cause,
+                )
+            )
         out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
     if found.left:
-        out.print(f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them")
+        out.print(
+            f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
+        )
 
 
 def _measured(line: Line) -> str:
@@ -369,7 +435,9 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
 
 
 def _selected(run: Run, wanted: Selection) -> Iterator[Entry]:
-    for step in run.steps if not wanted.steps else [step for step in run.steps if step in wanted.steps]:
+    for step in (
+        run.steps if not wanted.steps else [step for step in run.steps if step in wanted.steps]
+    ):
         for entry in run.entries(step):
             layer = not wanted.layers or any(part in entry.name.layer for part in wanted.layers)
             if layer and (not wanted.kinds or entry.name.kind in wanted.kinds):
@@ -389,12 +457,17 @@ def _fields(entry: Entry, microbatches: bool) -> dict[str, Any]:
         "samples": None if samples is None else [_number(value) for value in samples.tolist()],
     }
     if microbatches:
-        fields["microbatches"] = {str(index): _statistics(summary) for index, summary in entry.microbatches().items()}
+        fields["microbatches"] = {
+            str(index): _statistics(summary) for index, summary in entry.microbatches().items()
+        }
     return fields
 
 
 def _statistics(summary: Summary) -> dict[str, float | None]:
-    return {"count": summary.count, **{name: _number(getattr(summary, name)) for name in STATISTICS}}
+    return {
+        "count": summary.count,
+        **{name: _number(getattr(summary, name)) for name in STATISTICS},
+    }
 
 
 def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
@@ -414,7 +487,9 @@ WIDE = 240
 
 def _lines(entry: Entry, microbatches: bool) -> Iterator[tuple[str, ...]]:
     shape, samples = "x".join(map(str, entry.shape)), entry.samples
-    shown = "" if samples is None else " ".join(f"{value:.4g}" for value in samples[:SHOWN].tolist())
+    shown = (
+        "" if samples is None else " ".join(f"{value:.4g}" for value in samples[:SHOWN].tolist())
+    )
     missing = f" ({entry.missing} elements missing)" if entry.missing else ""
     yield str(entry.name) + missing, shape, entry.first.dtype, *_figures(entry.summary), shown
     for index, summary in entry.microbatches().items() if microbatches else ():
@@ -424,7 +499,11 @@ def _lines(entry: Entry, microbatches: bool) -> Iterator[tuple[str, ...]]:
 def _figures(summary: Summary | None) -> tuple[str, ...]:
     if summary is None:
         return ("",) * 5
-    odd = "".join(f" {count} {word}" for count, word in ((summary.nans, "NaN"), (summary.infs, "inf")) if count)
+    odd = "".join(
+        f" {count} {word}"
+        for count, word in ((summary.nans, "NaN"), (summary.infs, "inf"))
+        if count
+    )
     figures = [f"{getattr(summary, name):.4g}" for name in ("mean", "std", "low", "high", "norm")]
     return (*figures[:-1], figures[-1] + odd)
 
@@ -441,14 +520,18 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
 
     lines = _series(entries, statistic)
     if not lines:
-        raise BridgeError("--plot: these tensors were logged below level 2, without statistics; log them at 2 or more")
+        raise BridgeError(
+            "--plot: these tensors were logged below level 2, without statistics; log them at 2 or more"
+        )
     figure = Figure(figsize=(10, max(5.0, 0.17 * len(lines))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for at, (label, points) in enumerate(lines.items()):
         # Matplotlib has ten colours; after them the style of the line changes.
         style = ("-", "--", ":", "-.")[at // 10 % 4]
-        axes.plot(list(points), list(points.values()), style, marker=".", label=label, linewidth=1.2)
+        axes.plot(
+            list(points), list(points.values()), style, marker=".", label=label, linewidth=1.2
+        )
     # A logarithm shows norms that fall by orders of magnitude; 0 and below have none.
     positive = all(value > 0 for points in lines.values() for value in points.values())
     axes.set_yscale("log" if positive else "linear")

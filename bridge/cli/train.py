@@ -55,9 +55,15 @@ class Watch:
     def planned(self, plan: Plan) -> Plan:
         """`plan` with the logging and the checks that the options ask for; levels that it sets itself stay."""
         said = plan.values()
-        levels = {} if any(f"debug.{name}" in said for name in LEVELS) or not self.folder else dict.fromkeys(LEVELS, LEVEL)
+        levels = (
+            {}
+            if any(f"debug.{name}" in said for name in LEVELS) or not self.folder
+            else dict.fromkeys(LEVELS, LEVEL)
+        )
         checks = {"tensor_parallel": True} if self.desync else {}
-        return Plan.of({**said, **{f"debug.{name}": value for name, value in {**levels, **checks}.items()}})
+        return Plan.of(
+            {**said, **{f"debug.{name}": value for name, value in {**levels, **checks}.items()}}
+        )
 
     def policy(self) -> Policy:
         """What the checks do."""
@@ -105,17 +111,33 @@ class Options:
     @property
     def native(self) -> Iterator[str]:
         """The options given that only the native engine has."""
-        given = {"--save": self.save, "--resume": self.resume, "--trace": self.watch.folder, "--desync": self.watch.desync}
+        given = {
+            "--save": self.save,
+            "--resume": self.resume,
+            "--trace": self.watch.folder,
+            "--desync": self.watch.desync,
+        }
         given["--groups"] = self.groups
         folder = {f"--model {self.model}": bool(self.model) and is_folder(self.model or "")}
         limits = {"--silence": self.silence is not None, "--timeout": self.timeout is not None}
-        yield from (name for name, value in {**given, **folder, "--deterministic": self.deterministic, **limits}.items() if value)
+        yield from (
+            name
+            for name, value in {
+                **given,
+                **folder,
+                "--deterministic": self.deterministic,
+                **limits,
+            }.items()
+            if value
+        )
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
     """`value`, if it is one of `known`."""
     if value not in known:
-        raise BridgeError(f"{option}: found {value}, expected {' or '.join(known)}{nearest(value, known)}")
+        raise BridgeError(
+            f"{option}: found {value}, expected {' or '.join(known)}{nearest(value, known)}"
+        )
     return value
 
 
@@ -147,7 +169,14 @@ def train(job: Job, options: Options) -> int:
     return Exit.CLEAN
 
 
-def _native(config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job) -> None:
+def _native(
+    config: Config,
+    plan: Plan,
+    architecture: Architecture,
+    options: Options,
+    here: Environment,
+    job: Job,
+) -> None:
     from bridge.engine.fields import check
 
     plan, changes = _fitted(plan, here, architecture, options.fit, job.file, check)
@@ -176,7 +205,11 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
         trace=watch.folder,
         full=watch.full,
         policy=watch.policy(),
-        alike={"--steps": options.steps, "--resume": bool(options.resume), "--save": bool(options.save)},
+        alike={
+            "--steps": options.steps,
+            "--resume": bool(options.resume),
+            "--save": bool(options.save),
+        },
     )
     if options.resume:
         training.engine.load_checkpoint(options.resume)
@@ -185,9 +218,14 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
     _run(training, options.steps or training.length, options, here.rank == 0, job.json)
 
 
-def _backend(plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str) -> Backend | None:
+def _backend(
+    plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str
+) -> Backend | None:
     """The engine of another stack that is to run the plan; None for the native one. A note says which was chosen, and why."""
-    if checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine))) == NATIVE:
+    if (
+        checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
+        == NATIVE
+    ):
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
     plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
@@ -197,12 +235,21 @@ def _backend(plan: Plan, options: Options, here: Environment, architecture: Arch
         note(str(choice))
     if choice.backend.name == NATIVE:
         return None
-    ConfigError.raise_if(f"{option}: only the native engine has it; drop it, or use --engine native" for option in options.native)
+    ConfigError.raise_if(
+        f"{option}: only the native engine has it; drop it, or use --engine native"
+        for option in options.native
+    )
     return choice.backend
 
 
 def _elsewhere(
-    backend: Backend, config: Config, plan: Plan, architecture: Architecture, options: Options, here: Environment, job: Job
+    backend: Backend,
+    config: Config,
+    plan: Plan,
+    architecture: Architecture,
+    options: Options,
+    here: Environment,
+    job: Job,
 ) -> None:
     """Train on another stack's engine."""
     plan, changes = _fitted(plan, here, architecture, options.fit, job.file, _meshed)
@@ -235,7 +282,16 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
         speed = tokens / (time.perf_counter() - start)
         if not step.updated:
             skipped += 1
-        yield Report(number + 1, step.loss, step.grad_norm, step.lr, step.scale or 1.0, speed, memory(place()), skipped)
+        yield Report(
+            number + 1,
+            step.loss,
+            step.grad_norm,
+            step.lr,
+            step.scale or 1.0,
+            speed,
+            memory(place()),
+            skipped,
+        )
 
 
 def end(world: int) -> None:
@@ -277,7 +333,9 @@ def _architecture(plan: Plan, model: str | None) -> Architecture:
     if model is not None and is_folder(model):
         return _of_folder(model, plan.model.sequence or TINY.sequence)
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
-    ConfigError.raise_if(f"model.{name}: the file does not state it; use --model tiny" for name in missing)
+    ConfigError.raise_if(
+        f"model.{name}: the file does not state it; use --model tiny" for name in missing
+    )
     embedding = plan.model.embedding
     # The text is read byte by byte, so a smaller vocabulary would lack words for it.
     words = max(embedding.padded_vocab or plan.model.vocab or BYTES, BYTES)
@@ -293,8 +351,12 @@ def _of_folder(folder: str, sequence: int) -> Architecture:
 
     model = model_in(folder)
     if (model.vocab or BYTES) < BYTES:
-        raise ConfigError(f"{folder}: has {model.vocab} words, expected at least the {BYTES} of text byte by byte")
-    return Architecture.of(model.model_copy(update={"sequence": min(sequence, model.sequence or sequence)}))
+        raise ConfigError(
+            f"{folder}: has {model.vocab} words, expected at least the {BYTES} of text byte by byte"
+        )
+    return Architecture.of(
+        model.model_copy(update={"sequence": min(sequence, model.sequence or sequence)})
+    )
 
 
 def _meshed(plan: Plan, world: int) -> Mesh:
@@ -303,7 +365,12 @@ def _meshed(plan: Plan, world: int) -> Mesh:
 
 
 def _fitted(
-    plan: Plan, here: Environment, architecture: Architecture, wanted: bool, file: str, check: Callable[[Plan, int], object]
+    plan: Plan,
+    here: Environment,
+    architecture: Architecture,
+    wanted: bool,
+    file: str,
+    check: Callable[[Plan, int], object],
 ) -> tuple[Plan, tuple[Finding, ...]]:
     """The plan for the ranks at hand: shrunk if that is `wanted`, else as it is, if it passes the `check` of its engine."""
     from bridge.engine.fit import fit
@@ -345,7 +412,11 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
         policy=watch.policy(),
         folder=Path(options.model) if options.model and is_folder(options.model) else None,
         groups=options.groups,
-        alike={"--steps": options.number, "--resume": bool(options.resume), "--save": bool(options.save)},
+        alike={
+            "--steps": options.number,
+            "--resume": bool(options.resume),
+            "--save": bool(options.save),
+        },
     )
     if options.resume:
         training.engine.load_checkpoint(options.resume)
@@ -386,7 +457,10 @@ def _lost_ranks_named(options: Options) -> Iterator[None]:
         if not gone:
             raise
         again = f"start again with --resume {options.save or options.resume or 'DIR'}"
-        lines = (f"rank {rank} (process {processes[rank]}) has ended in the middle; {again}" for rank in gone)
+        lines = (
+            f"rank {rank} (process {processes[rank]}) has ended in the middle; {again}"
+            for rank in gone
+        )
         raise BridgeError(*lines) from error
 
 

@@ -60,26 +60,53 @@ class Options:
     own: Own | None = None
 
 
-def own_of(file: str, other: str | None, to: str | None, model: Path | None, batch: Path | None, on: str | None) -> Own | None:
+def own_of(
+    file: str,
+    other: str | None,
+    to: str | None,
+    model: Path | None,
+    batch: Path | None,
+    on: str | None,
+) -> Own | None:
     """The second config with what goes with it, or None. Raises `BridgeError` if options are missing or do not go together."""
     if other is None:
         alone = {"--model": model, "--batch": batch, "--on": on}
         BridgeError.raise_if(
-            f"{name}: goes with a second config: verify {file} OTHER {name} ..." for name in alone if alone[name]
+            f"{name}: goes with a second config: verify {file} OTHER {name} ..."
+            for name in alone
+            if alone[name]
         )
-        BridgeError.raise_if([] if to else ["verify: expected --to DIALECT, or a second config with --model and --batch"])
+        BridgeError.raise_if(
+            []
+            if to
+            else ["verify: expected --to DIALECT, or a second config with --model and --batch"]
+        )
         return None
     BridgeError.raise_if(["--to: found beside a second config; give one of them"] if to else [])
-    lacks = [name for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items() if given is None]
+    lacks = [
+        name
+        for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items()
+        if given is None
+    ]
     BridgeError.raise_if(f"verify: a second config needs {name} too" for name in lacks)
     assert model is not None and batch is not None
     config = model / "config.json"
     BridgeError.raise_if(
-        [] if config.is_file() else [f"{config}: not there; expected the config.json of a model of Hugging Face"]
+        []
+        if config.is_file()
+        else [f"{config}: not there; expected the config.json of a model of Hugging Face"]
     )
-    BridgeError.raise_if([] if batch.is_file() else [f"{batch}: not there; bridge.trace.batch({batch.name!r}, batch) writes one"])
+    BridgeError.raise_if(
+        []
+        if batch.is_file()
+        else [f"{batch}: not there; bridge.trace.batch({batch.name!r}, batch) writes one"]
+    )
     names = tuple(on.split(",")) if on else None
-    BridgeError.raise_if([f"--on: found {on}, expected two engines: --on ddp,deepspeed"] if names and len(names) != 2 else [])
+    BridgeError.raise_if(
+        [f"--on: found {on}, expected two engines: --on ddp,deepspeed"]
+        if names and len(names) != 2
+        else []
+    )
     return Own(other, str(model.absolute()), str(batch.absolute()), names)  # type: ignore[arg-type]
 
 
@@ -135,7 +162,9 @@ def _at_hand(job: Job, folder: Path) -> Job:
 
 def _measured(job: Job, options: Options) -> Fields:
     """What the ranks found; their progress goes to stderr."""
-    world = (_own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)).size.world
+    world = (
+        _own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)
+    ).size.world
     found = next(measured([(job, options)], world, None if job.json else Told()))
     if "problems" in found:
         raise BridgeError(*found["problems"])
@@ -160,7 +189,9 @@ class Told:
             note(f"  {said['note']}")
 
 
-def measured(tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None) -> Iterator[Fields]:
+def measured(
+    tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None
+) -> Iterator[Fields]:
     """The reports on several files, in order, from one start of `world` ranks; one that fails has its `problems` instead."""
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in ranks(world, RANK, json.dumps(spec)):
@@ -176,7 +207,9 @@ def _pair(job: Job, options: Options) -> Pair:
     from bridge.verify.pair import fitted
 
     source = read(job)
-    return fitted(source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks)
+    return fitted(
+        source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks
+    )
 
 
 def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
@@ -186,7 +219,11 @@ def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
     from bridge.verify.own import engines_of, paired
 
     configs = read(job), _read(replace(job, file=own.other))
-    known = {**stacks.backends(*(config.dialect.name for config in configs)), **BACKENDS, BACKEND.name: BACKEND}
+    known = {
+        **stacks.backends(*(config.dialect.name for config in configs)),
+        **BACKENDS,
+        BACKEND.name: BACKEND,
+    }
     engines = engines_of(configs, own.on, known)
     return paired(configs, engines, limit), engines
 
@@ -221,7 +258,12 @@ def _show(found: Fields) -> None:
 
 
 SHOWN = 3
-VERDICTS = {"same": "Same run", "differs": "Not the same run", "in part": "Proved in part", "not run": "Nothing proved"}
+VERDICTS = {
+    "same": "Same run",
+    "differs": "Not the same run",
+    "in part": "Proved in part",
+    "not run": "Nothing proved",
+}
 
 
 def _cells(run: Fields) -> Iterator[str]:
@@ -230,7 +272,13 @@ def _cells(run: Fields) -> Iterator[str]:
     yield run["engine"]
     losses, norms, gap = run["losses"], run["grad_norms"], run["distance"]
     yield f"{float(losses[0]):.6f} -> {float(losses[-1]):.6f}" if losses else ""
-    yield "" if not norms else "not told" if norms[-1] is None else f"{float(norms[0]):.5g} -> {float(norms[-1]):.5g}"
+    yield (
+        ""
+        if not norms
+        else "not told"
+        if norms[-1] is None
+        else f"{float(norms[0]):.5g} -> {float(norms[-1]):.5g}"
+    )
     yield f"{gap['tensor'].removesuffix('.weight')}  {float(gap['worst']):.1e}" if gap else ""
     yield run["verdict"]
 
@@ -245,7 +293,10 @@ def _words(found: Fields) -> Iterator[str]:
     if found["no_script"]:
         why = "; ".join(found["no_script"])
         yield f"Judged in a training script with this model; `convert --script` writes one with the nearest model: {why}"
-    smaller = [f"{path} {change['before']} -> {change['after']}" for path, change in found["changes"].items()]
+    smaller = [
+        f"{path} {change['before']} -> {change['after']}"
+        for path, change in found["changes"].items()
+    ]
     changed = f"; changed for that: {', '.join(smaller)}" if smaller else ""
     yield f"\nIn small, on {found['ranks']} ranks{changed}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
@@ -263,7 +314,9 @@ def warm(text: str) -> None:
     spec = json.loads(text)
     # An engine that is loaded after the fork is loaded once by every rank.
     on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
-    loaded({*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))})
+    loaded(
+        {*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))}
+    )
 
 
 def loaded(named: Iterable[str | None]) -> None:
@@ -292,14 +345,21 @@ def main(text: str) -> None:
     with redirect_stdout(sys.stderr):
         for said in tasks:
             with listening(lambda done, total: tell(at=[done, total])):
-                found = _found(Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line))
+                found = _found(
+                    Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line)
+                )
             tell(found=found)
     end(here.world)
 
 
 def _options(said: Mapping[str, Any]) -> Options:
     own = said.get("own")
-    return Options(**{**said, "own": Own(**{**own, "on": tuple(own["on"]) if own["on"] else None}) if own else None})
+    return Options(
+        **{
+            **said,
+            "own": Own(**{**own, "on": tuple(own["on"]) if own["on"] else None}) if own else None,
+        }
+    )
 
 
 def _judged(job: Job, options: Options, own: Own, note: Any) -> Fields:
@@ -329,7 +389,9 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
             if options.own:
                 return _judged(job, options, options.own, note)
             pair = _pair(job, options)
-            found = verify(pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note).fields()
+            found = verify(
+                pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note
+            ).fields()
             return {**found, "judged_release": _otherwise(pair.target)}
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}

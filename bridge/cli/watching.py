@@ -21,7 +21,9 @@ def watch(folder: Path, interval: float) -> int:
     from bridge.trace.schema import RUN
 
     if not alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):
-        raise BridgeError(f"{folder}: found no run that goes on, and none that ended; name the folder of a trace")
+        raise BridgeError(
+            f"{folder}: found no run that goes on, and none that ended; name the folder of a trace"
+        )
     follower, faults, steps = Follower(folder), 0, 0
     try:
         while True:
@@ -56,7 +58,9 @@ def export(folder: Path, target: str, out: Path) -> int:
     from bridge.trace.pages.series import read
 
     if target not in TARGETS:
-        raise BridgeError(f"--to: found {target}, expected {' or '.join(TARGETS)}{nearest(target, TARGETS)}")
+        raise BridgeError(
+            f"--to: found {target}, expected {' or '.join(TARGETS)}{nearest(target, TARGETS)}"
+        )
     count = written(read(folder), target, out)
     say(f"wrote {out}: {count} scalars")
     return Exit.CLEAN

@@ -98,9 +98,13 @@ def initialize(
     return engine
 
 
-def _watch(engine: Engine, plan: Plan, folder: str | Path | None, full: bool, policy: Policy | None) -> None:
+def _watch(
+    engine: Engine, plan: Plan, folder: str | Path | None, full: bool, policy: Policy | None
+) -> None:
     from bridge.engine.tracing import EngineSource
     from bridge.trace import attach
     from bridge.trace.desync import Policy
 
-    engine.tracer = attach(EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log"))
+    engine.tracer = attach(
+        EngineSource(engine), plan.debug, folder, full=full, policy=policy or Policy(action="log")
+    )

@@ -21,7 +21,9 @@ Facts = Mapping[str, str]
 ALIKE = "start all ranks with the same file, script and packages"
 
 
-def facts_of(given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]) -> Facts:
+def facts_of(
+    given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]
+) -> Facts:
     """What has to be alike on all ranks, as text by name: releases, what was `given`, the plan,
     groups of parameters, and names and shapes of the model.
     """

@@ -27,7 +27,11 @@ class NativeBackend(Backend):
 
     name: ClassVar[str] = "native"
     title: ClassVar[str] = "native engine"
-    modules = ("bridge.engine", "bridge.engine.models.dense", "torch._dynamo")  # torch's first optimizer asks for its compiler
+    modules = (
+        "bridge.engine",
+        "bridge.engine.models.dense",
+        "torch._dynamo",
+    )  # torch's first optimizer asks for its compiler
 
     @property
     def release(self) -> str:
@@ -53,14 +57,20 @@ class NativeBackend(Backend):
         if workload.model is not None:
             # The model brings its own experts. The engine has none, and would refuse a plan that
             # names them.
-            plan = Plan.of({path: value for path, value in plan.values().items() if path not in EXPERTS})
+            plan = Plan.of(
+                {path: value for path, value in plan.values().items() if path not in EXPERTS}
+            )
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         model, rows = native(workload), workload.groups
         if rows:
             fitting(rows, trained(model), FILE)
         groups = grouped(rows, plan.optimizer)
         engine = initialize(
-            model, plan, lambda output, targets: loss(logits_in(output), targets), seed=workload.seed, groups=groups
+            model,
+            plan,
+            lambda output, targets: loss(logits_in(output), targets),
+            seed=workload.seed,
+            groups=groups,
         )
         return NativeTrainer(engine, plan.batch.micro or workload.micro, workload.rows)
 
@@ -69,7 +79,12 @@ class NativeTrainer:
     """A run of the native engine. With `rows`, microbatches are rows of the user's own batch."""
 
     def __init__(self, engine: Engine, micro: int, rows: Rows | None = None) -> None:
-        self.engine, self.micro, self.accumulation, self.rows = engine, micro, engine.accumulation, rows
+        self.engine, self.micro, self.accumulation, self.rows = (
+            engine,
+            micro,
+            engine.accumulation,
+            rows,
+        )
         self.data = (engine.data.index, engine.data.size)
         # Gradients are counted when they are whole: after the update their buffers may hold
         # anything.
@@ -78,7 +93,10 @@ class NativeTrainer:
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
-        loss, progress = engine.train_batch(batches if self.rows is None else map(self._named, batches)), engine.progress
+        loss, progress = (
+            engine.train_batch(batches if self.rows is None else map(self._named, batches)),
+            engine.progress,
+        )
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
     def _named(self, batch: Batch) -> Any:
@@ -99,7 +117,11 @@ class NativeTrainer:
 
     def bytes(self) -> Mapping[str, int]:
         found = self.engine.bytes()
-        return {"weights": found["weights"], "gradients": self._gradients, "optimizer": found["master"] + found["moments"]}
+        return {
+            "weights": found["weights"],
+            "gradients": self._gradients,
+            "optimizer": found["master"] + found["moments"],
+        }
 
     def close(self) -> None:
         self.engine.weights.settle()

@@ -18,12 +18,20 @@ def aliases(module: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
     # The tensors themselves: otherwise each name gets a copy with another identity.
     found = module.state_dict(keep_vars=True)
-    return {name: first.setdefault(id(tensor), name) for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in found.items()
+        if isinstance(tensor, Tensor)
+    }
 
 
 def others(module: nn.Module) -> list[str]:
     """Names in a module's state whose value is no tensor."""
-    return [name for name, value in module.state_dict(keep_vars=True).items() if not isinstance(value, Tensor)]
+    return [
+        name
+        for name, value in module.state_dict(keep_vars=True).items()
+        if not isinstance(value, Tensor)
+    ]
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -48,7 +56,11 @@ def owners(engine: Engine) -> dict[str, int]:
 def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     """The buffers that this rank is the first of its pipeline to update."""
     found = owners(engine)
-    yield from ((name, tensor) for name, tensor in buffers(engine.model).items() if found[name] == engine.line.index)
+    yield from (
+        (name, tensor)
+        for name, tensor in buffers(engine.model).items()
+        if found[name] == engine.line.index
+    )
 
 
 def digest(engine: Engine) -> int:

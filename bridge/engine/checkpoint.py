@@ -44,7 +44,9 @@ LONGEST = 256
 """Bytes of the longest text that a rank tells the others."""
 
 
-def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool) -> Path:
+def save(
+    engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool
+) -> Path:
     """Write a checkpoint of `engine` to `folder`/`tag` (default: `step` and its number). Returns
     that path.
 
@@ -54,7 +56,10 @@ def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any
     tag = f"step{engine.progress.steps}" if tag is None else tag
     saving: list[Saving] = []
     if left := buffers.others(engine.model):
-        warnings.warn(f"model: {', '.join(left)} of its state is no tensor and not saved; keep it in a buffer", stacklevel=3)
+        warnings.warn(
+            f"model: {', '.join(left)} of its state is no tensor and not saved; keep it in a buffer",
+            stacklevel=3,
+        )
     with together(engine):
         _json(client)
         if engine.comm.rank == 0:
@@ -68,7 +73,9 @@ def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any
             digest = digests.digest_of(path)
         # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
         # int64.
-        found = _everyones(engine, [int(digest[start : start + 8], 16) for start in range(0, 64, 8)])
+        found = _everyones(
+            engine, [int(digest[start : start + 8], 16) for start in range(0, 64, 8)]
+        )
         with together(engine):
             if saving:
                 _publish(engine, saving[0], client, copies, found, latest)
@@ -78,7 +85,9 @@ def save(engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any
     return folder / tag
 
 
-def load(engine: Engine, folder: Path, tag: str | None, optimizer: bool) -> tuple[Path, dict[str, Any]]:
+def load(
+    engine: Engine, folder: Path, tag: str | None, optimizer: bool
+) -> tuple[Path, dict[str, Any]]:
     """Read `folder`/`tag` (default: the one that `latest` names) into `engine`. Returns the path
     and the client's state.
 
@@ -130,28 +139,46 @@ def _otherwise(engine: Engine, state: State) -> str:
             # JSON has no tuples, so that betas come back as a list.
             if before is not None and before != (list(now) if isinstance(now, tuple) else now):
                 apart.setdefault(f"{key} {shown(before)}, here {shown(now)}", []).append(name)
-    told = "; ".join(f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items())
-    return f"the checkpoint's run treated parameters otherwise: {told}; numbers change unless you pass groups" if told else ""
+    told = "; ".join(
+        f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items()
+    )
+    return (
+        f"the checkpoint's run treated parameters otherwise: {told}; numbers change unless you pass groups"
+        if told
+        else ""
+    )
 
 
 def _json(client: Mapping[str, Any]) -> Any:
     try:
         return json.loads(json.dumps(tagged.encoded(dict(client))))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BridgeError(f"client_state: {error}; keep to numbers, texts, lists, tuples, sets and dictionaries") from None
+        raise BridgeError(
+            f"client_state: {error}; keep to numbers, texts, lists, tuples, sets and dictionaries"
+        ) from None
 
 
 def _publish(
-    engine: Engine, saving: Saving, client: Mapping[str, Any], copies: Sequence[int], found: list[list[int]], latest: bool
+    engine: Engine,
+    saving: Saving,
+    client: Mapping[str, Any],
+    copies: Sequence[int],
+    found: list[list[int]],
+    latest: bool,
 ) -> None:
     """Complete the checkpoint on the first rank, after all have written. `found` has the digest of
     each rank's file.
     """
-    sums = {file_of(rank): "".join(f"{number:08x}" for number in numbers) for rank, numbers in enumerate(found)}
+    sums = {
+        file_of(rank): "".join(f"{number:08x}" for number in numbers)
+        for rank, numbers in enumerate(found)
+    }
     missing = next((name for name in sums if not (saving.temporary / name).is_file()), None)
     if missing is not None:
         path = saving.temporary / missing
-        raise BridgeError(f"{path}: not there, though its rank wrote it; choose a folder that all ranks share")
+        raise BridgeError(
+            f"{path}: not there, though its rank wrote it; choose a folder that all ranks share"
+        )
     text = _state(engine, client, copies)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
     # needed.
@@ -178,7 +205,10 @@ def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tupl
     """Name and shape of everything that a checkpoint of this engine holds."""
     yield from _expected(engine)
     for copy in copies:
-        yield from ((f"{BUFFERS}/{copy}/{name}", tuple(held.shape)) for name, held in buffers.buffers(engine.model).items())
+        yield from (
+            (f"{BUFFERS}/{copy}/{name}", tuple(held.shape))
+            for name, held in buffers.buffers(engine.model).items()
+        )
     for rank in range(engine.comm.world.size):
         yield f"{GENERATORS}/{rank}", tuple(torch.get_rng_state().shape)
 
@@ -238,7 +268,10 @@ def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
 
 
 def _whole(parameter: Parameter) -> tuple[int, ...]:
-    return tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
+    return tuple(
+        parameter.whole if dim == parameter.split else size
+        for dim, size in enumerate(parameter.shape)
+    )
 
 
 def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
@@ -284,7 +317,9 @@ def _saved_copy(engine: Engine, state: State, name: str) -> str:
     return own if alike and own in state.tensors else f"{BUFFERS}/0/{name}"
 
 
-def _check(engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool) -> None:
+def _check(
+    engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
+) -> None:
     """Raise `BridgeError` unless the saved tensors are those that this engine takes."""
     wanted = {name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}
     for name, held in buffers.buffers(engine.model).items():
@@ -294,14 +329,23 @@ def _check(engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], st
     for name in wanted:
         dtype = saved[name][0].dtype if saved[name] else "F32"
         if name.split("/")[0] in whole and not dtype.startswith(("F", "BF")):
-            raise BridgeError(f"{path}: {name} has the number format {dtype}, expected floating point; the checkpoint is damaged")
+            raise BridgeError(
+                f"{path}: {name} has the number format {dtype}, expected floating point; the checkpoint is damaged"
+            )
     generator = f"{GENERATORS}/{engine.comm.rank}"
-    if engine.comm.rank < state.world and state.tensors.get(generator) != tuple(torch.get_rng_state().shape):
-        raise BridgeError(f"{path}: {generator} is not a state of torch's generator; the checkpoint is damaged")
+    if engine.comm.rank < state.world and state.tensors.get(generator) != tuple(
+        torch.get_rng_state().shape
+    ):
+        raise BridgeError(
+            f"{path}: {generator} is not a state of torch's generator; the checkpoint is damaged"
+        )
 
 
 def _misfits(
-    path: Path, wanted: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], optimizer: bool
+    path: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    saved: Mapping[str, tuple[int, ...]],
+    optimizer: bool,
 ) -> Iterator[str]:
     # A saved weight or moment that is not wanted means another model. Other copies of buffers, and
     # generators of more ranks, are left by another layout. Moments matter only if they are read.
@@ -332,10 +376,15 @@ def _of_model(name: str) -> bool:
     return name.startswith((f"{WEIGHTS}/", f"{BUFFERS}/"))
 
 
-def _fill(engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool) -> None:
+def _fill(
+    engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
+) -> None:
     wanted = {name for name, _ in _expected(engine) if optimizer or _is_weight(name)}
     parts.fill((part for part in _parts(engine) if part.name in wanted), saved)
-    held = ((_saved_copy(engine, state, name), tensor) for name, tensor in buffers.buffers(engine.model).items())
+    held = (
+        (_saved_copy(engine, state, name), tensor)
+        for name, tensor in buffers.buffers(engine.model).items()
+    )
     parts.fill((_complete(name, tensor) for name, tensor in held), saved)
     # A rank that the saved run did not have keeps its own generator.
     if engine.comm.rank < state.world:
@@ -358,8 +407,12 @@ def together(engine: Engine) -> Iterator[None]:
     except BridgeError as error:
         failed = error
     except OSError as error:
-        failed = BridgeError(f"{error.filename or SAID}: {error.strerror}; make room, or choose another folder")
-    problems = [rank for rank, (bad,) in enumerate(_everyones(engine, [int(failed is not None)])) if bad]
+        failed = BridgeError(
+            f"{error.filename or SAID}: {error.strerror}; make room, or choose another folder"
+        )
+    problems = [
+        rank for rank, (bad,) in enumerate(_everyones(engine, [int(failed is not None)])) if bad
+    ]
     if failed is not None:
         raise failed
     if problems:
@@ -379,4 +432,8 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
 def _told(engine: Engine, text: str) -> str:
     """The `text` of the first rank, of which `LONGEST` bytes are kept."""
     encoded = text.encode()[:LONGEST]
-    return bytes(_everyones(engine, [*encoded, *(0 for _ in range(LONGEST - len(encoded)))])[0]).rstrip(b"\0").decode()
+    return (
+        bytes(_everyones(engine, [*encoded, *(0 for _ in range(LONGEST - len(encoded)))])[0])
+        .rstrip(b"\0")
+        .decode()
+    )

@@ -43,8 +43,16 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 def neighbours() -> dict[int, int]:
     """Process numbers of the job's ranks on this machine, by rank; empty without /proc."""
     mine = os.environ.get("MASTER_PORT")
-    found = ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*")) if mine else ()
-    return {int(said["RANK"]): number for said, number in found if said.get("MASTER_PORT") == mine and said.get("RANK")}
+    found = (
+        ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*"))
+        if mine
+        else ()
+    )
+    return {
+        int(said["RANK"]): number
+        for said, number in found
+        if said.get("MASTER_PORT") == mine and said.get("RANK")
+    }
 
 
 GRACE = 1.0
@@ -56,7 +64,9 @@ def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
     until = time.monotonic() + GRACE
     while True:
         # Z: ended, but its parent has not asked yet; X: dead.
-        gone = tuple(rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X"))
+        gone = tuple(
+            rank for rank, number in sorted(processes.items()) if _state(number) in ("", "Z", "X")
+        )
         if gone or time.monotonic() > until:
             return gone
         time.sleep(GRACE / 50)
@@ -83,10 +93,18 @@ def _state(process: int) -> str:
 
 def _torch(found: Mapping[str, str]) -> Environment:
     """torchrun and the deepspeed launcher set the same variables; the latter adds its own."""
-    launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in found else "deepspeed" if "CROSS_RANK" in found else "environment"
+    launcher = (
+        "torchrun"
+        if "TORCHELASTIC_RUN_ID" in found
+        else "deepspeed"
+        if "CROSS_RANK" in found
+        else "environment"
+    )
     rank, world = _whole(found, "RANK"), _whole(found, "WORLD_SIZE")
     if not 0 <= rank < world:
-        raise ConfigError(f"RANK: found {rank}, expected 0 to WORLD_SIZE - 1 ({world - 1}); start with torchrun")
+        raise ConfigError(
+            f"RANK: found {rank}, expected 0 to WORLD_SIZE - 1 ({world - 1}); start with torchrun"
+        )
     address = f"{_text(found, 'MASTER_ADDR')}:{_whole(found, 'MASTER_PORT')}" if world > 1 else ""
     return Environment(rank, world, int(found.get("LOCAL_RANK", rank)), address, launcher)
 
@@ -98,25 +116,33 @@ def _slurm(found: Mapping[str, str]) -> Environment:
     port = int(found.get("MASTER_PORT", 20_000 + int(found.get("SLURM_JOB_ID", "0")) % 20_000))
     address = f"{found.get('MASTER_ADDR', host)}:{port}"
     local = int(found.get("SLURM_LOCALID", "0"))
-    return Environment(_whole(found, "SLURM_PROCID"), _whole(found, "SLURM_NTASKS"), local, address, "slurm")
+    return Environment(
+        _whole(found, "SLURM_PROCID"), _whole(found, "SLURM_NTASKS"), local, address, "slurm"
+    )
 
 
 def _first_host(nodes: str) -> str:
     """The first host of a SLURM list such as `a[03-07,9],b1`."""
     match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
     if match is None:
-        raise ConfigError(f"SLURM_NODELIST: found {nodes!r}, expected a list of hosts; set MASTER_ADDR instead")
+        raise ConfigError(
+            f"SLURM_NODELIST: found {nodes!r}, expected a list of hosts; set MASTER_ADDR instead"
+        )
     return match[1] + (match[2] or "")
 
 
 def _text(found: Mapping[str, str], name: str) -> str:
     if not found.get(name):
-        raise ConfigError(f"{name}: not set, though other variables of a launcher are; start with torchrun or deepspeed")
+        raise ConfigError(
+            f"{name}: not set, though other variables of a launcher are; start with torchrun or deepspeed"
+        )
     return found[name]
 
 
 def _whole(found: Mapping[str, str], name: str) -> int:
     text = _text(found, name)
     if not text.isdecimal():
-        raise ConfigError(f"{name}: found {text!r}, expected a whole number; start with torchrun or deepspeed")
+        raise ConfigError(
+            f"{name}: found {text!r}, expected a whole number; start with torchrun or deepspeed"
+        )
     return int(text)

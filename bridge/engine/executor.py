@@ -137,7 +137,9 @@ class Executor:
         found: dict[tuple[int, bool], tuple[int, int, int]] = {}
         visited = written = 0
         for place, action in enumerate(self.row):
-            found.setdefault((action.microbatch, action.kind is not Kind.FORWARD), (place, visited, written))
+            found.setdefault(
+                (action.microbatch, action.kind is not Kind.FORWARD), (place, visited, written)
+            )
             visited += action.kind in COMPUTE
             written += action.kind in WRITES
         return found
@@ -149,7 +151,9 @@ class Executor:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
 
-    def evaluate(self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]) -> Any:
+    def evaluate(
+        self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]
+    ) -> Any:
         """Run one microbatch forward through the stages of all ranks, and keep nothing. Returns
         what `output` makes of the last stage's value on the rank that has that stage, and None on
         others.
@@ -158,14 +162,18 @@ class Executor:
         for place, stage in enumerate(path):
             if self._remote(stage - 1):
                 value = received(self.messages.receive_once(Action(stage, Kind.RECEIVE_FORWARD, 0)))
-            self.weights.require(self.local[stage], [self.local[after] for after in path[place + 1 :]])
+            self.weights.require(
+                self.local[stage], [self.local[after] for after in path[place + 1 :]]
+            )
             self.note(f"forward {self.local[stage]} starts")
             value = self.stages[stage].forward(value, None)
             self.note(f"forward {self.local[stage]} ends")
             if stage == self.last:
                 result = output(value)
             elif self._remote(stage + 1):
-                self.messages.send_once(Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage))
+                self.messages.send_once(
+                    Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage)
+                )
         self.messages.finish()
         # A step that follows has to announce its own shapes.
         self.messages.begin()
@@ -256,8 +264,12 @@ class Executor:
 
     def _input(self, action: Action, feed: Feed) -> None:
         roots, gradients = self._starts(action, feed)
-        edges = [root if isinstance(root, GradientEdge) else get_gradient_edge(root) for root in roots]
-        entered = [current.entered for current in self.open.get((action.stage, action.microbatch), ())]
+        edges = [
+            root if isinstance(root, GradientEdge) else get_gradient_edge(root) for root in roots
+        ]
+        entered = [
+            current.entered for current in self.open.get((action.stage, action.microbatch), ())
+        ]
         halves = Halves(edges, gradients, differentiable(entered))
         self._halves[action.stage, action.microbatch] = halves
         self._noted(action, halves.input)
@@ -315,10 +327,18 @@ class Executor:
 
     def _reached(self, action: Action, feed: Feed) -> list[Pass]:
         """The open passes of a microbatch through a stage that backward came to."""
-        return [current for current in self.open.get((action.stage, action.microbatch), ()) if feed.reached(current.turn)]
+        return [
+            current
+            for current in self.open.get((action.stage, action.microbatch), ())
+            if feed.reached(current.turn)
+        ]
 
     def _close(self, action: Action, feed: Feed) -> None:
-        left = [current for current in self.open.pop((action.stage, action.microbatch), ()) if not feed.reached(current.turn)]
+        left = [
+            current
+            for current in self.open.pop((action.stage, action.microbatch), ())
+            if not feed.reached(current.turn)
+        ]
         if left:
             self.open[action.stage, action.microbatch] = left
 
@@ -341,11 +361,15 @@ class Executor:
         self.messages.send(action, _flat(value, action.stage - 1))
 
     def _receive_forward(self, action: Action, feed: Feed) -> None:
-        self._values[action.stage, action.microbatch] = feed.received(action.microbatch, self.messages.receive(action))
+        self._values[action.stage, action.microbatch] = feed.received(
+            action.microbatch, self.messages.receive(action)
+        )
 
     def _send_backward(self, action: Action, feed: Feed) -> None:
         found = self._gradients.pop((action.stage, action.microbatch))
-        self.messages.send(action, [gradient for parts in found for gradient in parts if gradient is not None])
+        self.messages.send(
+            action, [gradient for parts in found for gradient in parts if gradient is not None]
+        )
 
     def _receive_backward(self, action: Action, feed: Feed) -> None:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]

@@ -86,7 +86,8 @@ and logs.
 DEFINED = tuple(
     path
     for path in paths()
-    if path in ("model.family", "model.predicted", "model.dropout") or (path.startswith("model.") and path.count(".") > 1)
+    if path in ("model.family", "model.predicted", "model.dropout")
+    or (path.startswith("model.") and path.count(".") > 1)
 )
 """Fields for the model that the engine is given."""
 
@@ -109,13 +110,20 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     one changes the numbers.
     """
     beyond = tuple(_beyond(values))
-    ConfigError.raise_if(f"{it.path}: found {it.before!r}; {it.message}" for it in beyond if it.effect is Effect.NUMBERS)
+    ConfigError.raise_if(
+        f"{it.path}: found {it.before!r}; {it.message}"
+        for it in beyond
+        if it.effect is Effect.NUMBERS
+    )
     return beyond
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The same for those who run the plan elsewhere: findings without an effect."""
-    return tuple(replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}") for it in _beyond(values))
+    return tuple(
+        replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}")
+        for it in _beyond(values)
+    )
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
@@ -148,7 +156,10 @@ def _recomputes(values: Mapping[str, Any]) -> bool:
     """Whether whole layers are recomputed in backward. A ratio asks for that if no granularity is
     set.
     """
-    return bool(values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none") == "full")
+    return bool(
+        values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none")
+        == "full"
+    )
 
 
 _ADAM, _DECAY = ("adam", "adamw"), ("linear", "cosine", "wsd")
@@ -157,8 +168,14 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         lambda values: values.get("parallel.tensor", 1) > 1,
         "there is one tensor rank, so tokens are not split",
     ),
-    ("optimizer.momentum",): (lambda values: values.get("optimizer.name") == "sgd", "only sgd has momentum"),
-    ("optimizer.betas",): (lambda values: values.get("optimizer.name") != "sgd", "sgd has no moments"),
+    ("optimizer.momentum",): (
+        lambda values: values.get("optimizer.name") == "sgd",
+        "only sgd has momentum",
+    ),
+    ("optimizer.betas",): (
+        lambda values: values.get("optimizer.name") != "sgd",
+        "sgd has no moments",
+    ),
     ("optimizer.eps",): (
         lambda values: values.get("optimizer.name", "adamw") in _ADAM,
         "only Adam divides by its second moment",
@@ -187,7 +204,10 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         lambda values: values.get("precision.compute") == "fp16",
         "only fp16 needs a loss scale",
     ),
-    tuple(f"precision.loss_scale.{name}" for name in ("initial", "window", "hysteresis", "minimum", "late", "final")): (
+    tuple(
+        f"precision.loss_scale.{name}"
+        for name in ("initial", "window", "hysteresis", "minimum", "late", "final")
+    ): (
         lambda values: "precision.loss_scale.static" not in values,
         "the loss scale is constant",
     ),
@@ -216,11 +236,17 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "there is one pipeline rank, which has all stages",
     ),
     ("schedule.depth_first", "schedule.breadth_first"): (
-        lambda values: values.get("parallel.pipeline", 1) == 1 or values.get("schedule.name", "looped_bfs") == "looped_bfs",
+        lambda values: (
+            values.get("parallel.pipeline", 1) == 1
+            or values.get("schedule.name", "looped_bfs") == "looped_bfs"
+        ),
         "the schedule's name decides",
     ),
     ("stages.layers_per_stage",): (
-        lambda values: values.get("stages.rule") != "explicit" and ("stages.rule" in values or "stages.boundaries" not in values),
+        lambda values: (
+            values.get("stages.rule") != "explicit"
+            and ("stages.rule" in values or "stages.boundaries" not in values)
+        ),
         "boundaries say where stages begin",
     ),
 }

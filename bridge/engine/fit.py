@@ -83,7 +83,9 @@ def _runs(plan: Plan, shape: Architecture, data: int) -> bool:
     return True
 
 
-def _sizes(values: Mapping[str, Any], world: int, tensor: int, pipeline: int) -> Iterator[tuple[str, Any]]:
+def _sizes(
+    values: Mapping[str, Any], world: int, tensor: int, pipeline: int
+) -> Iterator[tuple[str, Any]]:
     data = world // (tensor * pipeline)
     yield from ((path, 1) for path in ONE if values.get(path, 1) != 1)
     for path, size in (("parallel.tensor", tensor), ("parallel.pipeline", pipeline)):

@@ -21,5 +21,7 @@ _NAMES: Mapping[torch.dtype, Dtype] = {dtype: name for name, dtype in TORCH.item
 def name_of(dtype: torch.dtype, where: str) -> Dtype:
     """A plan's name of `dtype`; raises `ConfigError` that names `where` if it has none."""
     if dtype not in _NAMES:
-        raise ConfigError(f"{where}: found {dtype}, expected one of {', '.join(TORCH)}; cast it first")
+        raise ConfigError(
+            f"{where}: found {dtype}, expected one of {', '.join(TORCH)}; cast it first"
+        )
     return _NAMES[dtype]

@@ -40,7 +40,8 @@ class Gradients:
         self.layout, self.comm, self.group = layout, comm, comm.group("data")
         self.flats = {index: flat for index, flat in enumerate(layout.flats) if flat.trainable}
         self.buffers = {
-            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("grad").items()
+            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device)
+            for home, size in layout.homes("grad").items()
         }
         # A slice of the whole buffer if the flat has it to itself. In a shared buffer the next
         # stage overwrites the sum, so that this rank's slice is kept apart.
@@ -63,8 +64,14 @@ class Gradients:
             self._hook(flat, parameters)
         # By name, which all pipeline ranks know: they number their flats differently, but have to
         # make these sums in one order.
-        tied = sorted((flat.slots[0].parameter.name, index) for index, flat in self.flats.items() if flat.replicas)
-        self._tied = [(self.shards[index], holders[self.flats[index].replicas]) for _, index in tied]
+        tied = sorted(
+            (flat.slots[0].parameter.name, index)
+            for index, flat in self.flats.items()
+            if flat.replicas
+        )
+        self._tied = [
+            (self.shards[index], holders[self.flats[index].replicas]) for _, index in tied
+        ]
 
     def whole(self, flat: Flat) -> Tensor:
         """The whole of `flat` in its buffer, padding included."""

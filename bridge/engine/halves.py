@@ -34,7 +34,12 @@ class Halves:
     gradient, `weight` does all the work.
     """
 
-    def __init__(self, roots: Sequence[GradientEdge], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        roots: Sequence[GradientEdge],
+        gradients: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+    ) -> None:
         self._roots, self._gradients, self._inputs = list(roots), list(gradients), list(inputs)
         self._groups: list[Group] = []
 
@@ -43,10 +48,20 @@ class Halves:
         if not self._inputs or not self._roots:
             return
         self._groups = _groups(self._roots, self._inputs)
-        hooks = [node.register_prehook(_catch(group, node)) for group in self._groups for node in group.nodes]
+        hooks = [
+            node.register_prehook(_catch(group, node))
+            for group in self._groups
+            for node in group.nodes
+        ]
         # Autograd runs only the nodes on the way to `inputs`. The graph is kept, because the second
         # half needs the rest of it.
-        found = torch.autograd.grad(self._roots, self._inputs, _filled(self._gradients), retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            self._roots,
+            self._inputs,
+            _filled(self._gradients),
+            retain_graph=True,
+            allow_unused=True,
+        )
         for hook in hooks:
             hook.remove()
         for tensor, gradient in zip(self._inputs, found, strict=True):
@@ -111,7 +126,12 @@ def _go_on(group: Group, retain: bool) -> None:
             node.register_prehook(lambda _, kept=gradients: kept)
             for node, gradients in group.nodes.items()
         ]
-    torch.autograd.backward([edge for edge, _ in edges], [gradient for _, gradient in edges], retain, inputs=group.weights)
+    torch.autograd.backward(
+        [edge for edge, _ in edges],
+        [gradient for _, gradient in edges],
+        retain,
+        inputs=group.weights,
+    )
     for hook in hooks:
         hook.remove()
 
@@ -178,5 +198,9 @@ def _children_first(roots: Sequence[Node]) -> list[Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in seen)
+            stack.extend(
+                (child, False)
+                for child, _ in node.next_functions
+                if child is not None and child not in seen
+            )
     return list(found)

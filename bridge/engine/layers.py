@@ -71,12 +71,16 @@ def chain_of(model: nn.Module) -> Chain:
     if isinstance(model, nn.Sequential):
         layers = tuple(Layer(name, module, module) for name, module in model.named_children())
         return Chain(layers, int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)))
-    return Chain((Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True)
+    return Chain(
+        (Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True
+    )
 
 
 def facts(chain: Chain) -> Layers:
     """The numbers that partition rules divide by: layers, and the parameters of each."""
-    sizes = tuple(sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers)
+    sizes = tuple(
+        sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers
+    )
     return Layers(len(chain.layers), chain.leading, chain.trailing, sizes)
 
 
@@ -91,7 +95,10 @@ def loss_in(output: Any) -> Any:
 
 
 def parameter_facts(
-    parameters: Mapping[str, nn.Parameter], layers: Sequence[Layer], stages: Sequence[range], marks: Mapping[int, Mark]
+    parameters: Mapping[str, nn.Parameter],
+    layers: Sequence[Layer],
+    stages: Sequence[range],
+    marks: Mapping[int, Mark],
 ) -> list[Parameter]:
     """Every parameter with its shape, format, the stages that use it, and how tensor ranks hold it (`marks`, by identity).
 
@@ -99,7 +106,9 @@ def parameter_facts(
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
-    ConfigError.raise_if(f"model: parameter {name} belongs to no layer; put it in one" for name in strays)
+    ConfigError.raise_if(
+        f"model: parameter {name} belongs to no layer; put it in one" for name in strays
+    )
     found = []
     for name, weight in parameters.items():
         mark, trained = marks.get(id(weight), Mark()), weight.requires_grad
@@ -142,6 +151,8 @@ def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[
     """
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):
-        for weight in {id(weight) for index in members for weight in weights_of(layers[index].module)}:
+        for weight in {
+            id(weight) for index in members for weight in weights_of(layers[index].module)
+        }:
             found.setdefault(weight, []).append(stage)
     return {weight: tuple(users) for weight, users in found.items()}

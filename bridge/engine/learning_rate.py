@@ -69,7 +69,11 @@ def weight_decay(ramp: DecayRamp, step: int) -> float | None:
 
 def decay_steps(schedule: LearningRate) -> int:
     """Steps of the decay of `wsd`, at the end of the schedule."""
-    return max(1, _total(schedule) // DECAY_SHARE) if schedule.decay_steps is None else schedule.decay_steps
+    return (
+        max(1, _total(schedule) // DECAY_SHARE)
+        if schedule.decay_steps is None
+        else schedule.decay_steps
+    )
 
 
 def _between(peak: float, schedule: LearningRate, share: float) -> float:
@@ -84,7 +88,9 @@ def _progress(schedule: LearningRate, step: int, start: int) -> float:
 
 def _total(schedule: LearningRate) -> int:
     if schedule.total_steps is None:
-        raise ConfigError(f"optimizer.schedule.total_steps: unset, but {schedule.name} decays over it; set it")
+        raise ConfigError(
+            f"optimizer.schedule.total_steps: unset, but {schedule.name} decays over it; set it"
+        )
     return schedule.total_steps
 
 

@@ -38,7 +38,9 @@ class PlainTrainer:
         here = joined() or (0, 1)
         self.plan, self.data, self.steps = plan, self.place(here), 0
         self.micro = plan.batch.micro or workload.micro
-        whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (plan.parallel.data or here[1])
+        whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (
+            plan.parallel.data or here[1]
+        )
         self.accumulation = max(1, whole // (self.micro * self.data[1]))
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model: nn.Module = called(workload).to(self.device)
@@ -65,16 +67,23 @@ class PlainTrainer:
         return self.plan.precision.compute == "bf16"
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        taken = [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in islice(batches, self.accumulation)]
+        taken = [
+            (tokens.to(self.device), targets.to(self.device))
+            for tokens, targets in islice(batches, self.accumulation)
+        ]
         counts = [int((targets != IGNORED).sum()) for _, targets in taken]
         every = sum(self._everyones(sum(counts)))
-        lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps)
+        lr = learning_rate(
+            setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, self.steps
+        )
         self.optimizer.zero_grad()
         total = 0.0
         for number, ((tokens, targets), count) in enumerate(zip(taken, counts, strict=True)):
             # Wrappers average gradients over data ranks, so that a share of all tokens is
             # multiplied with their number.
-            share = count * self.data[1] / every if self.plan.loss == "per_token" else 1 / len(taken)
+            share = (
+                count * self.data[1] / every if self.plan.loss == "per_token" else 1 / len(taken)
+            )
             with self.waits(number == len(taken) - 1):
                 with torch.autocast(self.device, torch.bfloat16, self.low):
                     logits = logits_in(self.wrapped(tokens))
@@ -130,7 +139,9 @@ class ShardedTrainer(PlainTrainer):
 
     def wrap(self, model: nn.Module) -> Any:
         half = torch.bfloat16 if self.plan.precision.compute == "bf16" else None
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+        policy = MixedPrecisionPolicy(
+            param_dtype=half, reduce_dtype=torch.float32 if half else None
+        )
         # Numbered layers are the blocks. The rest of the model is left to the root's own group.
         for name, block in naming.layers(model).items():
             if name[-1].isdigit():
@@ -147,15 +158,26 @@ TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrai
 
 def wholes(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all weights by name, whole, in fp32 on the CPU. Every rank gets them."""
-    return {name: _whole(weight).detach().float().cpu().clone() for name, weight in model.named_parameters()}
+    return {
+        name: _whole(weight).detach().float().cpu().clone()
+        for name, weight in model.named_parameters()
+    }
 
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes of this rank's weights, gradients and optimizer state."""
     weights = [_local(weight) for weight in model.parameters()]
-    states = [_local(value) for state in optimizer.state.values() for value in state.values() if value.dim()]
+    states = [
+        _local(value)
+        for state in optimizer.state.values()
+        for value in state.values()
+        if value.dim()
+    ]
     found = {"weights": weights, "gradients": weights, "optimizer": states}
-    return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in found.items()}
+    return {
+        kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for kind, tensors in found.items()
+    }
 
 
 def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:

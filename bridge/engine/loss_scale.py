@@ -47,8 +47,20 @@ class LossScaler:
         minimum = 1.0 if given.minimum is None else given.minimum
         hysteresis = given.hysteresis or 2
         # Of `hysteresis` overflows the last one halves the scale, so that one less is tolerated.
-        scale, window, lead = given.initial or 2.0**16, given.window or 1000, int(given.late or False)
-        return cls(scale, window, hysteresis, minimum, tolerated=hysteresis - 1, lead=lead, final=bool(given.final))
+        scale, window, lead = (
+            given.initial or 2.0**16,
+            given.window or 1000,
+            int(given.late or False),
+        )
+        return cls(
+            scale,
+            window,
+            hysteresis,
+            minimum,
+            tolerated=hysteresis - 1,
+            lead=lead,
+            final=bool(given.final),
+        )
 
     def update(self, overflow: bool) -> None:
         """Take note of one step, as torch's scaler does; hysteresis is what Megatron and DeepSpeed add."""
@@ -83,7 +95,9 @@ class LossScaler:
         DeepSpeed's `step` calls `_update_scale` before `unscale_and_clip_grads`. A step that
         doubles the scale then divides by the new scale what was multiplied with the old one.
         """
-        doubles = self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
+        doubles = (
+            self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
+        )
         return 0.5 if doubles else 1.0
 
     @property
@@ -103,4 +117,8 @@ class LossScaler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from another scaler's `state`. A constant scale keeps the plan's value."""
         if self.window is not None and state["window"] is not None:
-            self.scale, self.good, self.tolerated = state["scale"], state["good"] - 1 + self.lead, state["tolerated"]
+            self.scale, self.good, self.tolerated = (
+                state["scale"],
+                state["good"] - 1 + self.lead,
+                state["tolerated"],
+            )

@@ -19,7 +19,16 @@ from bridge.layout.schedule.action import Row
 from bridge.layout.step import Sizes
 from bridge.layout.traffic import HEADER, HEADER_LENGTH, SEND, SEND_BACKWARD, Traffic
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+    torch.uint8,
+)
 """Formats in a message. A header names them by their place here."""
 SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
 ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
@@ -84,7 +93,9 @@ class Messages:
             for peer, row in enumerate(rows)
             if peer != self.rank
         }
-        self._sent: dict[int, deque[tuple[Action, list[tuple[Wait, Tensor]]]]] = {peer: deque() for peer in self._incoming}
+        self._sent: dict[int, deque[tuple[Action, list[tuple[Wait, Tensor]]]]] = {
+            peer: deque() for peer in self._incoming
+        }
         self._forms: dict[int, Forms] = {}
         self.shapes: dict[int, Forms] = {}
         self._posted: dict[Action, list[tuple[Wait, Tensor]]] = {}
@@ -96,7 +107,12 @@ class Messages:
         """Open the links that the rows use, all ranks in one order. Opened by their first messages, they may wait in a circle:
         in interleaved schedules the first rank sends the last one a gradient before that one asks for it.
         """
-        ways = ((rank, self.homes[action.stage]) for rank, row in enumerate(rows) for action in row if action.kind in SENDS)
+        ways = (
+            (rank, self.homes[action.stage])
+            for rank, row in enumerate(rows)
+            for action in row
+            if action.kind in SENDS
+        )
         for source, to in sorted(set(ways)):
             if self.rank in (source, to):
                 self.comm.meet(self._links[to < source], source, to, self.device)
@@ -113,7 +129,14 @@ class Messages:
         for index, tensor in enumerate(tensors):
             whole = tensor.detach().contiguous()
             link = self._link(peer)
-            waits.append((self.comm.send(SENDS[action.kind], whole, link, peer, self._tag(action, index + 1)), whole))
+            waits.append(
+                (
+                    self.comm.send(
+                        SENDS[action.kind], whole, link, peer, self._tag(action, index + 1)
+                    ),
+                    whole,
+                )
+            )
         self._sent[peer].append((action, waits))
         self.comm.ledger.note(str(action))
 
@@ -147,7 +170,10 @@ class Messages:
         known.
         """
         taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
-        given = {stage: _size(form for form in forms if form.grad) for stage, forms in self.shapes.items()}
+        given = {
+            stage: _size(form for form in forms if form.grad)
+            for stage, forms in self.shapes.items()
+        }
         return Sizes(tokens, taken, given, self.variable)
 
     def finish(self) -> None:
@@ -163,7 +189,10 @@ class Messages:
 
     def receive_once(self, action: Action) -> list[Tensor]:
         """The tensors that the other side sends by `send_once`."""
-        peer, send = self.homes[action.stage - 1], Action(action.stage, Kind.SEND_FORWARD, action.microbatch)
+        peer, send = (
+            self.homes[action.stage - 1],
+            Action(action.stage, Kind.SEND_FORWARD, action.microbatch),
+        )
         self._forms.pop(action.stage, None)
         waits = self._start(send, peer)
         for wait, _ in waits:
@@ -182,7 +211,9 @@ class Messages:
         found = []
         for index, form in enumerate(self._expected(send, peer)):
             tensor = form.empty(self.device)
-            found.append((self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor))
+            found.append(
+                (self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor)
+            )
             # Activations take part in backward if they did on the other side; gradients never do.
             tensor.requires_grad_(form.grad and send.kind is Kind.SEND_FORWARD)
         return found
@@ -206,11 +237,15 @@ class Messages:
             return self.returned(send)
         if self.variable or send.stage not in self._forms:
             header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device=self.device)
-            self.comm.receive(HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0))()
+            self.comm.receive(
+                HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0)
+            )()
             self._forms[send.stage] = self.shapes[send.stage] = _unpacked(header.tolist())
         return self._forms[send.stage]
 
-    def _announce(self, action: Action, tensors: Sequence[Tensor], peer: int) -> list[tuple[Wait, Tensor]]:
+    def _announce(
+        self, action: Action, tensors: Sequence[Tensor], peer: int
+    ) -> list[tuple[Wait, Tensor]]:
         """Send a header with the shapes of `tensors` unless the other side knows them."""
         forms = tuple(map(Form.of, tensors))
         known = self._forms.get(action.stage)
@@ -223,7 +258,9 @@ class Messages:
             )
         self._forms[action.stage] = self.shapes[action.stage] = forms
         header = torch.tensor(_packed(forms), dtype=torch.int64, device=self.device)
-        return [(self.comm.send(HEADER, header, self._link(peer), peer, self._tag(action, 0)), header)]
+        return [
+            (self.comm.send(HEADER, header, self._link(peer), peer, self._tag(action, 0)), header)
+        ]
 
     def _link(self, peer: int, mine: bool = True) -> Group:
         """The group for messages up the ranks, or the one for messages down."""
@@ -237,7 +274,9 @@ class Messages:
         microbatch = max(action.microbatch, 0)
         # A message has fewer than HEADER_LENGTH tensors, as its header has at least one number for
         # each.
-        return ((action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)) * HEADER_LENGTH + index
+        return (
+            (action.stage * self.microbatches + microbatch) * 2 + (action.kind in _BACKWARD)
+        ) * HEADER_LENGTH + index
 
 
 _BACKWARD = (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
@@ -262,7 +301,9 @@ def _packed(forms: Forms) -> list[int]:
     for form in forms:
         numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
     if len(numbers) > HEADER_LENGTH:
-        raise BridgeError(f"stage output: {_told(forms)} do not fit a header of {HEADER_LENGTH} numbers; hand on fewer tensors")
+        raise BridgeError(
+            f"stage output: {_told(forms)} do not fit a header of {HEADER_LENGTH} numbers; hand on fewer tensors"
+        )
     return numbers + [0] * (HEADER_LENGTH - len(numbers))
 
 

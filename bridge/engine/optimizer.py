@@ -74,7 +74,11 @@ def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Grou
     return tuple(
         Group(
             frozenset(row["params"]),
-            {name: tuple(row[name]) if name == "betas" else row[name] for name in HYPER if name in row and name != "lr"},
+            {
+                name: tuple(row[name]) if name == "betas" else row[name]
+                for name in HYPER
+                if name in row and name != "lr"
+            },
             row.get("lr", usual) / usual if usual else 1.0,
         )
         for row in rows
@@ -104,20 +108,32 @@ class ShardOptimizer:
     """
 
     def __init__(
-        self, settings: Settings, masters: Sequence[Tensor], pieces: Sequence[Iterable[Piece]], groups: Sequence[Group] = ()
+        self,
+        settings: Settings,
+        masters: Sequence[Tensor],
+        pieces: Sequence[Iterable[Piece]],
+        groups: Sequence[Group] = (),
     ) -> None:
         name = setting(settings, "name")
         if name not in _MAKE:
-            raise ConfigError(f"optimizer.name: the engine has no {name}; use one of {', '.join(_MAKE)}")
+            raise ConfigError(
+                f"optimizer.name: the engine has no {name}; use one of {', '.join(_MAKE)}"
+            )
         self.groups = groups
         self.state_names = _STATE[name] if name != "sgd" or settings.momentum else ()
         # Torch updates a parameter as a whole, with one set of hyperparameters. A slice is
         # therefore divided into runs, each of which is a parameter of torch and a view of the
         # slice; so are the views of its moments.
-        self._state = [{name: torch.zeros_like(master) for name in self.state_names} for master in masters]
+        self._state = [
+            {name: torch.zeros_like(master) for name in self.state_names} for master in masters
+        ]
         numbers = {name: number for number, group in enumerate(groups) for name in group.names}
-        self.runs = [run for index, parts in enumerate(pieces) for run in _runs(index, parts, numbers)]
-        self.parameters = [nn.Parameter(masters[run.slice][run.start : run.stop]) for run in self.runs]
+        self.runs = [
+            run for index, parts in enumerate(pieces) for run in _runs(index, parts, numbers)
+        ]
+        self.parameters = [
+            nn.Parameter(masters[run.slice][run.start : run.stop]) for run in self.runs
+        ]
         self.torch = _MAKE[name](self._torch_groups(), settings) if self.runs else None
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             self._prepare(run, parameter)
@@ -126,7 +142,11 @@ class ShardOptimizer:
         """The learning rate of the next step: that of the first group if it has one, else
         `planned`.
         """
-        return float(self.groups[0].settings.get("lr", planned * self.groups[0].rate)) if self.groups else planned
+        return (
+            float(self.groups[0].settings.get("lr", planned * self.groups[0].rate))
+            if self.groups
+            else planned
+        )
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
@@ -201,7 +221,10 @@ def squared_norm(parts: Iterable[Tensor]) -> Tensor:
         found.setdefault(torch.float32 if part.dtype in HALF else None, []).append(part)
     # One kernel for all parts of a format. Norms of parts are squared in fp64, so that only their
     # own sums round.
-    norms = [torch.stack(torch._foreach_norm(alike, 2, dtype=dtype)).double() for dtype, alike in found.items()]
+    norms = [
+        torch.stack(torch._foreach_norm(alike, 2, dtype=dtype)).double()
+        for dtype, alike in found.items()
+    ]
     return torch.cat(norms).square().sum()
 
 
@@ -246,7 +269,10 @@ class Lion(torch.optim.Optimizer):
         """One update of every group."""
         for group in self.param_groups:
             weights, (first, second) = group["params"], group["betas"]
-            gradients, moments = [weight.grad for weight in weights], [self.state[weight]["exp_avg"] for weight in weights]
+            gradients, moments = (
+                [weight.grad for weight in weights],
+                [self.state[weight]["exp_avg"] for weight in weights],
+            )
             # The sign is of (1 - first) * gradient + first * moment, before the moment takes the
             # gradient in by `second`.
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
@@ -256,7 +282,9 @@ class Lion(torch.optim.Optimizer):
 
 
 def _lion(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return Lion(parameters, {name: setting(settings, name) for name in ("lr", "betas", "weight_decay")})
+    return Lion(
+        parameters, {name: setting(settings, name) for name in ("lr", "betas", "weight_decay")}
+    )
 
 
 _MAKE: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {

@@ -87,7 +87,13 @@ def _refused(plan: Plan) -> Iterator[str]:
         yield f"optimizer.name: found {name}; a plain loop here takes {', '.join(filter(None, OPTIMIZERS))}"
     if compute not in FORMATS:
         yield f"precision.compute: found {compute}; a plain loop here runs fp32, or bf16 under autocast"
-    yield from (f"{path}: found {values[path]}; {why}" for path, (runs, why) in OTHERS.items() if values.get(path) not in runs)
+    yield from (
+        f"{path}: found {values[path]}; {why}"
+        for path, (runs, why) in OTHERS.items()
+        if values.get(path) not in runs
+    )
 
 
-BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (PlainBackend(), ReplicatedBackend(), ShardedBackend())}
+BACKENDS: Mapping[str, Backend] = {
+    backend.name: backend for backend in (PlainBackend(), ReplicatedBackend(), ShardedBackend())
+}

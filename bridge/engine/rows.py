@@ -53,15 +53,21 @@ class Rows:
             )
         tokens = tensors[first]
         if tokens.dim() != 2 or tokens.is_floating_point():
-            raise SourceError(f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)")
+            raise SourceError(
+                f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)"
+            )
         known = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
         odd = [
             f"{where}: {name}: found {_form(tensors[name])}, which no engine takes"
             for name in tensors
             if name not in known
         ]
-        others = {name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors}
-        SourceError.raise_if(f"{line}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for line in odd)
+        others = {
+            name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors
+        }
+        SourceError.raise_if(
+            f"{line}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for line in odd
+        )
         targets = _targets(where, tensors, tokens, others.get(MASK))
         planes = torch.stack([tokens.long(), *others.values()], 1)
         return cls((INPUTS[0], *others), planes, targets.long())
@@ -96,7 +102,10 @@ class Rows:
         takes = inspect.signature(plain).parameters
         open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
         lacking = [name for name in self.names if name not in takes and not open_ended]
-        SourceError.raise_if(f"--batch: {name}: {type(model).__name__} does not take it; leave it out" for name in lacking)
+        SourceError.raise_if(
+            f"--batch: {name}: {type(model).__name__} does not take it; leave it out"
+            for name in lacking
+        )
         fixed = {"use_cache": False} if "use_cache" in takes else {}
 
         def forward(tokens: Tensor) -> Any:
@@ -108,7 +117,11 @@ class Rows:
 
 def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
     """A tensor with a whole number for each token, (rows, tokens). A single row stands for all."""
-    fits = tensor.dim() == 2 and tensor.shape[1] == tokens.shape[1] and tensor.shape[0] in (1, len(tokens))
+    fits = (
+        tensor.dim() == 2
+        and tensor.shape[1] == tokens.shape[1]
+        and tensor.shape[0] in (1, len(tokens))
+    )
     whole = bool((tensor == tensor.long()).all())
     if not (fits and whole):
         raise SourceError(
@@ -117,12 +130,16 @@ def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
     return tensor.long().expand(tokens.shape)
 
 
-def _targets(where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None) -> Tensor:
+def _targets(
+    where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None
+) -> Tensor:
     """The token that is to follow each token, (rows, tokens)."""
     given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
     labels = tokens if given is None else tensors[given]
     if labels.shape != tokens.shape or labels.is_floating_point():
-        raise SourceError(f"{where}: {given}: found {_form(labels)}, expected whole numbers of {tuple(tokens.shape)}")
+        raise SourceError(
+            f"{where}: {given}: found {_form(labels)}, expected whole numbers of {tuple(tokens.shape)}"
+        )
     if given == TARGETS or (given == SECOND and not _beside(labels, tokens)):
         return labels
     # Without labels, tokens are their own. Padding, which the mask tells, is not predicted.

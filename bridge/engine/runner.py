@@ -325,7 +325,10 @@ class Engine:
         self._pass(batches)
         squares, loss, weight = self._reduced()
         self._note(squares, loss, weight, True)
-        losses, gradients = [value for _, (value, _) in sorted(self._losses.items())], dict(self._named_gradients())
+        losses, gradients = (
+            [value for _, (value, _) in sorted(self._losses.items())],
+            dict(self._named_gradients()),
+        )
         self._tell("ended")
         self._begin(True)
         return Passes(losses, gradients)
@@ -373,7 +376,10 @@ class Engine:
                 for slot in flat.slots:
                     local = whole[slot.start : slot.stop].view(slot.parameter.shape)
                     split = slot.parameter.split is not None
-                    yield slot.parameter.name, joined(self.comm, EXPORT, local, slot.parameter) if split else local
+                    yield (
+                        slot.parameter.name,
+                        joined(self.comm, EXPORT, local, slot.parameter) if split else local,
+                    )
 
     def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
         """The flats of a pipeline rank, whole on that rank, and as empty room on others. A flat
@@ -435,15 +441,22 @@ class Engine:
             "master": self.weights.masters_apart(),
             "moments": self.optimizer.tensors(),
         }
-        return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
+        return {
+            kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            for kind, tensors in kinds.items()
+        }
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
         """The collectives that a step should make on this rank, by name, with `tokens` tokens in
         each of its microbatches.
         """
         rank, row, sequence = self.line.index, self.executor.row, bool(self.plan.parallel.sequence)
-        step = Step(rank, self.layout, self.pipeline, row, self._parts, self._names, self.sites, sequence)
-        return step.traffic(self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index)
+        step = Step(
+            rank, self.layout, self.pipeline, row, self._parts, self._names, self.sites, sequence
+        )
+        return step.traffic(
+            self.executor.messages.sizes(tokens), self.comm.world.size, self.data.index
+        )
 
     def _next(self, source: Iterator[Any]) -> Arguments:
         """The next microbatch. If there is none, the last one again: other ranks wait for this one
@@ -492,7 +505,9 @@ class Engine:
     def _weight(self) -> Tensor | float:
         """The weight of the loss of the open passes among the others."""
         if not self._turns:
-            raise BridgeError("backward: no forward pass is open; call engine(...) in training mode first")
+            raise BridgeError(
+                "backward: no forward pass is open; call engine(...) in training mode first"
+            )
         if len(self._turns) > 1 and self.plan.loss == "per_token":
             raise BridgeError(
                 f"backward: {len(self._turns)} forward passes are open, and plan.loss is per_token, so that each counts by"
@@ -520,7 +535,9 @@ class Engine:
         # single rank.
         who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
         left = "all ranks leave the step, no weight changed"
-        raise DataEnded(f"step {step}: the data of {who} ended; {left}; give all ranks as much data")
+        raise DataEnded(
+            f"step {step}: the data of {who} ended; {left}; give all ranks as much data"
+        )
 
     def _ended(self, number: int) -> str:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
@@ -532,14 +549,22 @@ class Engine:
         """A stage's input, made of tensors from another rank and of the batch, which this rank has
         too.
         """
-        given = self._cast(self._arguments(self._microbatch(microbatch))) if self.chain.called else NOTHING
+        given = (
+            self._cast(self._arguments(self._microbatch(microbatch)))
+            if self.chain.called
+            else NOTHING
+        )
         return self.chain.received(tensors, given)
 
     def _leave(self, microbatch: int, output: Any) -> None:
         """Keep the loss that backward will start from. Without a loss function, the output is the
         loss or has it as `loss`.
         """
-        found = (loss_in(output), 1.0) if self.loss_fn is None else self._loss(output, _targets(self._microbatch(microbatch)))
+        found = (
+            (loss_in(output), 1.0)
+            if self.loss_fn is None
+            else self._loss(output, _targets(self._microbatch(microbatch)))
+        )
         self._ends[microbatch] = found
         self._losses[microbatch] = found[0].detach(), found[1]
 
@@ -556,7 +581,11 @@ class Engine:
             return loss * weight
         # The product is made in fp32: a scale of 2**16 alone is more than the largest number of
         # fp16, 65504.
-        return (loss.float() if loss.dtype == torch.float16 else loss) * (weight * self._share) * self.scaler.scale
+        return (
+            (loss.float() if loss.dtype == torch.float16 else loss)
+            * (weight * self._share)
+            * self.scaler.scale
+        )
 
     def _draw(self, microbatch: int) -> Draw:
         """Random numbers depend on the microbatch's place among those of all data ranks in this step."""
@@ -569,17 +598,27 @@ class Engine:
         self._refuse_more("engine(...)")
         self._given = batch
         self._number += 1
-        turn, draw = Turn(self._number, _rows(value)), replace(self._draw(self._micro), turn=len(self._turns))
+        turn, draw = (
+            Turn(self._number, _rows(value)),
+            replace(self._draw(self._micro), turn=len(self._turns)),
+        )
         results: list[Any] = []
 
         def output(microbatch: int, value: Any) -> None:
             turn.watch(value)
-            loss, turn.weight = (value, 1.0) if self.loss_fn is None else self._loss(value, _targets(batch))
+            loss, turn.weight = (
+                (value, 1.0) if self.loss_fn is None else self._loss(value, _targets(batch))
+            )
             results.append(loss)
 
         self.executor.seek(self._micro, backward=False)
-        feed = replace(self._feed, inputs=lambda _: value, output=output, draw=lambda _: draw, turn=turn.number)
-        self.executor.run(feed, stop=lambda action: action.kind is not Kind.FORWARD or action.microbatch != self._micro)
+        feed = replace(
+            self._feed, inputs=lambda _: value, output=output, draw=lambda _: draw, turn=turn.number
+        )
+        self.executor.run(
+            feed,
+            stop=lambda action: action.kind is not Kind.FORWARD or action.microbatch != self._micro,
+        )
         if torch.is_grad_enabled():
             self._turns.append(turn)
         return results[0]
@@ -589,14 +628,20 @@ class Engine:
             return value if self.loss_fn is None else self._loss(value, _targets(batch))[0]
 
         def received(tensors: Sequence[Tensor]) -> Any:
-            return self.chain.received(tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING)
+            return self.chain.received(
+                tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
+            )
 
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
             found = self.executor.evaluate(value, output, received)
         if self.line.size == 1 or self.loss_fn is None:
             return found
-        loss = torch.zeros((), dtype=torch.float64, device=self.device) if found is None else found.double()
+        loss = (
+            torch.zeros((), dtype=torch.float64, device=self.device)
+            if found is None
+            else found.double()
+        )
         self.comm.all_reduce("evaluation loss", loss, self.line)()
         return loss
 
@@ -604,7 +649,9 @@ class Engine:
         """The arguments of the model: everything but the targets."""
         given = batch.given[:-1] if self.loss_fn is not None else batch.given
         if not (given or batch.named):
-            raise BridgeError("engine(...): found no inputs beside the targets, expected inputs and targets; pass both")
+            raise BridgeError(
+                "engine(...): found no inputs beside the targets, expected inputs and targets; pass both"
+            )
         return Arguments(given, batch.named)
 
     def _inputs(self, batch: Arguments) -> Any:
@@ -634,14 +681,18 @@ class Engine:
         loss per token, else 1.
         """
         assert self.loss_fn is not None
-        found = self.loss_fn(output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets))
+        found = self.loss_fn(
+            output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets)
+        )
         per_token = self.plan.loss == "per_token"
         if isinstance(found, tuple):
             count = torch.as_tensor(found[1], dtype=torch.float64, device=self.device)
             # A microbatch without a single token that counts has a sum of 0, and a weight of 0.
             return found[0] / count.clamp(min=1).to(found[0].dtype), count if per_token else 1.0
         if per_token:
-            raise BridgeError("loss_fn: found a mean, but plan.loss is per_token; return a sum and its count")
+            raise BridgeError(
+                "loss_fn: found a mean, but plan.loss is per_token; return a sum and its count"
+            )
         return found, 1.0
 
     def _reduced(self) -> tuple[float, float, float]:
@@ -663,7 +714,9 @@ class Engine:
         for loss, weight in self._losses.values():
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
-        own = [part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)]
+        own = [
+            part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)
+        ]
         squares = squared_norm(own) if own else self._totals.new_zeros(())
         # Tensor ranks have the same losses, so that only the first of them adds its own. All four
         # numbers go in one collective.
@@ -700,7 +753,9 @@ class Engine:
         self.unit = 1 / (divisor * self.scaler.scale * self._share)
         progress.loss = loss / divisor
         progress.grad_norm = math.sqrt(squares) * self.gradient_unit if updated else math.inf
-        lr = learning_rate(setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps)
+        lr = learning_rate(
+            setting(self.plan.optimizer, "lr"), self.plan.optimizer.schedule, progress.steps
+        )
         progress.lr = self.optimizer.lr(lr)
 
     def _judge(self, updated: bool, loss: float) -> None:
@@ -717,7 +772,9 @@ class Engine:
             raise BridgeError(
                 f"{said}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
             )
-        own = [number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()]
+        own = [
+            number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()
+        ]
         if own or self.comm.rank == 0:
             mine = f" (rank {self.comm.rank}: microbatch {', '.join(map(str, own))})" if own else ""
             self.say(said + mine)
@@ -725,13 +782,19 @@ class Engine:
     def _reason(self, loss: float) -> str:
         if not math.isfinite(loss):
             return f"the loss is {loss}"
-        scale = f" at loss scale {self.scaler.scale:g}" if self.plan.precision.compute == "fp16" else ""
+        scale = (
+            f" at loss scale {self.scaler.scale:g}" if self.plan.precision.compute == "fp16" else ""
+        )
         return f"the loss is finite, its gradients are not{scale}"
 
     def _update(self) -> None:
         # The norm that is clipped is that of the gradients which the update sees.
         share = self.scaler.share
-        factor = self.gradient_unit * share * clip_factor(self.progress.grad_norm * share, setting(self.plan.optimizer, "clip"))
+        factor = (
+            self.gradient_unit
+            * share
+            * clip_factor(self.progress.grad_norm * share, setting(self.plan.optimizer, "clip"))
+        )
         gradients = [part.to(TORCH[flat.master]) for flat, part in self.gradients.parts()]
         # In the master format: in bf16, an unscaled or clipped gradient would be rounded once more.
         if gradients:
@@ -769,7 +832,9 @@ def chained(model: nn.Module, cut: Cut | None) -> Chain:
     return chain_of(model) if cut is None else Blocks(model, cut).chain()
 
 
-def pipeline_of(chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None) -> Pipeline:
+def pipeline_of(
+    chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None
+) -> Pipeline:
     """The pipeline of `plan` for a model. `parts` names the modules of each stage. Raises
     `ConfigError`.
     """
@@ -782,14 +847,29 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
     first that trains.
     """
     comm, schedule = engine.comm, engine.pipeline.schedule
-    first = min((parameter.stages[0] for parameter in engine.parameters if parameter.trainable), default=schedule.stages)
+    first = min(
+        (parameter.stages[0] for parameter in engine.parameters if parameter.trainable),
+        default=schedule.stages,
+    )
     rows = [trimmed(row, first) for row in program(schedule)]
     overlap = engine.plan.schedule.overlap is not False
-    messages = Messages(comm, rows, schedule.homes, schedule.microbatches, engine.device, variable, overlap)
-    return Executor(schedule, rows[engine.line.index], stages, engine.layout, engine.weights, engine.gradients, messages)
+    messages = Messages(
+        comm, rows, schedule.homes, schedule.microbatches, engine.device, variable, overlap
+    )
+    return Executor(
+        schedule,
+        rows[engine.line.index],
+        stages,
+        engine.layout,
+        engine.weights,
+        engine.gradients,
+        messages,
+    )
 
 
-def _kept(named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None) -> dict[str, nn.Parameter]:
+def _kept(
+    named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
+) -> dict[str, nn.Parameter]:
     """The parameters that this pipeline rank holds. The others are emptied in place.
 
     An empty one keeps the format of compute: models make masks and positions in the format of their
@@ -812,7 +892,9 @@ def _holders(
     return {ranks: comm.part("pipeline", ranks) for ranks in shared}
 
 
-def _split(model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None) -> tuple[Mapping[int, Mark], list[Site]]:
+def _split(
+    model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None
+) -> tuple[Mapping[int, Mark], list[Site]]:
     """Give all ranks the weights of the first, then split the model over tensor ranks.
 
     Returns how each parameter is split, and the places where activations pass between ranks.
@@ -835,7 +917,9 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     if own is None and is_hugging_face(model):
         return tensor_plan(model, plan, ranks)
     if own is None:
-        raise ConfigError("parallel.tensor: this model does not say how to split it; pass `tensor_plan` to initialize")
+        raise ConfigError(
+            "parallel.tensor: this model does not say how to split it; pass `tensor_plan` to initialize"
+        )
     return own(ranks)
 
 
@@ -869,4 +953,6 @@ def _warn(line: str) -> None:
 
 def _rows(inputs: Any) -> int:
     """Samples in a microbatch: the first dimension of its first tensor."""
-    return next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
+    return next(
+        (len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0
+    )

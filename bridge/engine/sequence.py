@@ -27,7 +27,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         split: Split = context.split
-        return split.scatter_sum(gradient) if context.shares else split.slice(gradient).contiguous(), None, None
+        return (
+            split.scatter_sum(gradient) if context.shares else split.slice(gradient).contiguous(),
+            None,
+            None,
+        )
 
 
 def attach(found: Conversion) -> None:
@@ -57,7 +61,9 @@ def _mark_shares(found: Conversion, tokens: Tokens) -> None:
     not.
     """
     blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
-    whole = {id(part) for name in tokens.whole for part in found.model.get_submodule(name).modules()}
+    whole = {
+        id(part) for name in tokens.whole for part in found.model.get_submodule(name).modules()
+    }
     for module in blocks.modules():
         for weight in module.parameters(recurse=False) if id(module) not in whole else ():
             found.marks.setdefault(id(weight), Mark(partial=True))
@@ -75,7 +81,9 @@ def is_stream(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
 
 
-def _at(model: nn.Module, name: str, split: Split, entering: Any = None, leaving: Any = None) -> None:
+def _at(
+    model: nn.Module, name: str, split: Split, entering: Any = None, leaving: Any = None
+) -> None:
     module = model.get_submodule(name)
     if entering is not None:
 
@@ -89,7 +97,9 @@ def _at(model: nn.Module, name: str, split: Split, entering: Any = None, leaving
 
         def leave(module: nn.Module, given: Any, output: Any) -> Any:
             # A module may give more than the stream, all of it for the same tokens: router logits by token, hidden states.
-            return tree_map_only(Tensor, lambda value: leaving(value, split) if is_stream(value) else value, output)
+            return tree_map_only(
+                Tensor, lambda value: leaving(value, split) if is_stream(value) else value, output
+            )
 
         module.register_forward_hook(leave)
 

@@ -38,11 +38,24 @@ class Stage:
     makes the same calls as the first time.
     """
 
-    def __init__(self, layers: Sequence[Layer], chunks: Sequence[Chunk], device: torch.device, early_stop: bool = True) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        chunks: Sequence[Chunk],
+        device: torch.device,
+        early_stop: bool = True,
+    ) -> None:
         self.device, self.early_stop = device, early_stop
-        self._chunks = tuple((tuple(layers[index] for index in chunk.layers), chunk.again) for chunk in chunks)
+        self._chunks = tuple(
+            (tuple(layers[index] for index in chunk.layers), chunk.again) for chunk in chunks
+        )
         self.recomputes = any(chunk.again for chunk in chunks)
-        weights = [weight for members, _ in self._chunks for layer in members for weight in layer.module.parameters()]
+        weights = [
+            weight
+            for members, _ in self._chunks
+            for layer in members
+            for weight in layer.module.parameters()
+        ]
         self.trains = any(weight.requires_grad for weight in weights)
 
     def forward(self, inputs: Any, draw: Draw | None, keep: bool = False) -> Any:
@@ -91,7 +104,11 @@ def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ..
         return ()
     for part in parts:
         part.compute_again()  # type: ignore[operator]
-    return () if parts else (Finding("recompute.granularity", _NO_PARTS, Effect.COST, True, before="selective"),)
+    return (
+        ()
+        if parts
+        else (Finding("recompute.granularity", _NO_PARTS, Effect.COST, True, before="selective"),)
+    )
 
 
 _NO_PARTS = "no module of the model has a method `compute_again`, so nothing is computed again"

@@ -55,7 +55,11 @@ class Split:
         """Start the sum of a gradient of split layers' common input. Returns its result, which is
         valid after the wait.
         """
-        return self._start_scatter(gradient) if self.sequence else self._start_sum(SUM_BACKWARD, gradient)
+        return (
+            self._start_scatter(gradient)
+            if self.sequence
+            else self._start_sum(SUM_BACKWARD, gradient)
+        )
 
     def _start_sum(self, name: str, tensor: Tensor) -> tuple[Tensor, Wait]:
         total = tensor.contiguous()
@@ -64,7 +68,9 @@ class Split:
     def _start_scatter(self, tensor: Tensor) -> tuple[Tensor, Wait]:
         moved = tensor.transpose(0, TOKENS).contiguous()
         part = moved.new_empty(len(moved) // self.group.size, *moved.shape[1:])
-        return part.transpose(0, TOKENS), self.comm.reduce_scatter(SCATTER_TOKENS, part, moved, self.group)
+        return part.transpose(0, TOKENS), self.comm.reduce_scatter(
+            SCATTER_TOKENS, part, moved, self.group
+        )
 
     def slice(self, tensor: Tensor) -> Tensor:
         """This rank's token slice of `tensor`, which all ranks hold alike: (batch, tokens, ...) to
@@ -76,7 +82,9 @@ class Split:
                 f"parallel.sequence: {length} tokens do not divide into {self.group.size} tensor ranks; pad the"
                 " sequences to a multiple, or turn sequence parallelism off"
             )
-        return tensor.narrow(TOKENS, self.group.index * length // self.group.size, length // self.group.size)
+        return tensor.narrow(
+            TOKENS, self.group.index * length // self.group.size, length // self.group.size
+        )
 
 
 class _Wait(torch.autograd.Function):
@@ -99,7 +107,9 @@ class _Enter(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, inputs: Tensor, whole: Tensor, split: Split, started: list[Wait]) -> Tensor:
+    def forward(
+        context: Any, inputs: Tensor, whole: Tensor, split: Split, started: list[Wait]
+    ) -> Tensor:
         context.split, context.started = split, started
         return whole.view_as(whole)
 
@@ -123,7 +133,9 @@ class _Weight(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, weight: Tensor, bias: Tensor | None, whole: Tensor, split: Split) -> Tensor:
+    def forward(
+        context: Any, weight: Tensor, bias: Tensor | None, whole: Tensor, split: Split
+    ) -> Tensor:
         context.save_for_backward(whole)
         context.split = split
         # Autograd checks that a gradient has the shape of the output. This one has it, (..., out),
@@ -138,7 +150,12 @@ class _Weight(torch.autograd.Function):
         # (out, in).
         flat, inputs = gradient.flatten(0, -2), whole.flatten(0, -2)
         of_weight, of_bias = context.needs_input_grad[:2]
-        return flat.t() @ inputs if of_weight else None, flat.sum(0) if of_bias else None, None, None
+        return (
+            flat.t() @ inputs if of_weight else None,
+            flat.sum(0) if of_bias else None,
+            None,
+            None,
+        )
 
 
 class _Product(torch.autograd.Function):
@@ -147,7 +164,9 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, inputs: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        context: Any, inputs: Tensor, place: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         context.save_for_backward(weight)
         return F.linear(inputs, weight, bias)
 
@@ -350,7 +369,9 @@ register_pytree_node(
 class VocabularyLinear(nn.Module):
     """The output layer split by vocabulary: whole input, `SplitLogits` as output."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self._entrance, self._start = weight, bias, entrance, start
         entrance.add(self)
@@ -368,7 +389,11 @@ class VocabularyEmbedding(nn.Module):
         super().__init__()
         # The sum is whole even under sequence parallelism: tokens are split later, behind the
         # modules that the plan names.
-        self.weight, self._split, self._start = weight, Split(split.comm, split.group, sequence=False), start
+        self.weight, self._split, self._start = (
+            weight,
+            Split(split.comm, split.group, sequence=False),
+            start,
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(...) to (..., hidden), the same on all ranks."""
@@ -496,7 +521,9 @@ class Conversion:
     def _vocabulary(self, name: str, module: nn.Linear) -> nn.Module:
         weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
         self.sites.append(Site(name, "logits", 1))
-        return VocabularyLinear(weight, bias, self._entrance(name, module), self.marks[id(weight)].start)
+        return VocabularyLinear(
+            weight, bias, self._entrance(name, module), self.marks[id(weight)].start
+        )
 
     def _shared(self, name: str, module: nn.Linear) -> nn.Module:
         """A layer that every rank holds whole. A rank uses a part of its output, and so gets a
@@ -509,7 +536,9 @@ class Conversion:
 
     def _row(self, name: str, module: nn.Linear) -> nn.Module:
         split = self._split_at(name)
-        self.sites.append(Site(name, "leave" if split is self.split else "leave whole", module.out_features))
+        self.sites.append(
+            Site(name, "leave" if split is self.split else "leave whole", module.out_features)
+        )
         return RowLinear(self._cut(module.weight, 1), module.bias, split)
 
     def _split_at(self, name: str) -> Split:
@@ -517,7 +546,11 @@ class Conversion:
         for the end of a region.
         """
         tokens = self.plan.tokens
-        return self.split if tokens is None or name.rpartition(".")[0] in tokens.regions else self._whole
+        return (
+            self.split
+            if tokens is None or name.rpartition(".")[0] in tokens.regions
+            else self._whole
+        )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
         """The entrance of a layer. Layers of one parent share it, as they take the same input."""
@@ -525,10 +558,14 @@ class Conversion:
         if parent not in self._entrances:
             split, tokens = self._split_at(name), self.plan.tokens
             if tokens is not None and split is self.split:
-                self._entrances[parent] = Inside(split)  # `sequence.attach` adds the site, where the region begins
+                self._entrances[parent] = Inside(
+                    split
+                )  # `sequence.attach` adds the site, where the region begins
             else:
                 self._entrances[parent] = Entrance(split)
-                self.sites.append(Site(name, "enter" if tokens is None else "enter whole", module.in_features))
+                self.sites.append(
+                    Site(name, "enter" if tokens is None else "enter whole", module.in_features)
+                )
         return self._entrances[parent]
 
     def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
@@ -593,7 +630,10 @@ def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
     padded[: len(moved)] = moved
     parts = padded.new_empty(length * group.size, *moved.shape[1:])
     comm.all_gather(name, parts, padded, group)()
-    pieces = [parts[rank * length :][: len(cut(mark.whole, group.size, rank))] for rank in range(group.size)]
+    pieces = [
+        parts[rank * length :][: len(cut(mark.whole, group.size, rank))]
+        for rank in range(group.size)
+    ]
     return torch.cat(pieces).transpose(0, dim)
 
 

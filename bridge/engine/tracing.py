@@ -38,8 +38,16 @@ class EngineSource:
         whoever watches that model from outside has them.
         """
         model = self.engine.model
-        parts = {name: model.get_submodule(name) for layer in self.engine.chain.layers for name in layer.parts}
-        own = ((layer, name) for layer in self.engine.chain.layers for name in layer.parts or (layer.name,))
+        parts = {
+            name: model.get_submodule(name)
+            for layer in self.engine.chain.layers
+            for name in layer.parts
+        }
+        own = (
+            (layer, name)
+            for layer in self.engine.chain.layers
+            for name in layer.parts or (layer.name,)
+        )
         return {name: parts.get(name, layer.module) for layer, name in own}
 
     @property
@@ -93,7 +101,9 @@ class EngineSource:
 
     def about(self) -> Mapping[str, object]:
         engine = self.engine
-        formats = {name for flat in engine.layout.flats for name in (flat.dtype, flat.reduce, flat.master)}
+        formats = {
+            name for flat in engine.layout.flats for name in (flat.dtype, flat.reduce, flat.master)
+        }
         return {
             "engine": "native",
             "mesh": dict(engine.comm.mesh.sizes),
@@ -108,11 +118,19 @@ class EngineSource:
         if not self.engine.chain.called:
             return []
         found = naming.layers(self.engine.model)
-        return [name for name, module in found.items() if name not in self.layers and not any(True for _ in module.parameters())]
+        return [
+            name
+            for name, module in found.items()
+            if name not in self.layers and not any(True for _ in module.parameters())
+        ]
 
     def batched(self, tensor: Tensor) -> bool:
         """Whether an activation is of single samples: a first dimension of one beside several is what all of them share."""
-        leaves = (leaf for leaf in tree_leaves(self.engine.batch) if isinstance(leaf, Tensor) and leaf.dim())
+        leaves = (
+            leaf
+            for leaf in tree_leaves(self.engine.batch)
+            if isinstance(leaf, Tensor) and leaf.dim()
+        )
         return not tensor.dim() or tensor.shape[0] != 1 or len(next(leaves, tensor)) == 1
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
@@ -125,7 +143,9 @@ class EngineSource:
             return Placement.full(shape)
         logits = self._logits.get(layer) if output else None
         if logits is not None:
-            return Placement.box((*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape)
+            return Placement.box(
+                (*shape[:-1], logits.whole), (*(0 for _ in shape[:-1]), logits.start), shape
+            )
         if 2 * self._places[layer] + output in self._by_tokens:
             return Placement.full(shape).split(TOKENS, group.index, group.size)
         return Placement.full(shape, ("tensor",))
@@ -164,14 +184,35 @@ class EngineSource:
         """Inputs and labels of the microbatch that runs. Tensor and pipeline ranks take the same
         one.
         """
-        for index, tensor in enumerate(tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)):
-            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor", "pipeline")))
+        for index, tensor in enumerate(
+            tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)
+        ):
+            yield Held(
+                "",
+                "input",
+                str(index),
+                tensor,
+                Placement.full(tuple(tensor.shape), ("tensor", "pipeline")),
+            )
 
     def _counters(self) -> Held:
         engine, progress = self.engine, self.engine.progress
-        counters = [progress.steps, progress.skipped, progress.samples, engine.scaler.scale, progress.lr, engine.seed]
+        counters = [
+            progress.steps,
+            progress.skipped,
+            progress.samples,
+            engine.scaler.scale,
+            progress.lr,
+            engine.seed,
+        ]
         numbers = torch.tensor(counters, dtype=torch.float64)
-        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)))
+        return Held(
+            "",
+            "state",
+            "counters",
+            numbers,
+            Placement.full(tuple(numbers.shape), tuple(engine.comm.mesh.sizes)),
+        )
 
     def _buffers(self) -> Iterator[Held]:
         """Whole weights that data ranks gathered from each other's parts."""
@@ -185,31 +226,53 @@ class EngineSource:
                 for slot in flat.slots:
                     local = whole[slot.start : slot.stop].view(slot.parameter.shape)
                     layer, tensor = self._split_name(slot.parameter.name)
-                    yield Held(layer, "replica", tensor, local, _box(slot.parameter, ("data",)), flat.replicas)
+                    yield Held(
+                        layer,
+                        "replica",
+                        tensor,
+                        local,
+                        _box(slot.parameter, ("data",)),
+                        flat.replicas,
+                    )
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
         """Owned slices of that kind by flat, with a name to append to those of parameters."""
         engine, flats = self.engine, self.engine.layout.flats
         if kind == "weight":
-            yield from ((flat, "", shard) for flat, shard in zip(flats, engine.weights.shards, strict=True))
+            yield from (
+                (flat, "", shard) for flat, shard in zip(flats, engine.weights.shards, strict=True)
+            )
         elif kind == "gradient":
             yield from ((flat, "", shard) for flat, shard in engine.gradients.parts())
         else:
             for place, index in enumerate(engine.weights.trained()):
-                yield from ((flats[index], name, state) for name, state in engine.optimizer.state(place).items())
+                yield from (
+                    (flats[index], name, state)
+                    for name, state in engine.optimizer.state(place).items()
+                )
 
     @cached_property
     def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
         """The pieces of each flat buffer that this rank owns, by the buffer's first parameter:
         layer, name, offset in the slice, and placement.
         """
-        return {flat.slots[0].parameter.name: list(self._pieces(flat)) for flat in self.engine.layout.flats}
+        return {
+            flat.slots[0].parameter.name: list(self._pieces(flat))
+            for flat in self.engine.layout.flats
+        }
 
     def _pieces(self, flat: Flat) -> Iterator[tuple[str, str, int, Placement]]:
         for piece in flat.pieces(self.engine.data.index):
             parameter = piece.parameter
-            replicas = (*(("tensor",) if parameter.split is None else ()), *(() if flat.sharded else ("data",)))
-            yield *self._split_name(parameter.name), piece.offset, _box(parameter, replicas).run(piece.start, piece.stop)
+            replicas = (
+                *(("tensor",) if parameter.split is None else ()),
+                *(() if flat.sharded else ("data",)),
+            )
+            yield (
+                *self._split_name(parameter.name),
+                piece.offset,
+                _box(parameter, replicas).run(piece.start, piece.stop),
+            )
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
         """Its layer, and its name in there."""
@@ -231,17 +294,30 @@ class EngineSource:
         themselves: the first one scatters its input, and the last one, the last that is named itself, gathers its output.
         """
         engine, end = self.engine, 2 * len(self._places)
-        first = min((place for layer, place in self._places.items() if _in(layer, engine.scattered)), default=end)
+        first = min(
+            (place for layer, place in self._places.items() if _in(layer, engine.scattered)),
+            default=end,
+        )
         last = max((self._places.get(name, -1) for name in engine.gathered), default=None)
         return range(2 * first + 1, end) if last is None else range(2 * first, 2 * last + 1)
 
     @cached_property
     def _logits(self) -> Mapping[str, Parameter]:
         """For each layer with an output split by vocabulary, the weight that is split."""
-        slots = {slot.parameter.name: slot.parameter for flat in self.engine.layout.flats for slot in flat.slots}
+        slots = {
+            slot.parameter.name: slot.parameter
+            for flat in self.engine.layout.flats
+            for slot in flat.slots
+        }
         names = {id(weight): name for name, weight in self.engine.model.named_parameters()}
-        heads = ((layer, part) for layer, module in self.layers.items() for part in module.modules())
-        found = {layer: names[id(part.weight)] for layer, part in heads if isinstance(part, VocabularyLinear)}
+        heads = (
+            (layer, part) for layer, module in self.layers.items() for part in module.modules()
+        )
+        found = {
+            layer: names[id(part.weight)]
+            for layer, part in heads
+            if isinstance(part, VocabularyLinear)
+        }
         return {layer: slots[name] for layer, name in found.items() if name in slots}
 
 
@@ -252,7 +328,10 @@ def _in(layer: str, names: Iterable[str]) -> bool:
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
     """The place of this rank's part of a parameter in the whole."""
-    whole = tuple(parameter.whole if dim == parameter.split else size for dim, size in enumerate(parameter.shape))
+    whole = tuple(
+        parameter.whole if dim == parameter.split else size
+        for dim, size in enumerate(parameter.shape)
+    )
     offsets = tuple(
         parameter.start if dim == parameter.split else 0 for dim in range(len(parameter.shape))
     )

@@ -23,10 +23,17 @@ class Weights:
     the masters.
     """
 
-    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], comm: Comm, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Mapping[str, nn.Parameter],
+        comm: Comm,
+        device: torch.device,
+    ) -> None:
         self.layout, self.comm, self.group = layout, comm, comm.group("data")
         self.buffers = {
-            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device) for home, size in layout.homes("weight").items()
+            home: torch.zeros(size, dtype=TORCH[home.dtype], device=device)
+            for home, size in layout.homes("weight").items()
         }
         # The owned slice, in the master format: part of the whole buffer itself if it keeps both
         # its content and its format.
@@ -111,7 +118,11 @@ class Weights:
 
     def _beside(self, kind: str) -> Iterable[Tensor]:
         """Owned slices of one kind that are stored apart from whole buffers."""
-        return (shard for flat, shard in self._each() if not flat.master_is_weight and flat.kept_as == kind)
+        return (
+            shard
+            for flat, shard in self._each()
+            if not flat.master_is_weight and flat.kept_as == kind
+        )
 
     def whole_master(self, index: int) -> Tensor:
         """A fresh copy of one flat, whole, in the format of its owned slices. All data ranks must

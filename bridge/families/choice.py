@@ -39,9 +39,21 @@ NONE = (
 )
 """Fields of features: if a plan leaves one open, the model does not have the feature."""
 LATENT = "model.attention.latent.kv_rank"
-HEAVY = ("model.norm.kind", "model.norm.place", "model.mlp.gated", "model.embedding.positions", LATENT)
+HEAVY = (
+    "model.norm.kind",
+    "model.norm.place",
+    "model.mlp.gated",
+    "model.embedding.positions",
+    LATENT,
+)
 """Fields in which a family must agree before others are compared; they weigh more in the choice of the nearest family."""
-UNSAID = ("model.family", "model.sequence", "model.embedding.padded_vocab", "model.predicted", "model.embedding.max_positions")
+UNSAID = (
+    "model.family",
+    "model.sequence",
+    "model.embedding.padded_vocab",
+    "model.predicted",
+    "model.embedding.max_positions",
+)
 
 
 def told(plan: Group) -> bool:
@@ -55,7 +67,9 @@ def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
     It is the family that the plan names if that has the same meaning; else the first family that has; else the nearest. A plan
     that sets too little of its model gets the generic family.
     """
-    model = {path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None}
+    model = {
+        path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
+    }
     return _choose(tuple(sorted(model.items())), grouped)
 
 
@@ -105,7 +119,9 @@ def _different(plan: Group, back: Mapping[str, Any], family: Family) -> Iterator
         # Latent attention makes keys and values for every head, so that their number has no effect.
         if path == "model.kv_heads" and plan.get(LATENT) is not None:
             continue
-        if (path in mine or path.removeprefix(PREFIX) in NONE) and not _same(mine.get(path), theirs.get(path)):
+        if (path in mine or path.removeprefix(PREFIX) in NONE) and not _same(
+            mine.get(path), theirs.get(path)
+        ):
             yield path
 
 

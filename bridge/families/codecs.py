@@ -15,7 +15,13 @@ Write = Callable[[Any, Target, Group], Any]
 
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "gelu": ("gelu", "gelu_python"),
-    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"),
+    "gelu_tanh": (
+        "gelu_pytorch_tanh",
+        "gelu_new",
+        "gelu_fast",
+        "gelu_python_tanh",
+        "gelu_accurate",
+    ),
     "quick_gelu": ("quick_gelu",),
     "silu": ("silu", "swish", "swiglu"),
     "relu": ("relu",),

@@ -31,7 +31,9 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
     if beyond and family is not GENERIC:
         others = {key: value for key, value in given.items() if key not in family.known}
         more = _read(Source(others, {}, False), GENERIC)
-        model = _placed(model | {path: value for path, value in more.items() if path not in family.paths})
+        model = _placed(
+            model | {path: value for path, value in more.items() if path not in family.paths}
+        )
     # Classes with experts have defaults for all of their settings, also in a file without experts.
     if model.get("experts") is None and family is not GENERIC:
         model = {path: value for path, value in model.items() if not path.startswith(EXPERTS)}
@@ -75,10 +77,16 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
     With `grouped`, rotary positions are one mapping (`rope_parameters`). With `beyond`, fields without a key in this family
     are written under the keys of other families.
     """
-    model = {path.removeprefix(PREFIX): value for path, value in plan.items() if path.startswith(PREFIX)}
+    model = {
+        path.removeprefix(PREFIX): value for path, value in plan.items() if path.startswith(PREFIX)
+    }
     keys = _write(model, family, grouped)
     if beyond and family is not GENERIC:
-        left = {path: value for path, value in model.items() if path not in family.paths or path in FIRST}
+        left = {
+            path: value
+            for path, value in model.items()
+            if path not in family.paths or path in FIRST
+        }
         more = _write(left, GENERIC, grouped)
         keys |= {key: value for key, value in more.items() if key not in family.known}
     return keys
@@ -87,9 +95,13 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
 def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
     target, written = Target(family.defaults, grouped), {}
     for path, key in family.keys.items():
-        if not key.names or (path.startswith(EXPERTS) and not model.get("experts") and family is not GENERIC):
+        if not key.names or (
+            path.startswith(EXPERTS) and not model.get("experts") and family is not GENERIC
+        ):
             continue
-        value = key.codec.write(model.get(path), target, model) if said(path, model, family) else None
+        value = (
+            key.codec.write(model.get(path), target, model) if said(path, model, family) else None
+        )
         if value is None and family is not GENERIC:
             value = target.open(key.names[0]) if path in OPEN else None
         # Two fields may share a key, such as the one width of all layers; the first that has a
@@ -97,7 +109,11 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
         if value is not None and key.names[0] not in written:
             written[key.names[0]] = value
     for part, options in family.parts:
-        written |= {key: value for key, value in part.write(model, target, options).items() if value is not None}
+        written |= {
+            key: value
+            for key, value in part.write(model, target, options).items()
+            if value is not None
+        }
     return written
 
 

@@ -54,7 +54,14 @@ def _write_heads(model: Group, target: Target, options: Options) -> Group:
     return {options["key"]: model.get("kv_heads") == 1}
 
 
-FALCON = ("num_kv_heads", "multi_query", "new_decoder_architecture", "parallel_attn", "alibi", "num_ln_in_parallel_attn")
+FALCON = (
+    "num_kv_heads",
+    "multi_query",
+    "new_decoder_architecture",
+    "parallel_attn",
+    "alibi",
+    "num_ln_in_parallel_attn",
+)
 
 
 def _read_falcon(source: Source, model: Group, options: Options) -> Group:
@@ -75,7 +82,11 @@ def _read_falcon(source: Source, model: Group, options: Options) -> Group:
 
 
 def _write_falcon(model: Group, target: Target, options: Options) -> Group:
-    kv, heads, parallel = model.get("kv_heads"), model.get("heads"), bool(model.get("norm.parallel"))
+    kv, heads, parallel = (
+        model.get("kv_heads"),
+        model.get("heads"),
+        bool(model.get("norm.parallel")),
+    )
     # Only the newer blocks have two norms, or a number of key and value heads other than 1 and all.
     new = parallel and (model.get("norm.shared") is False or kv not in (1, heads))
     norms = (1 if model.get("norm.shared") else 2) if new else None
@@ -95,7 +106,11 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
     """Shared experts by number; each is as wide as a routed one."""
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
-    if count is None and not source.has(options["count"]) and options["count"] not in source.defaults:
+    if (
+        count is None
+        and not source.has(options["count"])
+        and options["count"] not in source.defaults
+    ):
         return {}
     return {"moe.shared_ffn": (count or 0) * (width or 0)} if width or not count else {}
 
@@ -152,7 +167,11 @@ def _read_width(source: Source, model: Group, options: Options) -> Group:
 
 def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
     """The epsilon and the kind of the norm; the name of the key shows the kind."""
-    for name, kind in (("rms_norm_eps", "rms"), ("layer_norm_eps", "layer"), ("layer_norm_epsilon", "layer")):
+    for name, kind in (
+        ("rms_norm_eps", "rms"),
+        ("layer_norm_eps", "layer"),
+        ("layer_norm_epsilon", "layer"),
+    ):
         if (value := source.find(name)) is not None:
             return {"norm.eps": value, "norm.kind": kind}
     return {}
@@ -182,7 +201,11 @@ def _read_balance(source: Source, model: Group, options: Options) -> Group:
     loss = 0.0 if routed is False else source.find(BALANCE)
     trained = bool(routed) if loss and source.named else None
     over = "pooled" if trained else "batch"
-    return {"moe.aux_loss": loss, "moe.balance": over if loss else "none", "moe.aux_trained": trained}
+    return {
+        "moe.aux_loss": loss,
+        "moe.balance": over if loss else "none",
+        "moe.aux_trained": trained,
+    }
 
 
 def _write_balance(model: Group, target: Target, options: Options) -> Group:
@@ -222,7 +245,11 @@ def _write_grouped(model: Group, target: Target, options: Options) -> Group:
     groups = model.get("moe.groups")
     if not groups:
         return {"topk_method": "greedy"} if model.get("experts") else {}
-    return {"topk_method": "group_limited_greedy", "n_group": groups, "topk_group": model.get("moe.top_groups")}
+    return {
+        "topk_method": "group_limited_greedy",
+        "n_group": groups,
+        "topk_group": model.get("moe.top_groups"),
+    }
 
 
 def _nothing(model: Group, target: Target, options: Options) -> Group:

@@ -48,7 +48,10 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that each kind of scaling reads (modeling_rope_utils.py)."""
 SPELLED = {"default": "none", "su": "longrope", "mrope": "none", None: "none"}
-USUAL: Mapping[str, Mapping[str, Any]] = {"yarn": {"fast": 32.0, "slow": 1.0, "truncate": True}, "llama3": {}}
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "yarn": {"fast": 32.0, "slow": 1.0, "truncate": True},
+    "llama3": {},
+}
 """Defaults of a kind of scaling (modeling_rope_utils.py: _compute_yarn_parameters)."""
 WHOLE, SWITCHES = ("original",), ("truncate",)
 WEIGHTS = ("mscale", "mscale_all")
@@ -86,7 +89,11 @@ def read(source: Source, model: Group, options: Group) -> Group:
     # An empty name in the family's row: its code computes with the usual base and reads no key for
     # it.
     if options.get("base") == "":
-        return {"rotary.base": BASE, "rotary.share": _share(source, {}, model, options), "rotary.scaling.kind": "none"}
+        return {
+            "rotary.base": BASE,
+            "rotary.share": _share(source, {}, model, options),
+            "rotary.scaling.kind": "none",
+        }
     grouped = _mapping(source.given, GROUPED)
     nested = any(isinstance(value, Mapping) for value in grouped.values())
     full = _inner(grouped, FULL) if nested else grouped
@@ -100,7 +107,9 @@ def read(source: Source, model: Group, options: Group) -> Group:
     local = _inner(grouped, SLIDING).get(THETA) if nested else None
     found = {
         "rotary.base": _base(source, full, options),
-        "rotary.local_base": _number(local or source.find(LOCAL), LOCAL) if options.get("local") else None,
+        "rotary.local_base": _number(local or source.find(LOCAL), LOCAL)
+        if options.get("local")
+        else None,
         "rotary.share": _share(source, full, model, options),
         **_scaling(scaling, source, model),
     }
@@ -157,7 +166,9 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
     named = scaling.get("rope_type", scaling.get("type"))
     kind = SPELLED.get(named, named or "") if named is None or isinstance(named, str) else ""
     if kind not in BY_KIND:
-        raise ConfigError(f"rope_scaling: found kind {named!r}; expected one of {', '.join(BY_KIND)}")
+        raise ConfigError(
+            f"rope_scaling: found kind {named!r}; expected one of {', '.join(BY_KIND)}"
+        )
     if kind == "none" and not source.named:
         return {}
     found: dict[str, Any] = {"rotary.scaling.kind": kind}
@@ -170,7 +181,9 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
         found |= _weights(scaling)
     # Files may leave out the length before scaling, and then the model's own length stands for it.
     if "original" in BY_KIND[kind] and found["rotary.scaling.original"] is None:
-        found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get("embedding.max_positions")
+        found["rotary.scaling.original"] = source.find(ORIGINAL) or model.get(
+            "embedding.max_positions"
+        )
     if kind == "longrope" and found["rotary.scaling.factor"] is None:
         original, reach = found["rotary.scaling.original"], model.get("embedding.max_positions")
         found["rotary.scaling.factor"] = reach / original if original and reach else None
@@ -216,7 +229,9 @@ def write(model: Group, target: Target, options: Group) -> Group:
     own, local = options.get("base", THETA), model.get("rotary.local_base")
     if target.grouped and own:
         full = {"rope_type": "default", **scaling, **({THETA: base} if base is not None else {})}
-        if own != THETA and share:  # rope_parameters has one name for the share, whatever the family's own key
+        if (
+            own != THETA and share
+        ):  # rope_parameters has one name for the share, whatever the family's own key
             full, share = {**full, SHARE: share[options["share"]]}, {}
         both = {SLIDING: {"rope_type": "default", THETA: local}, FULL: full}
         return {**share, GROUPED: both if options.get("local") and local else full}

@@ -19,7 +19,9 @@ Null = Literal["null"]
 Positive = Annotated[Real, Gt(0)]
 Share = Annotated[Real, Ge(0), Le(1)]
 NonNegative = Annotated[Real, Ge(0)]
-Kinds = Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], BeforeValidator(_tuple)]
+Kinds = Annotated[
+    tuple[Literal["full_attention", "sliding_attention"], ...], BeforeValidator(_tuple)
+]
 Sorts = Annotated[tuple[Literal["dense", "sparse"], ...], BeforeValidator(_tuple)]
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(_tuple)]
 Switches = Annotated[tuple[bool, ...], BeforeValidator(_tuple)]
@@ -44,87 +46,179 @@ class ModelKeys(Section):
     num_hidden_layers: Count | None = field(None, description="Number of decoder layers.")
     hidden_size: Count | None = field(None, description="Width of the residual stream.")
     num_attention_heads: Count | None = field(None, description="Number of attention heads.")
-    num_key_value_heads: Count | Null | None = field(None, description="Number of key and value heads; null: as many as heads.")
+    num_key_value_heads: Count | Null | None = field(
+        None, description="Number of key and value heads; null: as many as heads."
+    )
     intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = field(None, description="Vocabulary size.")
-    tie_word_embeddings: bool | None = field(None, description="Embedding and output layer share their weights.")
-    head_dim: Count | Null | None = field(None, description="Width of a head; null: hidden size / heads.")
-    hidden_act: str | None = field(None, description="Activation function of the feed-forward layer.")
-    hidden_activation: str | None = field(None, description="Activation function of the feed-forward layer, as Gemma calls it.")
+    tie_word_embeddings: bool | None = field(
+        None, description="Embedding and output layer share their weights."
+    )
+    head_dim: Count | Null | None = field(
+        None, description="Width of a head; null: hidden size / heads."
+    )
+    hidden_act: str | None = field(
+        None, description="Activation function of the feed-forward layer."
+    )
+    hidden_activation: str | None = field(
+        None, description="Activation function of the feed-forward layer, as Gemma calls it."
+    )
     activation_function: str | None = field(
         None, description="Activation function of the feed-forward layer, as GPT-2 and OPT call it."
     )
-    activation: str | None = field(None, description="Activation function of the feed-forward layer, as Falcon calls it.")
-    max_position_embeddings: Count | None = field(None, description="Positions that the model is made for.")
-    original_max_position_embeddings: Count | None = field(None, description="Positions before rotary ones were stretched.")
-    initializer_range: NonNegative | None = field(None, description="Standard deviation of initial weights.")
-    init_std: NonNegative | None = field(None, description="Standard deviation of initial weights, as OPT calls it.")
+    activation: str | None = field(
+        None, description="Activation function of the feed-forward layer, as Falcon calls it."
+    )
+    max_position_embeddings: Count | None = field(
+        None, description="Positions that the model is made for."
+    )
+    original_max_position_embeddings: Count | None = field(
+        None, description="Positions before rotary ones were stretched."
+    )
+    initializer_range: NonNegative | None = field(
+        None, description="Standard deviation of initial weights."
+    )
+    init_std: NonNegative | None = field(
+        None, description="Standard deviation of initial weights, as OPT calls it."
+    )
     # Names of sizes in older families
     n_layer: Count | None = field(None, description="Layers, as GPT-2 calls them.")
     n_embd: Count | None = field(None, description="Hidden size, as GPT-2 calls it.")
-    n_embed: Count | None = field(None, description="Hidden size, as older files of Bloom and Falcon call it.")
+    n_embed: Count | None = field(
+        None, description="Hidden size, as older files of Bloom and Falcon call it."
+    )
     n_head: Count | None = field(None, description="Attention heads, as GPT-2 calls them.")
     n_positions: Count | None = field(None, description="Positions, as GPT-2 calls them.")
-    n_inner: Count | None = field(None, description="Width of the feed-forward layer, as GPT-2 calls it; open: 4 x hidden.")
-    ffn_dim: Count | None = field(None, description="Width of the feed-forward layer, as OPT calls it.")
+    n_inner: Count | None = field(
+        None, description="Width of the feed-forward layer, as GPT-2 calls it; open: 4 x hidden."
+    )
+    ffn_dim: Count | None = field(
+        None, description="Width of the feed-forward layer, as OPT calls it."
+    )
     ffn_hidden_size: Count | None = field(
         None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
     )
-    word_embed_proj_dim: Count | None = field(None, description="Width of OPT's embedding, where it is another one.")
+    word_embed_proj_dim: Count | None = field(
+        None, description="Width of OPT's embedding, where it is another one."
+    )
     # Norms
-    rms_norm_eps: NonNegative | None = field(None, description="Term added to the variance in RMSNorm.")
-    layer_norm_eps: NonNegative | None = field(None, description="Term added to the variance in LayerNorm.")
+    rms_norm_eps: NonNegative | None = field(
+        None, description="Term added to the variance in RMSNorm."
+    )
+    layer_norm_eps: NonNegative | None = field(
+        None, description="Term added to the variance in LayerNorm."
+    )
     layer_norm_epsilon: NonNegative | None = field(
         None, description="Term added to the variance in LayerNorm, as GPT-2 calls it."
     )
-    norm_eps: NonNegative | None = field(None, description="Term added to the variance in LayerNorm, as Nemotron calls it.")
+    norm_eps: NonNegative | None = field(
+        None, description="Term added to the variance in LayerNorm, as Nemotron calls it."
+    )
     norm_epsilon: NonNegative | None = field(
         None, description="Term added to the variance in LayerNorm, as Starcoder 2 calls it."
     )
-    do_layer_norm_before: bool | None = field(None, description="OPT's norms stand before each layer.")
-    use_parallel_residual: bool | None = field(None, description="GPT-NeoX's layers of a block stand side by side.")
+    do_layer_norm_before: bool | None = field(
+        None, description="OPT's norms stand before each layer."
+    )
+    use_parallel_residual: bool | None = field(
+        None, description="GPT-NeoX's layers of a block stand side by side."
+    )
     # Biases
-    attention_bias: bool | None = field(None, description="Attention's projections have biases; which, the family says.")
-    mlp_bias: bool | None = field(None, description="The feed-forward layer's projections have biases.")
-    qkv_bias: bool | None = field(None, description="Qwen2-MoE's projections to queries, keys and values have biases.")
-    use_qkv_bias: bool | None = field(None, description="Projections to queries, keys and values have biases, as Ling calls it.")
+    attention_bias: bool | None = field(
+        None, description="Attention's projections have biases; which, the family says."
+    )
+    mlp_bias: bool | None = field(
+        None, description="The feed-forward layer's projections have biases."
+    )
+    qkv_bias: bool | None = field(
+        None, description="Qwen2-MoE's projections to queries, keys and values have biases."
+    )
+    use_qkv_bias: bool | None = field(
+        None, description="Projections to queries, keys and values have biases, as Ling calls it."
+    )
     enable_bias: bool | None = field(None, description="All of OPT's projections have biases.")
     use_bias: bool | None = field(None, description="All projections have biases.")
     bias: bool | None = field(None, description="All of Falcon's projections have biases.")
     # Attention
-    attention_dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
-    attn_pdrop: Share | None = field(None, description="Dropout of attention's probabilities, as GPT-2 calls it.")
+    attention_dropout: Share | None = field(
+        None, description="Dropout of attention's probabilities."
+    )
+    attn_pdrop: Share | None = field(
+        None, description="Dropout of attention's probabilities, as GPT-2 calls it."
+    )
     use_qk_norm: bool | None = field(None, description="Queries and keys have norms.")
-    qk_layernorm: bool | None = field(None, description="Queries and keys have norms, as Phi calls it.")
-    attn_logit_softcapping: Positive | Null | None = field(None, description="Bound of attention's logits.")
-    final_logit_softcapping: Positive | Null | None = field(None, description="Bound of the output's logits.")
-    query_pre_attn_scalar: Positive | None = field(None, description="Gemma's queries are scaled by its root's inverse.")
-    attention_multiplier: Positive | None = field(None, description="Granite's factor of attention's logits.")
-    sliding_window: Size | Null | None = field(None, description="Tokens that a token attends to; null: all before it.")
+    qk_layernorm: bool | None = field(
+        None, description="Queries and keys have norms, as Phi calls it."
+    )
+    attn_logit_softcapping: Positive | Null | None = field(
+        None, description="Bound of attention's logits."
+    )
+    final_logit_softcapping: Positive | Null | None = field(
+        None, description="Bound of the output's logits."
+    )
+    query_pre_attn_scalar: Positive | None = field(
+        None, description="Gemma's queries are scaled by its root's inverse."
+    )
+    attention_multiplier: Positive | None = field(
+        None, description="Granite's factor of attention's logits."
+    )
+    sliding_window: Size | Null | None = field(
+        None, description="Tokens that a token attends to; null: all before it."
+    )
     use_sliding_window: bool | None = field(None, description="Qwen's window is used.")
     max_window_layers: Size | None = field(None, description="Qwen's first block with the window.")
     layer_types: Kinds | None = field(None, description="Kind of each block's attention.")
-    sliding_window_pattern: Count | None = field(None, description="Of so many blocks in a row the last has no window.")
-    no_rope_layers: Bits | None = field(None, description="SmolLM3's blocks: 1 rotates, 0 does not.")
-    no_rope_layer_interval: Count | None = field(None, description="Of so many blocks in a row SmolLM3's last does not rotate.")
-    multi_query: bool | None = field(None, description="All queries share one head of keys and values.")
-    num_kv_heads: Count | None = field(None, description="Key and value heads of Falcon's newer blocks.")
+    sliding_window_pattern: Count | None = field(
+        None, description="Of so many blocks in a row the last has no window."
+    )
+    no_rope_layers: Bits | None = field(
+        None, description="SmolLM3's blocks: 1 rotates, 0 does not."
+    )
+    no_rope_layer_interval: Count | None = field(
+        None, description="Of so many blocks in a row SmolLM3's last does not rotate."
+    )
+    multi_query: bool | None = field(
+        None, description="All queries share one head of keys and values."
+    )
+    num_kv_heads: Count | None = field(
+        None, description="Key and value heads of Falcon's newer blocks."
+    )
     new_decoder_architecture: bool | None = field(None, description="Falcon's newer blocks.")
-    parallel_attn: bool | None = field(None, description="Falcon's attention and feed-forward layer stand side by side.")
-    num_ln_in_parallel_attn: Literal[1, 2] | None = field(None, description="Norms of Falcon's newer blocks.")
+    parallel_attn: bool | None = field(
+        None, description="Falcon's attention and feed-forward layer stand side by side."
+    )
+    num_ln_in_parallel_attn: Literal[1, 2] | None = field(
+        None, description="Norms of Falcon's newer blocks."
+    )
     alibi: bool | None = field(None, description="Falcon's positions are a bias of attention.")
-    q_lora_rank: Count | Null | None = field(None, description="Width that queries are made from; null: made directly.")
-    kv_lora_rank: Count | None = field(None, description="Width that keys and values are made from.")
-    qk_nope_head_dim: Count | None = field(None, description="Width of the part of a head that does not rotate.")
-    qk_rope_head_dim: Count | None = field(None, description="Width of the part of a head that rotates.")
+    q_lora_rank: Count | Null | None = field(
+        None, description="Width that queries are made from; null: made directly."
+    )
+    kv_lora_rank: Count | None = field(
+        None, description="Width that keys and values are made from."
+    )
+    qk_nope_head_dim: Count | None = field(
+        None, description="Width of the part of a head that does not rotate."
+    )
+    qk_rope_head_dim: Count | None = field(
+        None, description="Width of the part of a head that rotates."
+    )
     v_head_dim: Count | None = field(None, description="Width of a head's values.")
     # Rotary positions
     rope_theta: Positive | None = field(None, description="Base of the frequencies.")
-    rotary_emb_base: Positive | None = field(None, description="Base of the frequencies, as GPT-NeoX calls it.")
+    rotary_emb_base: Positive | None = field(
+        None, description="Base of the frequencies, as GPT-NeoX calls it."
+    )
     rope_local_base_freq: Positive | None = field(None, description="Base in blocks with a window.")
-    rope_scaling: Free | None = field(None, description="How positions are stretched, before transformers 5.")
-    rope_parameters: Free | None = field(None, description="Base and scaling together, since transformers 5.")
-    partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(None, description="Part of a head that rotates.")
+    rope_scaling: Free | None = field(
+        None, description="How positions are stretched, before transformers 5."
+    )
+    rope_parameters: Free | None = field(
+        None, description="Base and scaling together, since transformers 5."
+    )
+    partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(
+        None, description="Part of a head that rotates."
+    )
     rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
         None, description="Part of a head that rotates, as GPT-NeoX calls it."
     )
@@ -133,45 +227,86 @@ class ModelKeys(Section):
     # Factors
     logit_scale: Positive | None = field(None, description="Factor of the output's logits.")
     logits_scaling: Positive | None = field(None, description="Divisor of the output's logits.")
-    embedding_multiplier: Positive | None = field(None, description="Factor of the embedding's output.")
-    residual_multiplier: Positive | None = field(None, description="Factor of what a block adds to the residual.")
-    swiglu_limit: Positive | None = field(None, description="Bound of a gate's and its factor's values.")
+    embedding_multiplier: Positive | None = field(
+        None, description="Factor of the embedding's output."
+    )
+    residual_multiplier: Positive | None = field(
+        None, description="Factor of what a block adds to the residual."
+    )
+    swiglu_limit: Positive | None = field(
+        None, description="Bound of a gate's and its factor's values."
+    )
     # Dropout
-    hidden_dropout: Share | None = field(None, description="Dropout of what each layer adds to the residual.")
-    resid_pdrop: Share | None = field(None, description="Dropout of what each layer adds to the residual, as GPT-2 calls it.")
-    dropout: Share | None = field(None, description="Dropout of what each layer adds to the residual, as OPT calls it.")
+    hidden_dropout: Share | None = field(
+        None, description="Dropout of what each layer adds to the residual."
+    )
+    resid_pdrop: Share | None = field(
+        None, description="Dropout of what each layer adds to the residual, as GPT-2 calls it."
+    )
+    dropout: Share | None = field(
+        None, description="Dropout of what each layer adds to the residual, as OPT calls it."
+    )
     residual_dropout: Share | None = field(
-        None, description="Dropout of what each layer adds to the residual, as Starcoder 2 calls it."
+        None,
+        description="Dropout of what each layer adds to the residual, as Starcoder 2 calls it.",
     )
     embd_pdrop: Share | None = field(None, description="Dropout of the embedding's output.")
-    embedding_dropout: Share | None = field(None, description="Dropout of the embedding's output, as Starcoder 2 calls it.")
+    embedding_dropout: Share | None = field(
+        None, description="Dropout of the embedding's output, as Starcoder 2 calls it."
+    )
     # Experts
-    num_experts: Count | None = field(None, description="Experts in a layer, as Qwen models call it.")
-    num_local_experts: Count | None = field(None, description="Experts in a layer, as Mixtral and GPT-OSS call it.")
-    n_routed_experts: Count | None = field(None, description="Experts in a layer, as DeepSeek calls it.")
-    moe_num_experts: Count | None = field(None, description="Experts in a layer, as Ernie calls it.")
-    num_experts_per_tok: Count | None = field(None, description="Experts that each token is routed to.")
+    num_experts: Count | None = field(
+        None, description="Experts in a layer, as Qwen models call it."
+    )
+    num_local_experts: Count | None = field(
+        None, description="Experts in a layer, as Mixtral and GPT-OSS call it."
+    )
+    n_routed_experts: Count | None = field(
+        None, description="Experts in a layer, as DeepSeek calls it."
+    )
+    moe_num_experts: Count | None = field(
+        None, description="Experts in a layer, as Ernie calls it."
+    )
+    num_experts_per_tok: Count | None = field(
+        None, description="Experts that each token is routed to."
+    )
     experts_per_token: Count | None = field(
         None, description="Experts that each token is routed to, as early files of GPT-OSS call it."
     )
-    moe_k: Count | None = field(None, description="Experts that each token is routed to, as Ernie calls it.")
+    moe_k: Count | None = field(
+        None, description="Experts that each token is routed to, as Ernie calls it."
+    )
     moe_intermediate_size: Count | None = field(None, description="Width of an expert.")
-    shared_expert_intermediate_size: Size | None = field(None, description="Width of the shared expert.")
-    n_shared_experts: Size | None = field(None, description="Shared experts, each as wide as a routed one.")
-    num_shared_experts: Size | None = field(None, description="Shared experts, each as wide as a routed one, under another name.")
+    shared_expert_intermediate_size: Size | None = field(
+        None, description="Width of the shared expert."
+    )
+    n_shared_experts: Size | None = field(
+        None, description="Shared experts, each as wide as a routed one."
+    )
+    num_shared_experts: Size | None = field(
+        None, description="Shared experts, each as wide as a routed one, under another name."
+    )
     moe_num_shared_experts: Size | None = field(
         None, description="Shared experts, each as wide as a routed one, as Ernie calls it."
     )
-    norm_topk_prob: bool | None = field(None, description="The weights of a token's experts sum to one.")
-    routed_scaling_factor: Positive | None = field(None, description="Factor of the weights of a token's experts.")
+    norm_topk_prob: bool | None = field(
+        None, description="The weights of a token's experts sum to one."
+    )
+    routed_scaling_factor: Positive | None = field(
+        None, description="Factor of the weights of a token's experts."
+    )
     scoring_func: Literal["softmax", "sigmoid"] | None = field(
         None, description="Function that turns router logits into weights."
     )
     n_group: Count | None = field(None, description="Groups of experts.")
     topk_group: Count | None = field(None, description="Groups that a token may choose from.")
     topk_method: str | None = field(None, description="How DeepSeek chooses experts.")
-    router_aux_loss_coef: NonNegative | None = field(None, description="Coefficient of the loss that balances experts.")
-    output_router_logits: bool | None = field(None, description="Training includes the loss that balances experts.")
+    router_aux_loss_coef: NonNegative | None = field(
+        None, description="Coefficient of the loss that balances experts."
+    )
+    output_router_logits: bool | None = field(
+        None, description="Training includes the loss that balances experts."
+    )
     aux_loss_alpha: NonNegative | None = field(
         None, description="Coefficient of the loss that balances experts, as DeepSeek-V2 calls it."
     )
@@ -179,13 +314,23 @@ class ModelKeys(Section):
     decoder_sparse_step: Count | None = field(None, description="One block in so many has experts.")
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
-    moe_layer_freq: Count | None = field(None, description="Behind the first dense blocks, one block in so many has experts.")
-    mlp_layer_types: Sorts | None = field(None, description="Kind of each block's feed-forward layer.")
+    moe_layer_freq: Count | None = field(
+        None, description="Behind the first dense blocks, one block in so many has experts."
+    )
+    mlp_layer_types: Sorts | None = field(
+        None, description="Kind of each block's feed-forward layer."
+    )
     is_moe_layer: Switches | None = field(None, description="Which blocks have experts.")
-    moe_layer_start_index: Size | None = field(None, description="Ernie's first block with experts.")
+    moe_layer_start_index: Size | None = field(
+        None, description="Ernie's first block with experts."
+    )
     moe_layer_end_index: Annotated[Whole, Ge(-1)] | None = field(
         None, description="Ernie's last block with experts; -1: the last block of the model."
     )
     moe_layer_interval: Count | None = field(None, description="One block in so many has experts.")
-    num_nextn_predict_layers: Size | None = field(None, description="Extra blocks that predict further tokens.")
-    num_mtp_layers: Size | None = field(None, description="Extra blocks that predict further tokens, since transformers 5.")
+    num_nextn_predict_layers: Size | None = field(
+        None, description="Extra blocks that predict further tokens."
+    )
+    num_mtp_layers: Size | None = field(
+        None, description="Extra blocks that predict further tokens, since transformers 5."
+    )

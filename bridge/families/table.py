@@ -72,8 +72,20 @@ def _row(name: str) -> Mapping[str, Any]:
     # A row that keeps only some fields names no parts: a part stands for several fields together.
     parts = {**base["parts"], **row.get("parts", {})} if kept is None else {}
     return {
-        "keys": {**{path: key for path, key in base["keys"].items() if stays(path) and path not in facts}, **keys},
-        "facts": {**{path: value for path, value in base["facts"].items() if stays(path) and path not in keys}, **facts},
+        "keys": {
+            **{
+                path: key for path, key in base["keys"].items() if stays(path) and path not in facts
+            },
+            **keys,
+        },
+        "facts": {
+            **{
+                path: value
+                for path, value in base["facts"].items()
+                if stays(path) and path not in keys
+            },
+            **facts,
+        },
         "parts": {part: options for part, options in parts.items() if options is not None},
     }
 
@@ -91,16 +103,22 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     facts = {path: value for path, value in whole["facts"].items() if path not in covered}
     order, config = row.get("order", 99), row.get("config", "")
     kept = {path: key for path, key in keys.items() if path not in covered}
-    return Family(name, config, order, row.get("foreign", ""), facts, kept, parts, _DEFAULTS.get(name, {}))
+    return Family(
+        name, config, order, row.get("foreign", ""), facts, kept, parts, _DEFAULTS.get(name, {})
+    )
 
 
 _ROWS = _data("families.json")
 _DEFAULTS = _data("defaults.json")
-FAMILIES: Mapping[str, Family] = {name: _family(name, row) for name, row in _ROWS.items() if name and not row.get("abstract")}
+FAMILIES: Mapping[str, Family] = {
+    name: _family(name, row) for name, row in _ROWS.items() if name and not row.get("abstract")
+}
 """Every family by its model type."""
 GENERIC: Family = _family("", _ROWS[""])
 """Keys with the same meaning in every family, for a config without a model type."""
-ORDERED: tuple[Family, ...] = tuple(sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order))
+ORDERED: tuple[Family, ...] = tuple(
+    sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order)
+)
 """Families that a model may be written as, the most common first."""
 
 
@@ -116,7 +134,11 @@ def alike() -> tuple[Family, ...]:
     return tuple(
         family
         for family in ORDERED
-        if all(key.names[0] in said[path] for path, key in family.keys.items() if path in said and key.names)
+        if all(
+            key.names[0] in said[path]
+            for path, key in family.keys.items()
+            if path in said and key.names
+        )
     )
 
 
@@ -129,7 +151,9 @@ def of_class(name: str) -> str | None:
 @cache
 def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
     """Keys and fields in groups (keys, fields), such that no family reads a field of one group from a key of another."""
-    group: dict[str, str] = {}  # a union-find: each name points to another name of its group, the root to itself
+    group: dict[
+        str, str
+    ] = {}  # a union-find: each name points to another name of its group, the root to itself
 
     def root(name: str) -> str:
         while group.setdefault(name, name) != name:

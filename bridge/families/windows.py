@@ -42,12 +42,16 @@ def read(source: Source, model: Group, options: Group) -> Group:
         rotates = pattern
     return {
         "attention.window": window,
-        "attention.windowed": pattern if window and pattern is not None and not all(pattern) else None,
+        "attention.windowed": pattern
+        if window and pattern is not None and not all(pattern)
+        else None,
         "rotary.layers": rotates if rotates is not None and not all(rotates) else None,
     }
 
 
-def _pattern(source: Source, rule: str, layers: int | None, options: Group, still: Pattern | None) -> Pattern | None:
+def _pattern(
+    source: Source, rule: str, layers: int | None, options: Group, still: Pattern | None
+) -> Pattern | None:
     if layers is None:
         return None
     kinds = source.find(KINDS) if rule in LISTED else None
@@ -62,7 +66,9 @@ def _pattern(source: Source, rule: str, layers: int | None, options: Group, stil
         return tuple(block >= (first or 0) for block in range(layers))
     if rule == "early":
         last = source.find(LATE)
-        return tuple((block + 1) % 2 == 1 and (last is None or block < last) for block in range(layers))
+        return tuple(
+            (block + 1) % 2 == 1 and (last is None or block < last) for block in range(layers)
+        )
     if rule == "period":
         found = source.find(PERIOD)
         # EXAONE 4 also takes a text such as "LLLG", a letter for each block of the period
@@ -91,12 +97,21 @@ def write(model: Group, target: Target, options: Group) -> Group:
     written: dict[str, Any] = {WINDOW: window if window else target.open(WINDOW)}
     if options.get("switch"):
         written = {SWITCH: bool(window), **({WINDOW: window} if window else {})}
-    if options.get("rotates") and layers and window is None and not any(model.get("rotary.layers") or (True,)):
+    if (
+        options.get("rotates")
+        and layers
+        and window is None
+        and not any(model.get("rotary.layers") or (True,))
+    ):
         return {KINDS: [FULL] * layers}
     if rule == "still" and layers:
         rotates = model.get("rotary.layers") or (True,) * layers
         written[STILL] = [int(turns) for turns in rotates]
-    if not layers or rule == "all" or (window is None and rule != "period" and options.get("switch")):
+    if (
+        not layers
+        or rule == "all"
+        or (window is None and rule != "period" and options.get("switch"))
+    ):
         return written
     if window is None and not options.get("rotates"):
         # Without a null for the window the class would fall back on its pattern, so the blocks are
@@ -108,16 +123,26 @@ def write(model: Group, target: Target, options: Group) -> Group:
 
 
 def _blocks(pattern: Pattern, rule: str, layers: int, options: Group) -> Group:
-    if rule == "late" and False in pattern and pattern == tuple(block >= _first(pattern) for block in range(layers)):
+    if (
+        rule == "late"
+        and False in pattern
+        and pattern == tuple(block >= _first(pattern) for block in range(layers))
+    ):
         return {LATE: _first(pattern)}
     if rule == "late" and all(pattern):
         return {LATE: 0}
     if rule == "even" and pattern == tuple((block + 1) % 2 == 1 for block in range(layers)):
         return {}
-    if rule == "period" and pattern == tuple((block + 1) % options["period"] != 0 for block in range(layers)):
+    if rule == "period" and pattern == tuple(
+        (block + 1) % options["period"] != 0 for block in range(layers)
+    ):
         return {}
     if rule == "period":
-        periods = (size for size in range(1, layers + 2) if pattern == tuple((block + 1) % size != 0 for block in range(layers)))
+        periods = (
+            size
+            for size in range(1, layers + 2)
+            if pattern == tuple((block + 1) % size != 0 for block in range(layers))
+        )
         if (found := next(periods, None)) is not None:
             return {PERIOD: found}
     return {KINDS: [SLIDING if windowed else FULL for windowed in pattern]}

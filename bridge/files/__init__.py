@@ -5,7 +5,16 @@ from __future__ import annotations
 from bridge.files.document import Document, Duplicate, Key, check_nested, dotted
 from bridge.files.entries import edit_entries
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
-from bridge.files.named import OutsideError, find, folder_of, own, placed, reached, reaching, writable
+from bridge.files.named import (
+    OutsideError,
+    find,
+    folder_of,
+    own,
+    placed,
+    reached,
+    reaching,
+    writable,
+)
 from bridge.files.original import Original
 from bridge.files.read import is_text, load, parse, read_stream, read_text
 from bridge.files.shell import Launch, Script, load_script

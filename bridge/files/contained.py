@@ -17,9 +17,13 @@ SMALL = 2**12
 def plain(name: str, where: object) -> str:
     """`name`, if it is a plain file name: no path, not hidden. Raises `SourceError` with a message that starts with `where`."""
     if not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
-        raise SourceError(f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder")
+        raise SourceError(
+            f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder"
+        )
     if len(name.encode(errors="surrogateescape")) > LONGEST:
-        raise SourceError(f"{where}: found a name of {len(name)} letters, expected at most {LONGEST} bytes; choose a shorter one")
+        raise SourceError(
+            f"{where}: found a name of {len(name)} letters, expected at most {LONGEST} bytes; choose a shorter one"
+        )
     return name
 
 
@@ -30,7 +34,9 @@ def inside(path: Path, root: Path) -> Path:
     except (OSError, RuntimeError) as error:
         raise SourceError(f"{path}: {error}; the link leads nowhere") from None
     if not real.is_relative_to(home):
-        raise SourceError(f"{path}: a link that leads to {real}, out of {home}; put the file itself there")
+        raise SourceError(
+            f"{path}: a link that leads to {real}, out of {home}; put the file itself there"
+        )
     return path
 
 

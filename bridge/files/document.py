@@ -88,7 +88,9 @@ class Builder:
         if node.kind == "mapping":
             return self.mapping(node.value, key)
         if node.kind == "list":
-            return [self.value(item, (*key, index), item.line) for index, item in enumerate(node.value)]
+            return [
+                self.value(item, (*key, index), item.line) for index, item in enumerate(node.value)
+            ]
         return self.scalar(node, key)
 
     def mapping(self, entries: list[Entry], key: Key) -> dict[str, Any]:
@@ -128,7 +130,10 @@ def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
     if left.kind != right.kind:
         return None
     if left.kind == "scalar":
-        alike = type(left.value) is type(right.value) and (left.value, left.spelling) == (right.value, right.spelling)
+        alike = type(left.value) is type(right.value) and (left.value, left.spelling) == (
+            right.value,
+            right.spelling,
+        )
         return [] if alike else None
     if len(left.value) != len(right.value):
         return None
@@ -142,7 +147,9 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
     """Raises `SourceError` for more values than `limits.VALUES` or deeper nesting than `limits.DEPTH`."""
     if nodes > limits.VALUES:
         found = f"found more than {limits.VALUES:,} values, aliases opened"
-        raise SourceError(f"{name}: line {line}: {found}; a config is smaller, is this the right file?")
+        raise SourceError(
+            f"{name}: line {line}: {found}; a config is smaller, is this the right file?"
+        )
     if depth > limits.DEPTH:
         found = f"found nesting deeper than {limits.DEPTH} levels"
         raise SourceError(
@@ -174,7 +181,9 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
         found = "found NaN, infinity or a number out of range"
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
     if isinstance(value, int) and abs(value) > limits.INTEGER:
-        raise SourceError(f"{name}: line {line}: {dotted(key)}: found a whole number beyond 64 bits; write a smaller one")
+        raise SourceError(
+            f"{name}: line {line}: {dotted(key)}: found a whole number beyond 64 bits; write a smaller one"
+        )
     # No UTF-8 can hold half a pair, so that what is written later would fail. ASCII is the quick
     # way out.
     if (
@@ -183,7 +192,9 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
         and any("\ud800" <= char <= "\udfff" for char in value)
     ):
         where = dotted(key).encode("ascii", "backslashreplace").decode()
-        raise SourceError(f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters")
+        raise SourceError(
+            f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters"
+        )
 
 
 def dotted(key: Key) -> str:

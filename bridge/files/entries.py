@@ -24,7 +24,11 @@ def edit_entries(text: str, put: Mapping[int, str | None], added: Mapping[int, l
     lines = text.split("\n")
     for number in sorted({*put, *added}, reverse=True):
         line = lines[number - 1]
-        new = [] if number in put and put[number] is None else [_with_value(line, put.get(number), number)]
+        new = (
+            []
+            if number in put and put[number] is None
+            else [_with_value(line, put.get(number), number)]
+        )
         indent = line[: len(line) - len(line.lstrip())]
         lines[number - 1 : number] = [*new, *(indent + entry for entry in added.get(number, ()))]
     return "\n".join(lines)
@@ -35,5 +39,7 @@ def _with_value(line: str, value: str | None, number: int) -> str:
         return line
     found = ENTRY.fullmatch(line)
     if found is None:
-        raise TranslationError(f"line {number}: the value is not on the same line as its key, so it cannot be changed there")
+        raise TranslationError(
+            f"line {number}: the value is not on the same line as its key, so it cannot be changed there"
+        )
     return f"{found['key']} {value}{found['rest']}"

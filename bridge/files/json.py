@@ -10,7 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.files.document import TEXT, Builder, Document, Entry, Key, Node, check_limits, check_scalar, dotted, integer
+from bridge.files.document import (
+    TEXT,
+    Builder,
+    Document,
+    Entry,
+    Key,
+    Node,
+    check_limits,
+    check_scalar,
+    dotted,
+    integer,
+)
 
 
 class MalformedError(SourceError):
@@ -33,7 +44,9 @@ def load_json(text: str, name: str = TEXT) -> Document:
     except ValueError as error:
         raise _malformed(error, text, name) from None
     if constants:
-        raise SourceError(f"{name}: line {_constant_line(text)}: found {constants[0]}; write a finite number")
+        raise SourceError(
+            f"{name}: line {_constant_line(text)}: found {constants[0]}; write a finite number"
+        )
     # The values are those of the standard library. The HJSON parser, which reads JSON as well, adds
     # lines and duplicates.
     found = replace(load_hjson(text, name), data=data, format="json")
@@ -71,9 +84,16 @@ def _malformed(error: Exception, text: str, name: str) -> MalformedError:
     if position >= len(text.rstrip()):
         return MalformedError(f"{name}: ends within a value; is the file complete?", lax=False)
     found = text[position : position + 20].partition("\n")[0]
-    said = getattr(error, "msg", str(error)).removesuffix(" starting at").removesuffix(" at").replace(" %r", "")
+    said = (
+        getattr(error, "msg", str(error))
+        .removesuffix(" starting at")
+        .removesuffix(" at")
+        .replace(" %r", "")
+    )
     line = text.count("\n", 0, position) + 1
-    problem = f"{name}: line {line}: found {found!r}; {said[:1].lower()}{said[1:]}; fix the syntax there"
+    problem = (
+        f"{name}: line {line}: found {found!r}; {said[:1].lower()}{said[1:]}; fix the syntax there"
+    )
     return MalformedError(problem, lax=re.match(r"[#/'\w}\]]", found) is not None)
 
 
@@ -87,7 +107,13 @@ def _constant_line(text: str) -> int:
 
 def _check_scalars(data: Any, document: Document, key: Key = ()) -> None:
     check_scalar(data, document.name, document.line(*key), key)
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
     for step, value in items:
         _check_scalars(value, document, (*key, step))
 
@@ -115,7 +141,11 @@ def _nodes(text: str, name: str) -> Node:
         root = parser.decode(text)
     except (ValueError, IndexError) as error:
         raise _malformed(error, text, name) from None
-    return root if isinstance(root, Node) else Node([] if root == {} else root, 1, "mapping" if root == {} else "scalar")
+    return (
+        root
+        if isinstance(root, Node)
+        else Node([] if root == {} else root, 1, "mapping" if root == {} else "scalar")
+    )
 
 
 class _Scan:
@@ -129,12 +159,23 @@ class _Scan:
         return bisect_left(self.breaks, position) + 1
 
     def mapping(
-        self, state: tuple[str, int], encoding: Any, strict: Any, scan: Any, hook: Any, pairs: Any, *rest: Any
+        self,
+        state: tuple[str, int],
+        encoding: Any,
+        strict: Any,
+        scan: Any,
+        hook: Any,
+        pairs: Any,
+        *rest: Any,
     ) -> tuple[Node, int]:
         from hjson.decoder import JSONObject
 
         located = self.located(scan)
-        return self.nested(state, "mapping", lambda: JSONObject(state, encoding, strict, located, None, _entries, *rest))
+        return self.nested(
+            state,
+            "mapping",
+            lambda: JSONObject(state, encoding, strict, located, None, _entries, *rest),
+        )
 
     def items(self, state: tuple[str, int], scan: Any) -> tuple[Node, int]:
         from hjson.decoder import JSONArray
@@ -150,7 +191,9 @@ class _Scan:
 
         return scanned
 
-    def nested(self, state: tuple[str, int], kind: str, scan: Callable[[], tuple[Any, int]]) -> tuple[Node, int]:
+    def nested(
+        self, state: tuple[str, int], kind: str, scan: Callable[[], tuple[Any, int]]
+    ) -> tuple[Node, int]:
         self.depth += 1
         value, end = scan()
         self.depth -= 1

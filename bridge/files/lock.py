@@ -37,7 +37,9 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
         yield
         return
     try:
-        _wait(lambda: fcntl.flock(place, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB))
+        _wait(
+            lambda: fcntl.flock(place, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        )
         yield
     finally:
         os.close(place)

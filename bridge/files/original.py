@@ -25,7 +25,9 @@ class Original:
     def secrets(self) -> Secrets:
         """Secrets in the text, in variables of a script, and in its arguments. They must not be shown."""
         data = self.document.data
-        return Secrets.of(self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})})
+        return Secrets.of(
+            self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})}
+        )
 
     @cached_property
     def document(self) -> Document:

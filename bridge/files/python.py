@@ -20,7 +20,9 @@ def load_python(text: str, name: str = TEXT) -> Document:
     """Parse one dictionary or list of literals, bare or assigned to a name. Raises `SourceError`."""
     builder = Builder(name)
     root = _literal(text, name)
-    check_limits(sum(1 for node in ast.walk(root) if isinstance(node, ast.Constant)), 0, name, root.lineno)
+    check_limits(
+        sum(1 for node in ast.walk(root) if isinstance(node, ast.Constant)), 0, name, root.lineno
+    )
     document = builder.document(_node(root, name, 0), "python")
     SourceError.raise_if(
         f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {dotted(twin.key)} is given twice; keep one"
@@ -34,10 +36,18 @@ def _literal(text: str, name: str) -> ast.expr:
         body = ast.parse(text.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise NotPythonError(f"{name}: line {line}: not a Python dictionary; expected literals in balanced brackets") from None
-    if len(body) != 1 or not isinstance(body[0], ast.Expr | ast.Assign | ast.AnnAssign) or body[0].value is None:
+        raise NotPythonError(
+            f"{name}: line {line}: not a Python dictionary; expected literals in balanced brackets"
+        ) from None
+    if (
+        len(body) != 1
+        or not isinstance(body[0], ast.Expr | ast.Assign | ast.AnnAssign)
+        or body[0].value is None
+    ):
         line = body[1].lineno if len(body) > 1 else 1
-        raise NotPythonError(f"{name}: line {line}: found more than a dictionary; nothing is run, give the dictionary alone")
+        raise NotPythonError(
+            f"{name}: line {line}: found more than a dictionary; nothing is run, give the dictionary alone"
+        )
     return body[0].value
 
 
@@ -48,15 +58,21 @@ def _node(value: ast.expr, name: str, depth: int) -> Node:
         case ast.Constant(value=str() | bool() | int() | float() | None as constant):
             return Node(constant, value.lineno)
         # Python has no negative literals: a minus stands before a number. `-True` is refused.
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if (
+            not isinstance(number, bool)
+        ):
             return Node(-number, value.lineno)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return Node([_node(item, name, depth + 1) for item in items], value.lineno, "list")
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
-            return Node([_entry(key, item, name, depth) for key, item in pairs], value.lineno, "mapping")
+            return Node(
+                [_entry(key, item, name, depth) for key, item in pairs], value.lineno, "mapping"
+            )
     found = _source(value)
-    raise NotPythonError(f"{name}: line {value.lineno}: found {found}, expected a literal; nothing is run, write the value")
+    raise NotPythonError(
+        f"{name}: line {value.lineno}: found {found}, expected a literal; nothing is run, write the value"
+    )
 
 
 def _source(value: ast.expr) -> str:
@@ -69,5 +85,7 @@ def _source(value: ast.expr) -> str:
 def _entry(key: ast.expr | None, value: ast.expr, name: str, depth: int) -> Entry:
     if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
         found = "**" if key is None else _source(key)
-        raise NotPythonError(f"{name}: line {value.lineno}: found the key {found}, expected text in quotes")
+        raise NotPythonError(
+            f"{name}: line {value.lineno}: found the key {found}, expected text in quotes"
+        )
     return key.value, _node(value, name, depth + 1), key.lineno

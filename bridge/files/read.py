@@ -59,7 +59,9 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
     document = _loader(text, suffix)(text, name)
     if not isinstance(document.data, dict | list | Script):
         found = shown(document.data, 30)
-        raise SourceError(f"{name}: found only {found}; expected a mapping of settings or a list of flags")
+        raise SourceError(
+            f"{name}: found only {found}; expected a mapping of settings or a list of flags"
+        )
     return document
 
 
@@ -78,7 +80,9 @@ def _start(text: str) -> str:
 
 def _opens_with_flag(start: str) -> bool:
     """Whether the text starts with a flag, maybe quoted. A colon behind it makes it a quoted key instead."""
-    return bool(re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start))
+    return bool(
+        re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start)
+    )
 
 
 def _sniffed(text: str) -> Loader:
@@ -131,10 +135,14 @@ def read_text(path: str | Path) -> str:
     except FileNotFoundError:
         raise SourceError(f"{_printable(str(path))}: no such file; check the path") from None
     except IsADirectoryError:
-        raise SourceError(f"{path}: found a directory, expected a config file; name a file in it") from None
+        raise SourceError(
+            f"{path}: found a directory, expected a config file; name a file in it"
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"{_printable(str(path))}: cannot be read ({reason.lower()}); check the path") from None
+        raise SourceError(
+            f"{_printable(str(path))}: cannot be read ({reason.lower()}); check the path"
+        ) from None
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -164,11 +172,17 @@ def _decoded(content: bytes, name: str) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{name}: found bytes that are not UTF-8 (at {error.start}); save it as UTF-8 text") from None
+        raise SourceError(
+            f"{name}: found bytes that are not UTF-8 (at {error.start}); save it as UTF-8 text"
+        ) from None
     if "\0" in text:
         raise SourceError(f"{name}: found binary data, expected text; is this the right file?")
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text if plain != text and _loader(plain, Path(name).suffix.lower()) is load_script else plain
+    return (
+        text
+        if plain != text and _loader(plain, Path(name).suffix.lower()) is load_script
+        else plain
+    )
 
 
 def _printable(path: str) -> str:

@@ -25,9 +25,13 @@ def unseal(text: str, where: object) -> dict[str, Any]:
     """The value that `seal` wrote as `text`. Raises `SourceError` with a message that starts with `where`."""
     match = SEAL.fullmatch(text)
     if match is None:
-        raise SourceError(f"{where}: found {shown(text[-30:])} at its end, expected a digest; it is damaged")
+        raise SourceError(
+            f"{where}: found {shown(text[-30:])} at its end, expected a digest; it is damaged"
+        )
     if _digest(match[1]) != match[2]:
-        raise SourceError(f"{where}: it is not what was written, its digest is another; it is damaged")
+        raise SourceError(
+            f"{where}: it is not what was written, its digest is another; it is damaged"
+        )
     return parsed(match[1] + "}", where)
 
 

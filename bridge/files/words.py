@@ -12,7 +12,9 @@ from bridge.files.shell.pieces import Pieces, Text
 # Possessive repetitions (`++`) do not go back, so that no text takes exponential time.
 BLANK = re.compile(r"(?:\s|\\\n|#[^\n]*)+")
 WORD = re.compile(r"""(?:[^\s'"\\]++|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++""", re.DOTALL)
-PART = re.compile(r"""\\(?P<bare>.)|'(?P<single>[^']*+)'|"(?P<double>(?:[^"\\]|\\.)*+)\"""", re.DOTALL)
+PART = re.compile(
+    r"""\\(?P<bare>.)|'(?P<single>[^']*+)'|"(?P<double>(?:[^"\\]|\\.)*+)\"""", re.DOTALL
+)
 
 
 def load_words(text: str, name: str = TEXT) -> Document:
@@ -30,7 +32,10 @@ def load_words(text: str, name: str = TEXT) -> Document:
 
 def pieces(text: str, name: str = TEXT) -> list[Pieces]:
     """The words of `text` with their places, for edits."""
-    return [(Text(_unquoted(word), (start, start + len(word)), plain=False),) for start, _, word in _words(text, name)]
+    return [
+        (Text(_unquoted(word), (start, start + len(word)), plain=False),)
+        for start, _, word in _words(text, name)
+    ]
 
 
 def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
@@ -38,7 +43,9 @@ def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
     while position < len(text):
         found = BLANK.match(text, position) or WORD.match(text, position)
         if found is None:
-            raise SourceError(f"{name}: line {line}: found an open quote, or a backslash at the end; close or remove it")
+            raise SourceError(
+                f"{name}: line {line}: found an open quote, or a backslash at the end; close or remove it"
+            )
         if not BLANK.fullmatch(found[0]):
             yield position, line, found[0]
         line += found[0].count("\n")

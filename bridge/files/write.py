@@ -44,7 +44,9 @@ def write_text(path: str | Path, text: str) -> None:
     write_all({Path(path): text})
 
 
-def write_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()) -> None:
+def write_all(
+    texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()
+) -> None:
     """Write several files, all of them or none, under a lock against other writers. Raises `SourceError`.
 
     The user did not name the files `beside`, so a link in the place of one is refused, not followed.

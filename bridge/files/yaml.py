@@ -10,7 +10,16 @@ from typing import Any
 
 from bridge import limits
 from bridge.errors import SourceError
-from bridge.files.document import LONGEST, TEXT, Builder, Document, Entry, Node, check_limits, integer
+from bridge.files.document import (
+    LONGEST,
+    TEXT,
+    Builder,
+    Document,
+    Entry,
+    Node,
+    check_limits,
+    integer,
+)
 
 
 def load_yaml(text: str, name: str = TEXT) -> Document:
@@ -46,7 +55,9 @@ def plain_scalar(text: str) -> Any:
     if NOT_FINITE.fullmatch(text):
         return math.nan
     # `yes`, `Yes` and `YES` are switches, `yEs` is text.
-    switch = SWITCH.fullmatch(text) if text in (text.lower(), text.upper(), text.capitalize()) else None
+    switch = (
+        SWITCH.fullmatch(text) if text in (text.lower(), text.upper(), text.capitalize()) else None
+    )
     return text if switch is None else switch[1] is not None
 
 
@@ -118,8 +129,14 @@ class _Events:
         if mark is None:
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
             return self.refuse(line, "found a control character; expected plain text")
-        since = f" ({error.context} that starts at line {start.line + 1})" if start and error.context else ""
-        return self.refuse(mark.line + 1, f"not valid YAML: {error.problem}{since}; fix the syntax there")
+        since = (
+            f" ({error.context} that starts at line {start.line + 1})"
+            if start and error.context
+            else ""
+        )
+        return self.refuse(
+            mark.line + 1, f"not valid YAML: {error.problem}{since}; fix the syntax there"
+        )
 
     def take(self, kind: str, event: Any, line: int) -> None:
         if kind == "ScalarEvent":
@@ -153,7 +170,9 @@ class _Events:
         elif self.root is None:
             self.root = node
         else:
-            raise self.refuse(node.line, "found a second YAML document, expected one; split the file")
+            raise self.refuse(
+                node.line, "found a second YAML document, expected one; split the file"
+            )
 
     def count(self, more: int, line: int) -> None:
         self.nodes += more
@@ -162,9 +181,13 @@ class _Events:
     def alias(self, anchor: str, line: int) -> Node:
         node = self.anchors.get(anchor)
         if node is None:
-            raise self.refuse(line, f"found alias *{anchor} without an anchor before it; define &{anchor} first")
+            raise self.refuse(
+                line, f"found alias *{anchor} without an anchor before it; define &{anchor} first"
+            )
         if any(node is parent for parent, _ in self.open):
-            raise self.refuse(line, f"found alias *{anchor} inside its own anchor; a config cannot contain itself")
+            raise self.refuse(
+                line, f"found alias *{anchor} inside its own anchor; a config cannot contain itself"
+            )
         return node
 
     def scalar(self, event: Any, line: int) -> Node:
@@ -185,13 +208,18 @@ class _Events:
             value = float(text.replace("_", ""))
         wanted = {"str": str, "int": int, "float": float, "bool": bool, "null": type(None)}[kind]
         if type(value) is not wanted:
-            raise self.refuse(line, f"found {text!r}, expected !!{kind}; drop the tag or fix the value")
+            raise self.refuse(
+                line, f"found {text!r}, expected !!{kind}; drop the tag or fix the value"
+            )
         return _Named(value, line, key=text)
 
     def check_tag(self, tag: str | None, known: tuple[str, ...], line: int) -> None:
         if tag is not None and tag != "!" and tag not in {TAG + kind for kind in known}:
             found = "!!" + tag.removeprefix(TAG) if tag.startswith(TAG) else tag
-            raise self.refuse(line, f"found the tag {found}, expected plain data; tags are never run, write the value")
+            raise self.refuse(
+                line,
+                f"found the tag {found}, expected plain data; tags are never run, write the value",
+            )
 
     def entries(self, items: list[Node]) -> list[Entry]:
         """Pairs of a mapping: merged ones first and once each, and the mapping's own win over them."""
@@ -211,7 +239,9 @@ class _Events:
     def merged(self, value: Node, line: int) -> list[Entry]:
         sources = value.value if value.kind == "list" else [value]
         if any(source.kind != "mapping" for source in sources):
-            raise self.refuse(line, "<< takes a mapping or a list of mappings; name the anchor of a mapping")
+            raise self.refuse(
+                line, "<< takes a mapping or a list of mappings; name the anchor of a mapping"
+            )
         self.count(sum(len(source.value) for source in sources), line)
         return [entry for source in reversed(sources) for entry in source.value]
 

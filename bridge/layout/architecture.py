@@ -171,13 +171,19 @@ class Architecture:
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """The split of this model over `ranks` tensor ranks. Raises `ConfigError` if they do not divide the heads."""
         if self.heads % ranks:
-            raise ConfigError(f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor")
+            raise ConfigError(
+                f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor"
+            )
         keys = ("attention.key", "attention.value")
         # With fewer key and value heads than ranks, several ranks need the same head: each then
         # holds all of them.
         divides = self.kv_heads % ranks == 0
         within = ("mlp", *(("experts", "shared") if self.experts else ()))
-        inner = tuple(f"{layer}.{part}" for layer in within for part in (("up", "gate") if self.gated else ("up",)))
+        inner = tuple(
+            f"{layer}.{part}"
+            for layer in within
+            for part in (("up", "gate") if self.gated else ("up",))
+        )
         return TensorPlan(
             columns=("attention.query", *inner, *(keys if divides else ())),
             rows=("attention.out", *(f"{layer}.down" for layer in within)),
@@ -227,7 +233,9 @@ class Architecture:
         # its memory counts there too.
         first, *blocks, last = self._sizes()
         tied = sum(part.used - part.size for part in self._head())
-        return Layers(len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied))
+        return Layers(
+            len(self.indices), leading=1, trailing=1, parameters=(first, *blocks, last + tied)
+        )
 
     def size(self) -> int:
         """Total number of parameters. Tied ones count once."""
@@ -270,7 +278,9 @@ class Architecture:
                 # Embedding and head may name the same weight; it is one parameter that two stages
                 # use.
                 users = found[parameter.name].stages if parameter.name in found else ()
-                found[parameter.name] = replace(parameter, stages=tuple(dict.fromkeys((*users, stage))))
+                found[parameter.name] = replace(
+                    parameter, stages=tuple(dict.fromkeys((*users, stage)))
+                )
         return list(found.values())
 
     def sites(self, layers: Iterable[int], share: Share) -> list[Site]:
@@ -279,7 +289,11 @@ class Architecture:
             return []
         names = self.tensor_plan(share.ranks)
         found = [site for layer in layers for site in _sites(self.parts(layer), names)]
-        scattered = [Site(name, "scatter", self.hidden) for name in names.scattered if share.sequence and 0 in layers]
+        scattered = [
+            Site(name, "scatter", self.hidden)
+            for name in names.scattered
+            if share.sequence and 0 in layers
+        ]
         return found + scattered
 
     def _embedding(self) -> tuple[Part, ...]:
@@ -294,7 +308,11 @@ class Architecture:
 
     def _block(self, name: str, block: int) -> tuple[Part, ...]:
         attention = self._latent(name) if self.latent else self._attention(name)
-        feed_forward = self._routed(f"{name}.mlp") if self.routed(block) else self._dense(f"{name}.mlp", self.ffn)
+        feed_forward = (
+            self._routed(f"{name}.mlp")
+            if self.routed(block)
+            else self._dense(f"{name}.mlp", self.ffn)
+        )
         return (*self._norms(name), *attention, *feed_forward)
 
     def _norms(self, name: str) -> Iterator[Part]:
@@ -304,14 +322,21 @@ class Architecture:
             yield from (self._norm(f"{name}.norm{index}") for index in (3, 4))
 
     def _attention(self, name: str) -> Iterator[Part]:
-        queries, keys, qkv = self.heads * self.head, self.kv_heads * self.head, self.biased("qkv_bias")
+        queries, keys, qkv = (
+            self.heads * self.head,
+            self.kv_heads * self.head,
+            self.biased("qkv_bias"),
+        )
         for part, width in (("query", queries), ("key", keys), ("value", keys)):
             yield Part(f"{name}.attention.{part}", "linear", width, self.hidden, qkv)
-        yield Part(f"{name}.attention.out", "linear", self.hidden, queries, self.biased("output_bias"))
+        yield Part(
+            f"{name}.attention.out", "linear", self.hidden, queries, self.biased("output_bias")
+        )
         if self.head_norm != "none":
             widths = (self.head, self.head) if self.head_norm == "head" else (queries, keys)
             yield from (
-                self._norm(f"{name}.attention.{part}_norm", size) for part, size in zip(("query", "key"), widths, strict=True)
+                self._norm(f"{name}.attention.{part}_norm", size)
+                for part, size in zip(("query", "key"), widths, strict=True)
             )
         if self.sinks:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
@@ -331,7 +356,9 @@ class Architecture:
             if self.head_norm != "none":
                 yield self._norm(f"{name}.attention.{part}_norm", rank)
         yield Part(f"{name}.attention.query", "linear", queries, it.query or self.hidden)
-        yield Part(f"{name}.attention.key_value", "linear", self.heads * (it.plain + it.value), it.kv)
+        yield Part(
+            f"{name}.attention.key_value", "linear", self.heads * (it.plain + it.value), it.kv
+        )
         yield Part(f"{name}.attention.out", "linear", self.hidden, out, self.biased("output_bias"))
 
     def _dense(self, name: str, width: int, copies: int = 1) -> Iterator[Part]:
@@ -407,7 +434,13 @@ def _attention(model: Model) -> dict[str, Any]:
     }
     if latent.kv_rank is None:
         return found
-    widths = (latent.query_rank, latent.kv_rank, latent.plain_size, latent.rotary_size, latent.value_size)
+    widths = (
+        latent.query_rank,
+        latent.kv_rank,
+        latent.plain_size,
+        latent.rotary_size,
+        latent.value_size,
+    )
     return found | {"latent": Latent(*(width or 0 for width in widths))}
 
 
@@ -416,14 +449,22 @@ def _feed_forward(model: Model) -> dict[str, Any]:
     if not model.experts:
         return {}
     width = moe.ffn or model.ffn or 4 * (model.hidden or Architecture().hidden)
-    choice = (moe.top_k or 1, moe.shared_ffn or 0, bool(moe.shared_gate), bool(moe.router_bias), moe.layers)
+    choice = (
+        moe.top_k or 1,
+        moe.shared_ffn or 0,
+        bool(moe.shared_gate),
+        bool(moe.router_bias),
+        moe.layers,
+    )
     return {"experts": Experts(model.experts, width, *choice)}
 
 
 def _embedding(model: Model) -> dict[str, Any]:
     embedding, kind = model.embedding, model.embedding.positions
     # Some families (OPT) leave the first rows of the table unused, so it has that many more.
-    rows = (embedding.max_positions or model.sequence or Architecture().sequence) + (embedding.offset or 0)
+    rows = (embedding.max_positions or model.sequence or Architecture().sequence) + (
+        embedding.offset or 0
+    )
     rotary = kind in (None, "rotary")
     positions = None
     if not rotary:
@@ -437,7 +478,9 @@ def _embedding(model: Model) -> dict[str, Any]:
     }
 
 
-def _split(part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share) -> Parameter:
+def _split(
+    part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share
+) -> Parameter:
     """A parameter on a tensor rank: its part along one dimension, or the whole parameter."""
     role = part.role(names)
     dim = _CUT.get((role, len(shape)))
@@ -481,18 +524,26 @@ def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:
 
 
 def _gpt2(layers: int, hidden: int, heads: int) -> Architecture:
-    return Architecture(layers, hidden, heads, heads, 4 * hidden, vocab=50257, sequence=1024, rotary=False)
+    return Architecture(
+        layers, hidden, heads, heads, 4 * hidden, vocab=50257, sequence=1024, rotary=False
+    )
 
 
 _LLAMA = Architecture(norm="rms", gated=True, tied=False, bias=False)
 
 PRESETS: Mapping[str, Architecture] = {
-    "tiny": Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, sequence=64),
+    "tiny": Architecture(
+        layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, sequence=64
+    ),
     "gpt2": _gpt2(12, 768, 12),
     "gpt2-medium": _gpt2(24, 1024, 16),
     "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
-    "llama-7b": replace(_LLAMA, layers=32, hidden=4096, heads=32, kv_heads=32, ffn=11008, vocab=32000, sequence=2048),
-    "llama3-8b": replace(_LLAMA, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192),
+    "llama-7b": replace(
+        _LLAMA, layers=32, hidden=4096, heads=32, kv_heads=32, ffn=11008, vocab=32000, sequence=2048
+    ),
+    "llama3-8b": replace(
+        _LLAMA, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192
+    ),
 }
 """Shapes by name: a tiny one that trains in seconds, and published models."""

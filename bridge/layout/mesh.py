@@ -38,7 +38,9 @@ class Mesh:
         """The mesh of `world` ranks. An unset `data` takes all ranks that are left. Raises `ConfigError` if sizes do not fit."""
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
         if max(world, *sizes.values()) > limits.RANKS:
-            raise ConfigError(f"parallel: found {max(world, *sizes.values()):,} ranks, expected at most {limits.RANKS:,}")
+            raise ConfigError(
+                f"parallel: found {max(world, *sizes.values()):,} ranks, expected at most {limits.RANKS:,}"
+            )
         if parallel.data is None:
             sizes["data"] = max(
                 1, world // prod(size for axis, size in sizes.items() if axis != "data")
@@ -120,7 +122,10 @@ def _order(order: str | None) -> tuple[str, ...]:
         return AXES
     names = [_SHORT.get(name, name) for name in order.split("-")]
     ConfigError.raise_if(_order_problems(names))
-    return (*(name for name in names if name in AXES), *(axis for axis in AXES if axis not in names))
+    return (
+        *(name for name in names if name in AXES),
+        *(axis for axis in AXES if axis not in names),
+    )
 
 
 def _order_problems(names: list[str]) -> Iterator[str]:

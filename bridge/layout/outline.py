@@ -63,11 +63,23 @@ class Outline:
         ConfigError.raise_if(shape.problems())
         mesh = Mesh.of(plan.parallel, world)
         shape.tensor_plan(mesh.sizes["tensor"])
-        triangle = solve(plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"])
+        triangle = solve(
+            plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]
+        )
         accumulation = triangle.accumulation or 1
         shown, notes = described(plan, accumulation, shape.facts())
         pipelines, periods = _pipelines(shown, shape, accumulation)
-        found = cls(plan, shape, mesh, pipelines[0], triangle.micro or 0, accumulation, pipelines[1:], periods, notes)
+        found = cls(
+            plan,
+            shape,
+            mesh,
+            pipelines[0],
+            triangle.micro or 0,
+            accumulation,
+            pipelines[1:],
+            periods,
+            notes,
+        )
         ConfigError.raise_if(found._problems())
         return found
 
@@ -118,13 +130,19 @@ class Outline:
 
     def traffic(self, rank: int) -> Mapping[str, Traffic]:
         """Collectives of `rank` in a step, and the messages that it sends."""
-        same = {name: total for name, total in self._traffic[self._at(rank)].items() if name != REPLICAS}
+        same = {
+            name: total for name, total in self._traffic[self._at(rank)].items() if name != REPLICAS
+        }
         return same | replica_traffic(self.place(rank).layout, self.kind(rank)[2])
 
     @cached_property
     def _places(self) -> Mapping[tuple[int, int], Place]:
         sizes = self.mesh.sizes
-        return {(rank, index): self._place(rank, index) for rank in range(sizes["pipeline"]) for index in range(sizes["tensor"])}
+        return {
+            (rank, index): self._place(rank, index)
+            for rank in range(sizes["pipeline"])
+            for index in range(sizes["tensor"])
+        }
 
     def _place(self, pipeline: int, tensor: int) -> Place:
         held, homes = self.held(pipeline), self.pipeline.schedule.homes
@@ -135,7 +153,9 @@ class Outline:
         parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
         layout = Layout.of(self.plan, parameters, len(held), self.shards)
         layers = tuple(layer for stage in held for layer in self.stages[stage])
-        return Place(layout, tuple(self.shape.sites(layers, share)), dearer(self.plan, layout, parameters))
+        return Place(
+            layout, tuple(self.shape.sites(layers, share)), dearer(self.plan, layout, parameters)
+        )
 
     def _share(self, index: int) -> Share:
         """The part of a tensor rank. Experts are spread over data and tensor ranks (Megatron: parallel_state.py)."""
@@ -143,7 +163,14 @@ class Outline:
         experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
         # All data, context and tensor ranks, divided by those that hold different experts or parts of them.
         same = max(1, self.shards * ranks // (experts * within))
-        return Share(ranks, index, bool(parallel.sequence), experts, within, same if self.shape.experts else 0)
+        return Share(
+            ranks,
+            index,
+            bool(parallel.sequence),
+            experts,
+            within,
+            same if self.shape.experts else 0,
+        )
 
     @cached_property
     def _traffic(self) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
@@ -151,7 +178,10 @@ class Outline:
         first, *further = (self._followed(pipeline) for pipeline in (self.pipeline, *self.more))
         if not further:
             return first
-        return {key: added(found, _times(further[-1][key], found, self.periods)) for key, found in first.items()}
+        return {
+            key: added(found, _times(further[-1][key], found, self.periods))
+            for key, found in first.items()
+        }
 
     def _followed(self, pipeline: Pipeline) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
         rows, parts = program(pipeline.schedule), chunks(self.plan.recompute, self.stages)
@@ -191,12 +221,16 @@ class Outline:
             yield f"parallel.sequence: {self.shape.sequence} tokens do not divide into {tensor} tensor ranks; use a multiple"
 
 
-def _times(after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int) -> dict[str, Traffic]:
+def _times(
+    after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
+) -> dict[str, Traffic]:
     """`times` x (`after` - `before`), by name."""
     found = {}
     for name, total in after.items():
         less = before.get(name, Traffic())
-        found[name] = Traffic((total.count - less.count) * times, (total.bytes - less.bytes) * times)
+        found[name] = Traffic(
+            (total.count - less.count) * times, (total.bytes - less.bytes) * times
+        )
     return found
 
 
@@ -212,5 +246,7 @@ def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipe
     fewer = FOLLOWED * span // period * period + number % period if period else number
     if fewer + period >= number:
         return (Pipeline.of(plan, layers, number, table, short=True),), 0
-    first, second = (Pipeline.of(plan, layers, few, table, short=True) for few in (fewer, fewer + period))
+    first, second = (
+        Pipeline.of(plan, layers, few, table, short=True) for few in (fewer, fewer + period)
+    )
     return (first, second), (number - fewer) // period

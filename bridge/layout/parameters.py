@@ -43,7 +43,17 @@ def lacks(plan: Plan) -> list[str]:
     return [path for path in _needed(values) if values.get(path) is None]
 
 
-ALWAYS = ("layers", "hidden", "vocab", "tied", "heads", "attention.qkv_bias", "attention.output_bias", "mlp.gated", "mlp.bias")
+ALWAYS = (
+    "layers",
+    "hidden",
+    "vocab",
+    "tied",
+    "heads",
+    "attention.qkv_bias",
+    "attention.output_bias",
+    "mlp.gated",
+    "mlp.bias",
+)
 LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 

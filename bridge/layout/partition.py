@@ -48,7 +48,9 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
     Raises `ConfigError` if a setting that the rule needs is missing, or if a stage would have no layer.
     """
     if max(layers.count, parts or 0) > limits.LAYERS:
-        raise ConfigError(f"model.layers: found {layers.count:,}, expected at most {limits.LAYERS:,} layers and stages")
+        raise ConfigError(
+            f"model.layers: found {layers.count:,}, expected at most {limits.LAYERS:,} layers and stages"
+        )
     rule = stages.rule or ("explicit" if stages.boundaries else "carry")
     boundaries = _RULES[rule](stages, layers, parts)
     return tuple(range(first, last) for first, last in pairwise(boundaries))
@@ -134,7 +136,9 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
             for cut in range(first + 1, furthest + 1)
             if fits(cut, left - 1)
         )
-        return min(((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options)
+        return min(
+            ((sums[cut] - sums[first]) ** 2 + rest, (cut, *tail)) for cut, rest, tail in options
+        )
 
     @cache
     def fits(first: int, left: int) -> bool:
@@ -234,7 +238,9 @@ def _number(stages: Stages, count: int, parts: int | None) -> int:
         return min(count, ceil(count / _size(stages)))
     number = parts if parts is not None and parts > 1 else count
     if number > count:
-        raise ConfigError(f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers")
+        raise ConfigError(
+            f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers"
+        )
     return number
 
 

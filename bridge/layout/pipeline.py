@@ -8,7 +8,16 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers, partition, together
-from bridge.layout.schedule import SCHEDULES, Schedule, Shape, check_size, generate, partly_kept, problems, prove
+from bridge.layout.schedule import (
+    SCHEDULES,
+    Schedule,
+    Shape,
+    check_size,
+    generate,
+    partly_kept,
+    problems,
+    prove,
+)
 from bridge.layout.schedule.table import read
 from bridge.plan import Plan
 
@@ -73,7 +82,11 @@ def name_of(plan: Plan) -> str:
 
 
 def schedule_of(
-    plan: Plan, microbatches: int, stages: int | None = None, table: str | None = None, short: bool = False
+    plan: Plan,
+    microbatches: int,
+    stages: int | None = None,
+    table: str | None = None,
+    short: bool = False,
 ) -> Schedule:
     """The plan's schedule over `stages` (default: as many as its ranks hold). Raises `ConfigError` if it does not fit."""
     name = name_of(plan)
@@ -82,7 +95,9 @@ def schedule_of(
     return _kept(plan, generate(name, _shape(plan, microbatches, stages, short)))
 
 
-def described(plan: Plan, microbatches: int, layers: Layers | None = None) -> tuple[Plan, tuple[str, ...]]:
+def described(
+    plan: Plan, microbatches: int, layers: Layers | None = None
+) -> tuple[Plan, tuple[str, ...]]:
     """`plan` with the nearest schedule that exists for so many micro batches, and the reasons if it is not the plan's own."""
     if name_of(plan) == "csv" or ranks_of(plan) == 1:
         return plan, ()
@@ -125,7 +140,11 @@ def stages_of(plan: Plan, layers: Layers) -> int:
     """Number of stages of the plan's schedule over `layers`; 0 for a CSV file. Raises `ConfigError` if they do not fit."""
     if name_of(plan) == "csv":
         return 0
-    return len(partition(plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual(plan)))
+    return len(
+        partition(
+            plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual(plan)
+        )
+    )
 
 
 def period_of(plan: Plan, microbatches: int, stages: int) -> int:
@@ -149,22 +168,33 @@ def _kept(plan: Plan, schedule: Schedule) -> Schedule:
 
 def _from_table(plan: Plan, microbatches: int, stages: int | None, table: str | None) -> Schedule:
     if table is None:
-        raise ConfigError("schedule.csv: the plan's schedule is a table, but names no file; name one")
+        raise ConfigError(
+            "schedule.csv: the plan's schedule is a table, but names no file; name one"
+        )
     where = plan.schedule.csv or "schedule.csv"
     found = read(table, where)
-    ConfigError.raise_if(_misfits(found, where, (ranks_of(plan), microbatches, stages or found.stages)))
+    ConfigError.raise_if(
+        _misfits(found, where, (ranks_of(plan), microbatches, stages or found.stages))
+    )
     return found
 
 
 def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Iterator[str]:
     what = ("pipeline ranks", "microbatches", "stages")
-    for name, has, expected in zip(what, (found.ranks, found.microbatches, found.stages), wanted, strict=True):
+    for name, has, expected in zip(
+        what, (found.ranks, found.microbatches, found.stages), wanted, strict=True
+    ):
         if has != expected:
             yield f"{where}: is for {has} {name}, but the plan has {expected}; change one of the two"
 
 
 def _outline(
-    plan: Plan, layers: Layers, microbatches: int, table: str | None, parts: Ranges | None, short: bool
+    plan: Plan,
+    layers: Layers,
+    microbatches: int,
+    table: str | None,
+    parts: Ranges | None,
+    short: bool,
 ) -> tuple[Ranges, Schedule]:
     """The plan's stages, and the schedule over them."""
     ranks = ranks_of(plan)
@@ -173,7 +203,11 @@ def _outline(
         if parts is None and len(outer) == layers.count and plan.stages.layers_per_stage is None:
             outer = _inner(plan, layers, [range(layers.count)])
         return outer, schedule_of(plan, microbatches, len(outer))
-    wanted = read(table, plan.schedule.csv or "schedule.csv").stages if table is not None else ranks * _virtual(plan)
+    wanted = (
+        read(table, plan.schedule.csv or "schedule.csv").stages
+        if table is not None
+        else ranks * _virtual(plan)
+    )
     outer = parts or partition(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
         raise ConfigError(
@@ -215,7 +249,9 @@ def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
     A name stands for a layer of that name, or for all layers within it. Raises `ConfigError` for names that match nothing,
     layers that no stage or more than one has, and stages out of the model's order.
     """
-    found = [[index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages]
+    found = [
+        [index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages
+    ]
     ConfigError.raise_if(_name_problems(stages, layers, found))
     return tuple(range(part[0], part[-1] + 1) for part in found)
 
@@ -224,7 +260,9 @@ def _named(layer: str, names: Sequence[str]) -> bool:
     return any(layer == name or layer.startswith(f"{name}.") for name in names)
 
 
-def _name_problems(stages: Sequence[Sequence[str]], layers: Sequence[str], found: Sequence[Sequence[int]]) -> Iterator[str]:
+def _name_problems(
+    stages: Sequence[Sequence[str]], layers: Sequence[str], found: Sequence[Sequence[int]]
+) -> Iterator[str]:
     for stage, names in enumerate(stages):
         for name in names:
             if not any(_named(layer, [name]) for layer in layers):

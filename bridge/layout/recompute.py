@@ -25,7 +25,9 @@ def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, 
     return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
 
 
-def again_by_stage(row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]) -> dict[int, frozenset[int]]:
+def again_by_stage(
+    row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]
+) -> dict[int, frozenset[int]]:
     """The layers that a rank recomputes, by stage, for micro batches whose activations the schedule does not keep.
 
     If the schedule splits backward, or has recomputation as an action, a stage with any such layer is recomputed whole.
@@ -41,7 +43,9 @@ def again_by_stage(row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[
 
 def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:
     ratio = recompute.ratio
-    if recompute.granularity in ("none", "selective") or (recompute.granularity is None and ratio is None):
+    if recompute.granularity in ("none", "selective") or (
+        recompute.granularity is None and ratio is None
+    ):
         return lambda stage, layer: False
     if ratio is not None:
         # The share of the whole model, counted from its first layer, and not of each stage.
@@ -52,7 +56,9 @@ def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, i
     return lambda stage, layer: True
 
 
-def _stage_chunks(stage: range, chosen: Callable[[range, int], bool], together: int) -> Iterator[Chunk]:
+def _stage_chunks(
+    stage: range, chosen: Callable[[range, int], bool], together: int
+) -> Iterator[Chunk]:
     for again, group in groupby(stage, lambda layer: chosen(stage, layer)):
         layers, size = list(group), together if again else 1
         for start in range(0, len(layers), size):

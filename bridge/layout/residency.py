@@ -67,7 +67,11 @@ class Residency:
 def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
     """The stages that one microbatch visits: forward, and backward down to the first stage that trains."""
     forward = range(layout.stages)
-    return (*forward, *reversed(range(layout.first_trained, layout.stages))) if training else tuple(forward)
+    return (
+        (*forward, *reversed(range(layout.first_trained, layout.stages)))
+        if training
+        else tuple(forward)
+    )
 
 
 def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -78,8 +82,17 @@ def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...],
     # Backwards: `following` has the flat that is written next into each buffer. If it is the same flat, reduction can wait.
     following: dict[Home, int] = {}
     found: list[tuple[int, ...]] = []
-    written = {stage: [index for index in layout.users[stage] if layout.flats[index].trainable] for stage in set(writers)}
+    written = {
+        stage: [index for index in layout.users[stage] if layout.flats[index].trainable]
+        for stage in set(writers)
+    }
     for stage in reversed(writers):
-        found.append(tuple(index for index in written[stage] if following.get(layout.flats[index].grad_home) != index))
+        found.append(
+            tuple(
+                index
+                for index in written[stage]
+                if following.get(layout.flats[index].grad_home) != index
+            )
+        )
         following.update((layout.flats[index].grad_home, index) for index in written[stage])
     return tuple(reversed(found))

@@ -58,9 +58,14 @@ def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) ->
     local = [stage for stage, home in enumerate(homes) if home == rank]
     found = []
     for parameter in parameters:
-        stages, holders = tuple(local.index(stage) for stage in parameter.stages if stage in local), holders_of(parameter, homes)
+        stages, holders = (
+            tuple(local.index(stage) for stage in parameter.stages if stage in local),
+            holders_of(parameter, homes),
+        )
         if stages:
-            found.append(replace(parameter, stages=stages, replicas=holders if len(holders) > 1 else ()))
+            found.append(
+                replace(parameter, stages=stages, replicas=holders if len(holders) > 1 else ())
+            )
     return found
 
 
@@ -150,7 +155,14 @@ class Format:
         name = optimizer.name or "adamw"
         moments = 1 if name == "sgd" and optimizer.momentum else MOMENTS.get(name, 2)
         frozen = precision.frozen == "master"
-        return cls(precision.compute, precision.master, precision.reduce, moments, frozen, precision.communicate)
+        return cls(
+            precision.compute,
+            precision.master,
+            precision.reduce,
+            moments,
+            frozen,
+            precision.communicate,
+        )
 
     def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
         """Format of the weights between steps: that of the optimizer's master, or `dtype` for frozen weights."""
@@ -258,17 +270,24 @@ class Flat:
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
             if start < stop:
-                yield Piece(slot.parameter, start - slot.start, stop - slot.start, start - owned.start)
+                yield Piece(
+                    slot.parameter, start - slot.start, stop - slot.start, start - owned.start
+                )
 
     @cached_property
     def split(self) -> range:
         """The leading elements that hold parameters split over tensor ranks; replicas follow."""
-        return range(sum(slot.parameter.size for slot in self.slots if slot.parameter.split is not None))
+        return range(
+            sum(slot.parameter.size for slot in self.slots if slot.parameter.split is not None)
+        )
 
     @cached_property
     def partial(self) -> range:
         """The last elements of the flat: parameters whose gradients tensor ranks have to sum."""
-        return range(self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial), self.size)
+        return range(
+            self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial),
+            self.size,
+        )
 
     def own(self, part: range, index: int) -> range:
         """The elements of `part` that data rank `index` owns, counted from the start of its slice."""
@@ -332,7 +351,9 @@ class Layout:
     @cached_property
     def first_trained(self) -> int:
         """The first stage with a trainable parameter; `stages` if there is none. No earlier stage runs backward."""
-        used = (slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots)
+        used = (
+            slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots
+        )
         return min(used, default=self.stages)
 
     @property
@@ -360,7 +381,12 @@ class Layout:
 
     def bytes(self) -> dict[str, int]:
         """Bytes on one rank by kind: weights, gradients, master, moments."""
-        found = {"weights": _buffers(self.homes("weight")), "gradients": _buffers(self.homes("grad")), "master": 0, "moments": 0}
+        found = {
+            "weights": _buffers(self.homes("weight")),
+            "gradients": _buffers(self.homes("grad")),
+            "master": 0,
+            "moments": 0,
+        }
         for flat in self.flats:
             for kind, size in self.slices(flat).items():
                 found[kind] += size
@@ -386,7 +412,9 @@ Kind = tuple[bool, bool, Dtype, int]
 """Tied or not, frozen or not, format, ranks with the same values. Parameters of different kinds lie in different pools."""
 
 
-def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts) -> Iterator[Flat]:
+def _flats(
+    parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts
+) -> Iterator[Flat]:
     groups = list(_groups(parameters, format_))
     numbers, places = Counter(kind for kind, _ in groups), Counter[Kind]()
     for kind, group in groups:
@@ -394,21 +422,35 @@ def _flats(parameters: Sequence[Parameter], stages: int, format_: Format, counts
         places[kind] += 1
 
 
-def _groups(parameters: Sequence[Parameter], format_: Format) -> Iterator[tuple[Kind, list[Parameter]]]:
+def _groups(
+    parameters: Sequence[Parameter], format_: Format
+) -> Iterator[tuple[Kind, list[Parameter]]]:
     """Parameters by kind and stage, in the order of stages, tied ones last.
 
     A parameter that other pipeline ranks hold too gets a flat of its own, because only its holders sum its gradients.
     """
 
     def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str, int]:
-        tied, alone = len(parameter.stages) > 1 or bool(parameter.replicas), parameter.name if parameter.replicas else ""
-        return tied, parameter.stages[0], not parameter.trainable, format_.compute or parameter.dtype, alone, parameter.same
+        tied, alone = (
+            len(parameter.stages) > 1 or bool(parameter.replicas),
+            parameter.name if parameter.replicas else "",
+        )
+        return (
+            tied,
+            parameter.stages[0],
+            not parameter.trainable,
+            format_.compute or parameter.dtype,
+            alone,
+            parameter.same,
+        )
 
     for (tied, _, frozen, dtype, _, same), group in groupby(sorted(parameters, key=key), key):
         yield (tied, frozen, dtype, same), list(group)
 
 
-def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts) -> Flat:
+def _flat(
+    kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts
+) -> Flat:
     tied, frozen, dtype, same = kind
     # Experts are sharded only over the ranks that hold the same ones.
     shards = same if same and counts.shards > 1 else counts.shards
@@ -438,7 +480,9 @@ def _flat(kind: Kind, group: list[Parameter], index: int, number: int, format_: 
 def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
     """Parameters one after the other: split ones first, partial replicas last, so that each kind is one run of elements."""
     start = 0
-    for parameter in sorted(group, key=lambda parameter: (parameter.split is None, parameter.partial)):
+    for parameter in sorted(
+        group, key=lambda parameter: (parameter.split is None, parameter.partial)
+    ):
         yield Slot(parameter, start)
         start += parameter.size
 

@@ -11,7 +11,15 @@ from bridge.layout.recompute import Chunk, again_by_stage
 from bridge.layout.schedule.action import Row
 from bridge.layout.shard import Layout
 from bridge.layout.tensor import Site
-from bridge.layout.traffic import Traffic, Visits, activation_traffic, added, message_traffic, step_traffic, within
+from bridge.layout.traffic import (
+    Traffic,
+    Visits,
+    activation_traffic,
+    added,
+    message_traffic,
+    step_traffic,
+    within,
+)
 
 
 @dataclass(frozen=True)

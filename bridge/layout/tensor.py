@@ -66,7 +66,12 @@ class TensorPlan:
         return next(ratios, None)
 
     def _lists(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        yield from (("vocabulary", self.vocabulary), ("shared", self.shared), ("column", self.columns), ("row", self.rows))
+        yield from (
+            ("vocabulary", self.vocabulary),
+            ("shared", self.shared),
+            ("column", self.columns),
+            ("row", self.rows),
+        )
 
     def _problems(self) -> Iterator[str]:
         if not any(
@@ -90,7 +95,9 @@ class Site:
     """
 
     name: str
-    kind: Literal["enter", "leave", "embed", "scatter", "gather", "enter whole", "leave whole", "logits"]
+    kind: Literal[
+        "enter", "leave", "embed", "scatter", "gather", "enter whole", "leave whole", "logits"
+    ]
     width: int
 
 

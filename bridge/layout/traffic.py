@@ -87,10 +87,14 @@ def step_traffic(
     traffic = {GATHER: _gathers(layout, times), REDUCE: _reductions(layout, writers), TIED: tied}
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
-    return {name: total for name, total in traffic.items() if total.count} | replica_traffic(layout, index)
+    return {name: total for name, total in traffic.items() if total.count} | replica_traffic(
+        layout, index
+    )
 
 
-def message_traffic(row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool) -> dict[str, Traffic]:
+def message_traffic(
+    row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool
+) -> dict[str, Traffic]:
     """Messages of a rank in its row of a program: inputs of a stage (`taken`), their gradients (`given`), and headers.
 
     A header with the shapes comes before a step's first micro batch, or with `variable` before each.
@@ -126,7 +130,11 @@ def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
 def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
     flats = ((layout.flats[index], number) for index, number in times.items())
     return sum(
-        (Traffic(number, number * flat.padded * BYTES[flat.dtype]) for flat, number in flats if flat.sharded),
+        (
+            Traffic(number, number * flat.padded * BYTES[flat.dtype])
+            for flat, number in flats
+            if flat.sharded
+        ),
         Traffic(),
     )
 
@@ -140,7 +148,9 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
         before = _times(layout, path * (followed - 1))
         # The difference between the last two simulated steps is what one further micro batch
         # gathers.
-        times = Counter({index: number + more * (number - before[index]) for index, number in times.items()})
+        times = Counter(
+            {index: number + more * (number - before[index]) for index, number in times.items()}
+        )
     return times
 
 
@@ -156,7 +166,11 @@ def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
 def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> list[int]:
     # The update of the step before has changed all trained weights, so gathered copies of them are out of date.
     residency.drop(index for index, flat in enumerate(layout.flats) if flat.trainable)
-    return [index for place in range(len(path)) for index in residency.due(path[place : place + ahead(layout)])]
+    return [
+        index
+        for place in range(len(path))
+        for index in residency.due(path[place : place + ahead(layout)])
+    ]
 
 
 def ahead(layout: Layout) -> int:
@@ -168,7 +182,10 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
     flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
-    return sum((Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone), Traffic())
+    return sum(
+        (Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone),
+        Traffic(),
+    )
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
@@ -177,7 +194,10 @@ def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
     for flat in layout.flats:
         if flat.trainable:
             sizes[flat.reduce] += len(flat.own(flat.partial, index))
-    found = Traffic(sum(size > 0 for size in sizes.values()), sum(size * BYTES[dtype] for dtype, size in sizes.items()))
+    found = Traffic(
+        sum(size > 0 for size in sizes.values()),
+        sum(size * BYTES[dtype] for dtype, size in sizes.items()),
+    )
     return {REPLICAS: found} if found.count else {}
 
 

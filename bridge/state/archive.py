@@ -38,7 +38,16 @@ STORAGES = {
     "Untyped": "U8",
 }
 DAMAGED = "the file is damaged"
-UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError, EOFError, NotImplementedError, struct.error, zipfile.BadZipFile)
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    NotImplementedError,
+    struct.error,
+    zipfile.BadZipFile,
+)
 """What reading a damaged zip file comes to; `NotImplementedError` is zipfile's word for methods it does not know."""
 
 
@@ -67,9 +76,11 @@ def _parameter(tensor: Any, *_: Any) -> Lazy:
 
 
 def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor that torch rebuilds with attributes, which are dropped; `ValueError` for a subclass.
-    """
-    if getattr(kind, "name", "") not in ("torch Tensor", "torch.nn.parameter Parameter") or not isinstance(arguments, tuple):
+    """A tensor that torch rebuilds with attributes, which are dropped; `ValueError` for a subclass."""
+    if getattr(kind, "name", "") not in (
+        "torch Tensor",
+        "torch.nn.parameter Parameter",
+    ) or not isinstance(arguments, tuple):
         raise ValueError("a tensor of a class of its own")
     return build.build(*arguments)
 
@@ -81,19 +92,36 @@ def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Laz
 # torch writes `_rebuild_tensor_v3` for number formats that have no storage class of their own, such
 # as float8: the storage is untyped bytes, and the format is an argument (torch/_tensor.py:
 # _reduce_ex_internal).
-def _typed(storage: Any, offset: int, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Lazy:
+def _typed(
+    storage: Any,
+    offset: int,
+    shape: Any,
+    strides: Any,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Any,
+    *_: Any,
+) -> Lazy:
     return view(storage, str(dtype), offset, shape, strides)
 
 
 def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
     """A tensor of a storage. Raises `ValueError` if it reaches beyond."""
     shape, strides = _size(shape), _size(strides)
-    if not isinstance(storage, Storage) or len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
+    if (
+        not isinstance(storage, Storage)
+        or len(shape) != len(strides)
+        or min((offset, *shape, *strides)) < 0
+    ):
         raise ValueError("no storage, or sizes and strides that no tensor has")
     count, width = storage.size // WIDTH[dtype], WIDTH[dtype]
     # The last element lies this many elements behind the first. A tensor without elements reaches
     # nowhere.
-    reach = 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True)) if all(shape) else 0
+    reach = (
+        1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
+        if all(shape)
+        else 0
+    )
     if offset + reach > count and reach:
         raise ValueError(f"a tensor that reaches to element {offset + reach} of {count}")
     if strides == contiguous(shape) or not all(shape):
@@ -120,7 +148,9 @@ TENSORS: Known = {
     "torch._utils _rebuild_parameter": _parameter,
     "torch._utils _rebuild_parameter_with_state": _parameter,
     "torch._tensor _rebuild_from_type_v2": _from_type,
-    **pickled.recorded("torch Tensor", "torch.nn.parameter Parameter", "torch.storage UntypedStorage"),
+    **pickled.recorded(
+        "torch Tensor", "torch.nn.parameter Parameter", "torch.storage UntypedStorage"
+    ),
     **pickled.recorded(*(f"torch {name}Storage" for name in STORAGES)),
     **{f"torch {name}": Constant(code) for name, code in SAFE.items()},
 }
@@ -152,7 +182,8 @@ NUMPY: Known = {
     "numpy dtype": lambda *arguments: Record("numpy dtype", arguments),
     **{f"numpy.{core}.multiarray scalar": _scalar for core in ("core", "_core")},
     **{
-        f"numpy.{core}.multiarray _reconstruct": lambda *arguments: Record("numpy array", arguments) for core in ("core", "_core")
+        f"numpy.{core}.multiarray _reconstruct": lambda *arguments: Record("numpy array", arguments)
+        for core in ("core", "_core")
     },
     **pickled.recorded("numpy ndarray"),
 }
@@ -200,7 +231,9 @@ class Entry:
     checksum: int
 
 
-def read(path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None) -> Any:
+def read(
+    path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None
+) -> Any:
     """What `torch.save` wrote to `path`, or to a part of it; tensors are lazy. Raises `SourceError`.
 
     `extra` has what this kind of checkpoint holds beside tensors and plain values.
@@ -213,12 +246,20 @@ def read(path: Path, root: Path, extra: Known | None = None, begin: int = 0, siz
             raise SourceError(f"{path}: an archive without a pickle of torch.save; {DAMAGED}")
         order = found.get(f"{top}byteorder")
         if order is not None and _content(file, order) != b"little":
-            raise SourceError(f"{path}: its bytes are not in little-endian order; save it anew on the machine that wrote it")
+            raise SourceError(
+                f"{path}: its bytes are not in little-endian order; save it anew on the machine that wrote it"
+            )
         content = _content(file, found[name])
     # The storages are not read here: the pickle refers to them by key, and a lazy tensor notes
     # where its bytes lie.
-    storages = {key.removeprefix(f"{top}data/"): entry for key, entry in found.items() if key.startswith(f"{top}data/")}
-    return pickled.value(content, {**KNOWN, **(extra or {})}, path, partial(_storage, path, storages))
+    storages = {
+        key.removeprefix(f"{top}data/"): entry
+        for key, entry in found.items()
+        if key.startswith(f"{top}data/")
+    }
+    return pickled.value(
+        content, {**KNOWN, **(extra or {})}, path, partial(_storage, path, storages)
+    )
 
 
 @contextmanager
@@ -247,7 +288,9 @@ def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Stora
     name = holder.name.removeprefix("torch.storage ").removeprefix("torch ").removesuffix("Storage")
     dtype, entry = STORAGES[name], storages[str(key)]
     if kind != "storage" or entry.size != count * WIDTH[dtype]:
-        raise ValueError(f"storage {key} has {entry.size} bytes, expected {count} elements of {dtype}")
+        raise ValueError(
+            f"storage {key} has {entry.size} bytes, expected {count} elements of {dtype}"
+        )
     return Storage(path, entry.begin, entry.size, dtype)
 
 
@@ -257,17 +300,27 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
     """
     whole = Window(file, begin, size)
     if whole.read(4) != SIGNATURE:
-        raise SourceError(f"{path}: no archive as torch.save writes it since 1.6; load it with what wrote it, and save it anew")
+        raise SourceError(
+            f"{path}: no archive as torch.save writes it since 1.6; load it with what wrote it, and save it anew"
+        )
     listed = zipfile.ZipFile(whole).infolist()
     if any(info.filename.endswith("/constants.pkl") for info in listed):
-        raise SourceError(f"{path}: a program of TorchScript, expected weights; save its state_dict() instead")
+        raise SourceError(
+            f"{path}: a program of TorchScript, expected weights; save its state_dict() instead"
+        )
     found: dict[str, Entry] = {}
     # torch stores its entries uncompressed, so a tensor's bytes can be read in place. `zipfile`
     # itself accepts all that is refused here: a second entry of a name would replace the first
     # without a word.
     for info in listed:
-        if info.filename in found or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
-            raise SourceError(f"{path}: {shown(info.filename)} is there twice, or is compressed; {DAMAGED}")
+        if (
+            info.filename in found
+            or info.compress_type != zipfile.ZIP_STORED
+            or info.flag_bits & 0x1
+        ):
+            raise SourceError(
+                f"{path}: {shown(info.filename)} is there twice, or is compressed; {DAMAGED}"
+            )
         start = begin + _start(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
             raise SourceError(f"{path}: {shown(info.filename)} reaches beyond its end; {DAMAGED}")
@@ -305,14 +358,18 @@ Used = Mapping[Path, Sequence[int]]
 """By file, the bytes at which the tensors begin that are read from it, in ascending order."""
 
 
-def verify(path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None) -> None:
+def verify(
+    path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None
+) -> None:
     """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it.
 
     With `used`, storages that hold no used tensor are not read.
     """
     begins = None if used is None else used.get(path, ())
     with _opened(path, root) as file:
-        for name, entry in entries(path, file, begin, path.stat().st_size - begin if size is None else size).items():
+        for name, entry in entries(
+            path, file, begin, path.stat().st_size - begin if size is None else size
+        ).items():
             if begins is not None and "/data/" in name:
                 # Several tensors may share a storage, so a used one may begin anywhere in it.
                 at = bisect_left(begins, entry.begin)
@@ -323,4 +380,6 @@ def verify(path: Path, root: Path, begin: int = 0, size: int | None = None, used
             while left and (content := file.read(min(left, 2**22))):
                 found, left = zlib.crc32(content, found), left - len(content)
             if found != entry.checksum:
-                raise SourceError(f"{path}: the checksum of {shown(name)} is another than was written; {DAMAGED}")
+                raise SourceError(
+                    f"{path}: the checksum of {shown(name)} is another than was written; {DAMAGED}"
+                )

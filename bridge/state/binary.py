@@ -13,7 +13,9 @@ from bridge.state.hub import Hub
 from bridge.state.lazy import Lazy
 from bridge.state.safe import Names, checked, hub_of, index, index_file, listed, shards, weights
 
-BINARY = Names("pytorch_model.bin", "pytorch_model-{:05d}-of-{:05d}.bin", "pytorch_model.bin.index.json")
+BINARY = Names(
+    "pytorch_model.bin", "pytorch_model-{:05d}-of-{:05d}.bin", "pytorch_model.bin.index.json"
+)
 
 
 def tensors(path: Path, root: Path) -> dict[str, Lazy]:
@@ -40,7 +42,11 @@ class Binary(Format):
 
     def find(self, folder: Path) -> Path | None:
         """A folder with the usual names."""
-        return folder if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file() else None
+        return (
+            folder
+            if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file()
+            else None
+        )
 
     def read(self, place: Path) -> Hub:
         """All weights, in the order of the model."""
@@ -60,4 +66,8 @@ class Binary(Format):
         """One file, or several with an index; each tensor has its own storage."""
         parts = shards(weights(hub, wanted.dtype), wanted.shard)
         files = [packing.saved(name, OrderedDict(part)) for name, part in index(BINARY, parts)]
-        return Written((*files, *index_file(BINARY, parts)), "SHA256SUMS", tuple(only_weights(hub, wanted.dtype, self.title)))
+        return Written(
+            (*files, *index_file(BINARY, parts)),
+            "SHA256SUMS",
+            tuple(only_weights(hub, wanted.dtype, self.title)),
+        )

@@ -31,7 +31,11 @@ def elements(hub: Hub, layers: int | None = None) -> int:
     """Elements of all weights, or of those that stay if the first `layers` layers of each list are
     kept.
     """
-    return sum(held.weight.count for name, held in hub.parameters.items() if layers is None or _stays(name, layers))
+    return sum(
+        held.weight.count
+        for name, held in hub.parameters.items()
+        if layers is None or _stays(name, layers)
+    )
 
 
 def _stays(name: str, layers: int) -> bool:
@@ -41,12 +45,17 @@ def _stays(name: str, layers: int) -> bool:
 
 def cut(hub: Hub, layers: int) -> Hub:
     """`hub` with the first `layers` layers of each list, and all that stands beside them."""
-    groups = (Group(tuple(name for name in group.names if _stays(name, layers)), group.settings) for group in hub.groups)
+    groups = (
+        Group(tuple(name for name in group.names if _stays(name, layers)), group.settings)
+        for group in hub.groups
+    )
     return replace(
         hub,
         parameters={name: held for name, held in hub.parameters.items() if _stays(name, layers)},
         buffers={name: held for name, held in hub.buffers.items() if _stays(name, layers)},
-        ties={name: of for name, of in hub.ties.items() if _stays(name, layers) and _stays(of, layers)},
+        ties={
+            name: of for name, of in hub.ties.items() if _stays(name, layers) and _stays(of, layers)
+        },
         groups=tuple(group for group in groups if group.names),
     )
 
@@ -57,11 +66,17 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """
     key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
     if key is None:
-        raise SourceError(f"config.json: none of {', '.join(LAYERS)} in it; a model without layers cannot be cut")
+        raise SourceError(
+            f"config.json: none of {', '.join(LAYERS)} in it; a model without layers cannot be cut"
+        )
     whole = config[key]
     # Lists as long as the model is deep have an entry for each layer, such as its kind of attention
     # (`layer_types`).
-    lists = {name: value[:layers] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
+    lists = {
+        name: value[:layers]
+        for name, value in config.items()
+        if isinstance(value, list) and len(value) == whole
+    }
     return {**config, **lists, key: layers}
 
 
@@ -69,6 +84,8 @@ def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
     """The config.json with dropout at 0, since no two engines draw it alike, and the names of the
     settings that were above 0.
     """
-    dropout = (name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS))
+    dropout = (
+        name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS)
+    )
     found = tuple(name for name in dropout if isinstance(config[name], float) and config[name])
     return {**config, **dict.fromkeys(found, 0.0)}, found

@@ -47,7 +47,13 @@ DAMAGED = "the checkpoint is damaged"
 OWN = "torch.distributed.checkpoint.metadata"
 PLACES = "torch.distributed.checkpoint.filesystem _StorageInfo"
 NAMES = (
-    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *(
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+    ),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
 KNOWN = {
@@ -93,12 +99,17 @@ class Dcp(Format):
 
     def read(self, place: Path) -> Hub:
         """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
-        return hub_of(self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp"))))
+        return hub_of(
+            self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
+        )
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """One rank's files under `model` and `optimizer`, as get_state_dict of torch has them; masters are the weights."""
         values = dict(_values(hub, wanted.dtype))
-        files = files_of([Saved.of(_key(path), value) for path, value in values.items()], {_key(path): path for path in values})
+        files = files_of(
+            [Saved.of(_key(path), value) for path, value in values.items()],
+            {_key(path): path for path in values},
+        )
         return Written(files, SUMS, tuple(_left(hub)))
 
 
@@ -114,7 +125,9 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     strange = sorted(name for name in states if name not in model)
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise SourceError(f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model has not; {DAMAGED}")
+        raise SourceError(
+            f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model has not; {DAMAGED}"
+        )
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
     # parameter.
@@ -156,12 +169,16 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
 
 def verified(place: Path, known: Known, used: Used | None = None) -> None:
     """Check the checksums of every part of every file. Raises `SourceError`."""
-    found = pickled.value(read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA)
+    found = pickled.value(
+        read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA
+    )
     for info in found.state["storage_data"].values():
         archive.verify(*_part(place, info.state), used)
 
 
-def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Entry]:
+def entries(
+    place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
+) -> dict[str, Entry]:
     """Every key that is `wanted`, with its whole tensor or its value. `known` has the names that
     its pickles may hold.
 
@@ -173,20 +190,28 @@ def entries(place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = l
         paths, stored = found.state["planner_data"] or {}, found.state["storage_data"]
         chunks: dict[str, list[tuple[Any, Any]]] = {}
         for index, info in stored.items():
-            chunks.setdefault(index.state["fqn"], []).append((index.state.get("offset"), info.state))
+            chunks.setdefault(index.state["fqn"], []).append(
+                (index.state.get("offset"), info.state)
+            )
         rows = [
             (key, held, chunks.get(key, []), tuple(paths.get(key, (key,))))
             for key, held in found.state["state_dict_metadata"].items()
             if wanted(key)
         ]
-        return {key: Entry(where, _value(place, key, held, places, known)) for key, held, places, where in rows}
+        return {
+            key: Entry(where, _value(place, key, held, places, known))
+            for key, held, places, where in rows
+        }
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SourceError(f"{path}: not as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}") from None
+        raise SourceError(
+            f"{path}: not as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}"
+        ) from None
 
 
-def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known) -> Any:
-    """The tensor that the boxes at `places` make up, or the value that was saved at the only one.
-    """
+def _value(
+    place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
+) -> Any:
+    """The tensor that the boxes at `places` make up, or the value that was saved at the only one."""
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
         return _saved(place, info, known)
@@ -195,13 +220,22 @@ def _value(place: Path, key: str, about: Record, places: list[tuple[Any, Any]], 
     for offset, info in places:
         held = _saved(place, info, known)
         if not isinstance(held, Lazy) or held.dtype != dtype:
-            raise SourceError(f"{place / info['relative_path']}: {shown(key)} is no tensor of {dtype}; {DAMAGED}")
+            raise SourceError(
+                f"{place / info['relative_path']}: {shown(key)} is no tensor of {dtype}; {DAMAGED}"
+            )
         boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
-    listed = [(tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])) for chunk in about.state["chunks"]]
+    listed = [
+        (tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"]))
+        for chunk in about.state["chunks"]
+    ]
     if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
-        raise SourceError(f"{place}: the parts of {shown(key)} are not those that {METADATA} lists; {DAMAGED}")
+        raise SourceError(
+            f"{place}: the parts of {shown(key)} are not those that {METADATA} lists; {DAMAGED}"
+        )
     # The list and the files may agree and still leave a gap, or hold an element twice.
-    problem = parts.whole(key, shape, [parts.Stored(key, box.place, dtype, None, key) for box in boxes])
+    problem = parts.whole(
+        key, shape, [parts.Stored(key, box.place, dtype, None, key) for box in boxes]
+    )
     SourceError.raise_if([f"{place}: {problem}; {DAMAGED}"] if problem else [])
     return Boxed(tuple(boxes), shape, dtype)
 
@@ -228,7 +262,9 @@ def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
 Model = dict[str, Lazy]
 
 
-def _sorted(found: Mapping[str, Entry], place: Path) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
+def _sorted(
+    found: Mapping[str, Entry], place: Path
+) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
     """Tensors of the model by name, the optimizer's entries by path, and the rest by key."""
     # A script may save the model under `model`, or its parameters at the top beside everything
     # else.
@@ -239,7 +275,9 @@ def _sorted(found: Mapping[str, Entry], place: Path) -> tuple[Model, dict[tuple[
     for key, (path, value) in ((key, (entry.path, entry.value)) for key, entry in found.items()):
         if OPTIMIZERS.fullmatch(str(path[0])) and len(path) > 1:
             optimizer[path[1:]] = value
-        elif isinstance(value, Lazy) and ((nested and path[0] == "model") or (not nested and len(path) == 1)):
+        elif isinstance(value, Lazy) and (
+            (nested and path[0] == "model") or (not nested and len(path) == 1)
+        ):
             model[".".join(map(str, path[1:] if nested else path))] = value
         else:
             rest[key] = value
@@ -295,7 +333,9 @@ def _is_moment(value: Any, held: Lazy) -> bool:
 
 
 def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
-    moments = {kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)}
+    moments = {
+        kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)
+    }
     step = state.get("step")
     if isinstance(step, Lazy):
         step = float(step.whole())
@@ -309,7 +349,8 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
     held = model[name]
     if held.dtype not in FLOATING:
         return True
-    sharded = [isinstance(model[key], Boxed) and len(model[key].parts) > 1 for key in known if key in model]  # type: ignore[attr-defined]
+    others = [model[key] for key in known if key in model]
+    sharded = [isinstance(other, Boxed) and len(other.parts) > 1 for other in others]
     alone = not isinstance(held, Boxed) or len(held.parts) == 1
     return name not in known and alone and bool(sharded) and all(sharded)
 
@@ -328,16 +369,26 @@ def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
         if all(bool((strip == first).all()) for strip in strips(held)):
             continue
         for other in sorted(known):
-            if other not in model or (model[other].shape, model[other].dtype) != (held.shape, held.dtype):
+            if other not in model or (model[other].shape, model[other].dtype) != (
+                held.shape,
+                held.dtype,
+            ):
                 continue
-            if all(torch.equal(left, right) for left, right in zip(strips(held), strips(model[other]), strict=True)):
+            if all(
+                torch.equal(left, right)
+                for left, right in zip(strips(held), strips(model[other]), strict=True)
+            ):
                 yield name, other
                 break
 
 
-def _guessed(parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]) -> Iterator[Finding]:
+def _guessed(
+    parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
+) -> Iterator[Finding]:
     for name, other in ties.items():
-        message = f"{name}: unknown to the optimizer, and equal to {other}; taken as the same parameter"
+        message = (
+            f"{name}: unknown to the optimizer, and equal to {other}; taken as the same parameter"
+        )
         yield lost("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
@@ -354,17 +405,25 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
 
     for name, held in hub.parameters.items():
         yield ("model", name), weights_of(held.best, dtype)
-    yield from ((("model", alias), weights_of(hub.parameters[name].best, dtype)) for alias, name in hub.ties.items())
+    yield from (
+        (("model", alias), weights_of(hub.parameters[name].best, dtype))
+        for alias, name in hub.ties.items()
+    )
     yield from ((("model", name), held) for name, held in hub.buffers.items())
     for name, held in hub.trained.items():
         if held.step is not None:
             yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(held.step)))
-        yield from ((("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items())
+        yield from (
+            (("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items()
+        )
     groups = hub.groups or ((Group(tuple(hub.trained), {}),) if hub.moments else ())
     for number, group in enumerate(groups):
         # torch loads each setting that its optimizer has by name, and stops at one that is missing.
         for key, value in {**NEUTRAL, **group.settings}.items():
-            yield ("optimizer", "param_groups", number, key), tuple(value) if key == "betas" else value
+            yield (
+                ("optimizer", "param_groups", number, key),
+                tuple(value) if key == "betas" else value,
+            )
         yield ("optimizer", "param_groups", number, "params"), list(group.names)
     step = hub.client.get("step", hub.where.steps)
     if step is not None:
@@ -389,10 +448,16 @@ class Saved:
     @classmethod
     def of(cls, key: str, value: Any) -> Saved:
         """A whole tensor, or a value."""
-        return cls(key, value, value.shape, (0,) * len(value.shape)) if isinstance(value, Lazy) else cls(key, value)
+        return (
+            cls(key, value, value.shape, (0,) * len(value.shape))
+            if isinstance(value, Lazy)
+            else cls(key, value)
+        )
 
 
-def files_of(saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None) -> tuple[File, ...]:
+def files_of(
+    saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
+) -> tuple[File, ...]:
     """One rank's files; `paths` lead to each key through the dictionary that was saved, if it was nested."""
     body, places = _body(saved)
     return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
@@ -413,7 +478,11 @@ def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     return body, places
 
 
-def _metadata(saved: Sequence[Saved], places: Sequence[tuple[int, int]], paths: Mapping[str, tuple[Any, ...]] | None) -> bytes:
+def _metadata(
+    saved: Sequence[Saved],
+    places: Sequence[tuple[int, int]],
+    paths: Mapping[str, tuple[Any, ...]] | None,
+) -> bytes:
     """The list of keys and places, as Metadata of torch."""
     # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
@@ -423,10 +492,21 @@ def _metadata(saved: Sequence[Saved], places: Sequence[tuple[int, int]], paths: 
     for held, (begin, size) in zip(saved, places, strict=True):
         # torch finds a box by its key and offsets, and a value by its key alone.
         offset = None if held.shape is None else Size(held.offsets)
-        index = Record(f"{OWN} MetadataIndex", (), {"fqn": held.key, "offset": offset, "index": None})
-        place = {"relative_path": DATA, "offset": begin, "length": size, "transform_descriptors": None}
+        index = Record(
+            f"{OWN} MetadataIndex", (), {"fqn": held.key, "offset": offset, "index": None}
+        )
+        place = {
+            "relative_path": DATA,
+            "offset": begin,
+            "length": size,
+            "transform_descriptors": None,
+        }
         stored[index] = Record(PLACES, (), place)
-    meta = Record(f"{OWN} StorageMeta", (), dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []})
+    meta = Record(
+        f"{OWN} StorageMeta",
+        (),
+        dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []},
+    )
     state = {
         "state_dict_metadata": {key: _about(parts) for key, parts in boxes.items()},
         "planner_data": None if paths is None else dict(paths),
@@ -443,26 +523,54 @@ def _about(boxes: Sequence[Saved]) -> Record:
         return Record(f"{OWN} BytesStorageMetadata")
     layout = Record("torch.serialization _get_layout", ("torch.strided",))
     form = Record(f"{OWN} _MEM_FORMAT_ENCODING", (0,))
-    properties = Record(f"{OWN} TensorProperties", (), {"": (Constant(boxes[0].value.dtype), layout, False, form, False)})
+    properties = Record(
+        f"{OWN} TensorProperties",
+        (),
+        {"": (Constant(boxes[0].value.dtype), layout, False, form, False)},
+    )
     chunks = [
-        Record(f"{OWN} ChunkStorageMetadata", (), {"offsets": Size(held.offsets), "sizes": Size(held.value.shape)})
+        Record(
+            f"{OWN} ChunkStorageMetadata",
+            (),
+            {"offsets": Size(held.offsets), "sizes": Size(held.value.shape)},
+        )
         for held in boxes
     ]
-    return Record(f"{OWN} TensorStorageMetadata", (), {"properties": properties, "size": Size(shape), "chunks": chunks})
+    return Record(
+        f"{OWN} TensorStorageMetadata",
+        (),
+        {"properties": properties, "size": Size(shape), "chunks": chunks},
+    )
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
     """Findings for all that torch's own checkpoint has no place for."""
     if hub.moments and not hub.groups:
-        yield lost("groups", "the source has no optimizer settings, which torch asks for by name", Effect.NUMBERS)
+        yield lost(
+            "groups",
+            "the source has no optimizer settings, which torch asks for by name",
+            Effect.NUMBERS,
+        )
     if hub.trained and not hub.moments:
         yield lost("moments", "the source has none; load the model alone", Effect.NUMBERS)
     if hub.scale is not None:
-        yield lost("scale", "torch's checkpoint has no place for it; set the script's scaler to it by hand", Effect.NUMBERS)
+        yield lost(
+            "scale",
+            "torch's checkpoint has no place for it; set the script's scaler to it by hand",
+            Effect.NUMBERS,
+        )
     if hub.schedule is not None:
-        yield lost("schedule", f"{shown(hub.schedule)} is another scheduler's; set torch's by hand", Effect.NUMBERS)
+        yield lost(
+            "schedule",
+            f"{shown(hub.schedule)} is another scheduler's; set torch's by hand",
+            Effect.NUMBERS,
+        )
     if hub.random:
-        yield lost("random", "torch's checkpoint has no place for them; a run from it draws other numbers", Effect.NUMBERS)
+        yield lost(
+            "random",
+            "torch's checkpoint has no place for them; a run from it draws other numbers",
+            Effect.NUMBERS,
+        )
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
         yield lost("run", f"{', '.join(skipped)}: only the step is kept", Effect.NONE)

@@ -43,7 +43,9 @@ def read(folder: Path, root: Path) -> dict[str, str]:
     for number, line in enumerate(text.split("\n")[:-1], 1):
         match = LINE.fullmatch(line)
         if match is None:
-            raise SourceError(f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged")
+            raise SourceError(
+                f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged"
+            )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
         for part in match[2].split("/"):
@@ -52,14 +54,18 @@ def read(folder: Path, root: Path) -> dict[str, str]:
     # A name that stands there twice, lines in another order and a missing last newline all show in
     # this one comparison.
     if text_of(found) != text:
-        raise SourceError(f"{path}: found repeated or unordered lines, expected one line for each file, sorted; it is damaged")
+        raise SourceError(
+            f"{path}: found repeated or unordered lines, expected one line for each file, sorted; it is damaged"
+        )
     return found
 
 
 def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
     """Raises `SourceError` that names each of the files whose content is not what was written."""
     SourceError.raise_if(
-        problem for name in counted(list(names)) if (problem := _problem(folder / name, root, digests.get(name)))
+        problem
+        for name in counted(list(names))
+        if (problem := _problem(folder / name, root, digests.get(name)))
     )
 
 

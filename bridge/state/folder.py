@@ -49,7 +49,9 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
     until = time.monotonic() + patience
     while not _try(descriptor, kind):
         if time.monotonic() > until:
-            raise BridgeError(f"{path}: another job has held it for {patience:.0f} s; end that job, or choose another folder")
+            raise BridgeError(
+                f"{path}: another job has held it for {patience:.0f} s; end that job, or choose another folder"
+            )
         time.sleep(0.02)
 
 
@@ -81,7 +83,9 @@ class Saving:
         """
         inside(folder / plain(tag, "tag"), folder)
         if tag == LATEST:
-            raise SourceError(f"tag: found {LATEST!r}, which is the file that names the newest checkpoint; choose another")
+            raise SourceError(
+                f"tag: found {LATEST!r}, which is the file that names the newest checkpoint; choose another"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             # Killed jobs leave folders that nobody has locked; releases before the lock left a
@@ -128,7 +132,10 @@ class Saving:
         remove(self.temporary)
         self._held.close()
         if self.temporary.exists():
-            warnings.warn(f"{self.temporary}: cannot be removed; remove it, it is half a checkpoint", stacklevel=2)
+            warnings.warn(
+                f"{self.temporary}: cannot be removed; remove it, it is half a checkpoint",
+                stacklevel=2,
+            )
 
 
 def _left(path: Path) -> bool:
@@ -184,16 +191,24 @@ def find(folder: Path, tag: str | None) -> Path:
     if tag is None:
         pointer = folder / LATEST
         if not os.path.lexists(pointer):
-            raise SourceError(f"{folder}: no file {LATEST!r} that names a checkpoint; give a tag, or save first")
+            raise SourceError(
+                f"{folder}: no file {LATEST!r} that names a checkpoint; give a tag, or save first"
+            )
         tag = plain(read_text(pointer, folder, SMALL).strip(), pointer)
     else:
         plain(tag, "tag")
     for path in (folder / tag, folder / f".{tag}.old"):
         if os.path.lexists(inside(path, folder) / STATE):
             return path
-    raise SourceError(f"{folder / tag}: no checkpoint there; correct the tag{nearest(tag, tags(folder))}")
+    raise SourceError(
+        f"{folder / tag}: no checkpoint there; correct the tag{nearest(tag, tags(folder))}"
+    )
 
 
 def tags(folder: Path) -> list[str]:
     """The checkpoints of a folder."""
-    return [path.name for path in folder.glob("*") if (path / STATE).exists() and not path.name.startswith(".")]
+    return [
+        path.name
+        for path in folder.glob("*")
+        if (path / STATE).exists() and not path.name.startswith(".")
+    ]

@@ -105,7 +105,9 @@ def named(name: str) -> Format:
     """The format of that name. Raises `SourceError` with the nearest."""
     found = known()
     if name not in found:
-        raise SourceError(f"{name}: no format of checkpoints; known are {', '.join(found)}{nearest(name, found)}")
+        raise SourceError(
+            f"{name}: no format of checkpoints; known are {', '.join(found)}{nearest(name, found)}"
+        )
     return found[name]
 
 
@@ -124,7 +126,9 @@ def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
         raise SourceError(f"{folder}: no checkpoint of {kinds} there; {_near(folder, tried)}")
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
-        raise SourceError(f"{folder}: checkpoints of several formats ({kinds}); say which with --from")
+        raise SourceError(
+            f"{folder}: checkpoints of several formats ({kinds}); say which with --from"
+        )
     return places[0]
 
 
@@ -136,8 +140,14 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
     """Advice: the folders in `folder` that hold a checkpoint, and the pointer that leads to none of
     them.
     """
-    inside = [path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()]
-    names = [shown(path.name) for path in inside if any(format.find(path) is not None for format in tried)]
+    inside = [
+        path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()
+    ]
+    names = [
+        shown(path.name)
+        for path in inside
+        if any(format.find(path) is not None for format in tried)
+    ]
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
         return "name the folder that its files lie in"
@@ -156,12 +166,16 @@ def read_at(format: Format, place: Path) -> Hub:
     """
     try:
         hub = format.read(place)
-        SourceError.raise_if(f"{place}: {problem}; the checkpoint is damaged" for problem in _unsound(hub))
+        SourceError.raise_if(
+            f"{place}: {problem}; the checkpoint is damaged" for problem in _unsound(hub)
+        )
         return hub
     except FLAWS as error:
         # A file may hold any value in any place. What a reader did not look at before it used it
         # ends here, without a traceback.
-        said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        said = (
+            f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        )
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
@@ -172,7 +186,9 @@ def verified(format: Format, place: Path, files: Sequence[File] | None = None) -
     try:
         format.verify(place, None if files is None else used(files))
     except FLAWS as error:
-        said = f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        said = (
+            f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
+        )
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
@@ -181,7 +197,11 @@ def doubted(format: Format, place: Path, hub: Hub) -> Hub:
     that no check can see.
     """
     unseen = format.unseen and not (place / digests.SUMS).is_file()
-    limits = [lost("checksums", f"{digests.SUMS} is not there: {format.unseen}", Effect.NONE)] if unseen else []
+    limits = (
+        [lost("checksums", f"{digests.SUMS} is not there: {format.unseen}", Effect.NONE)]
+        if unseen
+        else []
+    )
     return replace(hub, findings=(*hub.findings, *limits, *moments.impossible(hub)))
 
 
@@ -241,14 +261,26 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
     written = dtype or hub.computed
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
         yield lost(
-            "masters", f"{format} has one copy of a weight, here {written}; what the masters have beyond is lost", Effect.NUMBERS
+            "masters",
+            f"{format} has one copy of a weight, here {written}; what the masters have beyond is lost",
+            Effect.NUMBERS,
         )
     if hub.moments:
         yield lost(
-            "moments", f"{', '.join(hub.moments)}: {format} has no optimizer; a run from it begins them anew", Effect.NUMBERS
+            "moments",
+            f"{', '.join(hub.moments)}: {format} has no optimizer; a run from it begins them anew",
+            Effect.NUMBERS,
         )
-    for name, value in (("step", hub.where.steps), ("schedule", hub.schedule), ("scale", hub.scale)):
+    for name, value in (
+        ("step", hub.where.steps),
+        ("schedule", hub.schedule),
+        ("scale", hub.scale),
+    ):
         if value:
-            yield lost(name, f"{format} has no place for it; a run from it begins at its start", Effect.NUMBERS)
+            yield lost(
+                name,
+                f"{format} has no place for it; a run from it begins at its start",
+                Effect.NUMBERS,
+            )
     if hub.client:
         yield lost("client", f"{', '.join(hub.client)}: {format} has no place for it", Effect.NONE)

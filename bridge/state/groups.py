@@ -64,8 +64,15 @@ def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
         # too.
         near = (steps, max(0, steps - 1))
         planned += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
-    known = (rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned))
-    usual = next(known, None) or max(zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first)[1]
+    known = (
+        rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned)
+    )
+    usual = (
+        next(known, None)
+        or max(
+            zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first
+        )[1]
+    )
     return [rate / usual if rate is not None and usual else 1.0 for rate in rates]
 
 
@@ -132,8 +139,12 @@ def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
     found = []
     for group, ratio in zip(hub.groups, ratios(hub, optimizer), strict=True):
         rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base(group)
-        settings = {name: treated(group, name) for name in TREATED if group.settings.get(name) is not None}
-        found.append({"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings})
+        settings = {
+            name: treated(group, name) for name in TREATED if group.settings.get(name) is not None
+        }
+        found.append(
+            {"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings}
+        )
     return tuple(row for row in found if row["params"])
 
 
@@ -147,10 +158,18 @@ def read(path: Path) -> tuple[Row, ...]:
     try:
         found = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: no JSON ({error}); expected the file that `stagebridge move` writes") from None
+        raise SourceError(
+            f"{path}: no JSON ({error}); expected the file that `stagebridge move` writes"
+        ) from None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise SourceError(f"{path}: found {shown(found, 40)}, expected a list of groups, each with params and its settings")
-    SourceError.raise_if(f"{path}: group {number}: {problem}" for number, row in enumerate(found) for problem in _odd(row))
+        raise SourceError(
+            f"{path}: found {shown(found, 40)}, expected a list of groups, each with params and its settings"
+        )
+    SourceError.raise_if(
+        f"{path}: group {number}: {problem}"
+        for number, row in enumerate(found)
+        for problem in _odd(row)
+    )
     return tuple(found)
 
 
@@ -169,8 +188,14 @@ def _odd(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _numbers(value: Any, count: int) -> bool:
     if count:
-        return isinstance(value, list) and len(value) == count and all(_numbers(one, 0) for one in value)
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+        return (
+            isinstance(value, list)
+            and len(value) == count
+            and all(_numbers(one, 0) for one in value)
+        )
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    )
 
 
 def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
@@ -182,7 +207,9 @@ def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
         "is in several groups": sorted(name for name, count in counts.items() if count > 1),
     }
     told = (f"{shown(names[0])} {what}" for what, names in problems.items() if names)
-    SourceError.raise_if(f"{where}: {line}; put every trained parameter of the model into one group" for line in told)
+    SourceError.raise_if(
+        f"{where}: {line}; put every trained parameter of the model into one group" for line in told
+    )
 
 
 def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

@@ -171,7 +171,9 @@ class Hub:
     @property
     def moments(self) -> tuple[str, ...]:
         """Names of the moments that parameters have."""
-        return tuple(dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments))
+        return tuple(
+            dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments)
+        )
 
 
 BESIDE = "stagebridge"
@@ -183,7 +185,11 @@ Their stacks ignore it.
 def beside_of(hub: Hub) -> dict[str, Plain]:
     """Everything in a checkpoint but tensors, groups and findings, as plain values."""
     parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
-    found = {name: {key: value for key, value in vars(part).items() if value is not None} for name, part in parts.items() if part}
+    found = {
+        name: {key: value for key, value in vars(part).items() if value is not None}
+        for name, part in parts.items()
+        if part
+    }
     more = {"schedule": hub.schedule, "config": hub.config, "client": dict(hub.client)}
     return {name: value for name, value in {**found, **more}.items() if value}
 
@@ -193,9 +199,14 @@ def with_beside(hub: Hub, held: Any) -> Hub:
     `TypeError` for a value of another kind.
     """
     kept = held if isinstance(held, Mapping) else {}
-    where = {key: value for key, value in (kept.get("where") or {}).items() if getattr(hub.where, key) is None}
+    where = {
+        key: value
+        for key, value in (kept.get("where") or {}).items()
+        if getattr(hub.where, key) is None
+    }
     model: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in (kept.get("model") or {}).items()
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in (kept.get("model") or {}).items()
     }
     return replace(
         hub,
@@ -210,7 +221,9 @@ def with_beside(hub: Hub, held: Any) -> Hub:
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
     """The tensor in the format `dtype`, or as it is without one. Integers keep their format."""
-    return source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
+    return (
+        source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
+    )
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
@@ -229,14 +242,21 @@ def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
         names.setdefault(kind, []).append(name)
     for kind, found in names.items():
         said = f"{kind} of {len(found)} parameters, such as {found[0]}, does not have the shape of its weight and is not carried"
-        yield lost(f"moments.{kind}", f"{said}; the optimizer's own loading may stop without it", Effect.NUMBERS)
+        yield lost(
+            f"moments.{kind}",
+            f"{said}; the optimizer's own loading may stop without it",
+            Effect.NUMBERS,
+        )
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
     """The settings of a group, and a finding for each value that is not carried. A tensor of one
     element becomes a number.
     """
-    numbers = {key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value for key, value in row.items()}
+    numbers = {
+        key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value
+        for key, value in row.items()
+    }
     found, left = plain({key: value for key, value in numbers.items() if key != "params"}, where)
     return listed(found), left
 
@@ -270,12 +290,27 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
         return value
     if isinstance(value, Mapping):
         # Keys too may be tuples, or records that are not plain.
-        keys = ((_plain(key, f"{where}, a key", depth + 1, budget, left), key, inner) for key, inner in value.items())
-        return {own: _plain(inner, f"{where}.{key}", depth + 1, budget, left) for own, key, inner in keys}
+        keys = (
+            (_plain(key, f"{where}, a key", depth + 1, budget, left), key, inner)
+            for key, inner in value.items()
+        )
+        return {
+            own: _plain(inner, f"{where}.{key}", depth + 1, budget, left)
+            for own, key, inner in keys
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        found = [_plain(inner, f"{where}.{number}", depth + 1, budget, left) for number, inner in enumerate(value)]
+        found = [
+            _plain(inner, f"{where}.{number}", depth + 1, budget, left)
+            for number, inner in enumerate(value)
+        ]
         return found if isinstance(value, list) else KINDS[type(value)](found)
-    left.append(lost(where, f"a {_kind(value)}, which only its own program reads, is not carried", Effect.NUMBERS))
+    left.append(
+        lost(
+            where,
+            f"a {_kind(value)}, which only its own program reads, is not carried",
+            Effect.NUMBERS,
+        )
+    )
     return None
 
 

@@ -41,7 +41,10 @@ TORCH: Mapping[str, str] = {
 }
 """Number formats: safetensors' name, and torch's."""
 SAFE = {name: code for code, name in TORCH.items()}
-WIDTH = {code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8 for code in TORCH}
+WIDTH = {
+    code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8
+    for code in TORCH
+}
 """Bytes of an element."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -87,7 +90,9 @@ class Lazy(ABC):
         row = prod(self.shape[1:])
         first, rows = place.offsets[0], place.sizes[0]
         found = self.flat(first * row, (first + rows) * row).view(rows, *self.shape[1:])
-        for dim, (offset, size) in enumerate(zip(place.offsets[1:], place.sizes[1:], strict=True), 1):
+        for dim, (offset, size) in enumerate(
+            zip(place.offsets[1:], place.sizes[1:], strict=True), 1
+        ):
             found = found.narrow(dim, offset, size)
         return found
 
@@ -152,7 +157,14 @@ class Strided(Lazy):
         """From the first element that the view reaches to the last, all are read, and then put in
         order.
         """
-        reach = 1 + sum(stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)) if self.count else 0
+        reach = (
+            1
+            + sum(
+                stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)
+            )
+            if self.count
+            else 0
+        )
         found = self.base.flat(self.offset, self.offset + reach)
         return found.as_strided(self.shape, self.strides).reshape(-1)[start:stop]
 
@@ -179,7 +191,10 @@ class Turned(Lazy):
         if not _TURNED or _TURNED[0] is not self:
             _TURNED.clear()
             whole = self.base.whole()
-            _TURNED[:] = [self, whole.t().contiguous().view(-1)]  # what it was made of may have been turned too
+            _TURNED[:] = [
+                self,
+                whole.t().contiguous().view(-1),
+            ]  # what it was made of may have been turned too
         found: Tensor = _TURNED[1][start:stop]
         return found
 
@@ -269,8 +284,13 @@ class Boxed(Lazy):
                 place = target
                 for dim, (common, offset) in enumerate(zip(ranges, wanted.offsets, strict=True)):
                     place = place.narrow(dim, common.start - offset, len(common))
-                offsets = tuple(common.start - origin for common, origin in zip(ranges, part.place.offsets, strict=True))
-                place.copy_(part.source.box(Box(offsets, tuple(map(len, ranges)))).view(place.shape))
+                offsets = tuple(
+                    common.start - origin
+                    for common, origin in zip(ranges, part.place.offsets, strict=True)
+                )
+                place.copy_(
+                    part.source.box(Box(offsets, tuple(map(len, ranges)))).view(place.shape)
+                )
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,16 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
         for part in file.parts:
             if isinstance(part, Run):
                 found |= {id(held): held for held in _within(part, known)}
-        rows = [(known[key], held, sorted({path.name for path in _paths(held)})) for key, held in found.items()]
-        yield file, tuple(Made(*named, held.shape, held.dtype, tuple(paths)) for named, held, paths in rows)
+        rows = [
+            (known[key], held, sorted({path.name for path in _paths(held)}))
+            for key, held in found.items()
+        ]
+        yield (
+            file,
+            tuple(
+                Made(*named, held.shape, held.dtype, tuple(paths)) for named, held, paths in rows
+            ),
+        )
 
 
 def used(files: Sequence[File]) -> dict[Path, list[int]]:

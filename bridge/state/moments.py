@@ -37,7 +37,9 @@ def impossible(hub: Hub) -> Iterator[Finding]:
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
     """K after the updates that the moments stand for; None if they are not Adam's in fp32, or nothing says its betas."""
     kinds, betas = set(held.moments), settings.get("betas")
-    if kinds - {LARGEST} != {FIRST, SECOND} or any(held.moments[kind].dtype != "F32" for kind in kinds):
+    if kinds - {LARGEST} != {FIRST, SECOND} or any(
+        held.moments[kind].dtype != "F32" for kind in kinds
+    ):
         return None
     step = steps if held.step is None else held.step
     if not isinstance(betas, list | tuple) or len(betas) != 2 or step is None or step < 1:

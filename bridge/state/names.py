@@ -154,7 +154,9 @@ def _ignored(table: Table) -> re.Pattern[str]:
 
 def _all_known(table: Table, shapes: Shapes) -> bool:
     return bool(shapes) and all(
-        _ignored(table).fullmatch(name) or any(_pattern(row.theirs).fullmatch(name) for row in table.all) for name in shapes
+        _ignored(table).fullmatch(name)
+        or any(_pattern(row.theirs).fullmatch(name) for row in table.all)
+        for name in shapes
     )
 
 
@@ -169,10 +171,18 @@ class Neutral(Naming):
     def tables(self) -> Sequence[Table]:
         """One table, with every neutral name in the tables of the others."""
         ours = {
-            name: name for naming in _stacks().values() for table in naming.tables() for row in table.all for name in row.ours
+            name: name
+            for naming in _stacks().values()
+            for table in naming.tables()
+            for row in table.all
+            for name in row.ours
         }
-        parts = {name: [row for row in rows(ours) if name in row.theirs] for name in ("block", "head.")}
-        first = [row for row in rows(ours) if row not in parts["block"] and row not in parts["head."]]
+        parts = {
+            name: [row for row in rows(ours) if name in row.theirs] for name in ("block", "head.")
+        }
+        first = [
+            row for row in rows(ours) if row not in parts["block"] and row not in parts["head."]
+        ]
         return (Table("neutral model", tuple(first), tuple(parts["block"]), tuple(parts["head."])),)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
@@ -198,7 +208,14 @@ def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[The
                 for row, match in matches
                 if match and row.gated in (None, sizes.gated(name))
             )
-            found.append(Theirs(name, shape, tuple(sizes.blocks(row, match, name, shape)), row.turned and len(shape) == 2))
+            found.append(
+                Theirs(
+                    name,
+                    shape,
+                    tuple(sizes.blocks(row, match, name, shape)),
+                    row.turned and len(shape) == 2,
+                )
+            )
     return found
 
 
@@ -212,7 +229,9 @@ class _Sizes:
 
     def gated(self, name: str) -> bool:
         """Whether the layer whose first matrix this is has a gate: it is twice as high as the second one is wide."""
-        second = self.shapes.get(re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ())
+        second = self.shapes.get(
+            re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ()
+        )
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
     def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
@@ -223,7 +242,11 @@ class _Sizes:
             yield from self._heads([_named(ours, given) for ours in row.ours], name, height)
         elif row.stacked:
             for expert in range(shape[0]):
-                yield from _equal([_named(ours, {**given, "expert": str(expert)}) for ours in row.ours], shape[1], name)
+                yield from _equal(
+                    [_named(ours, {**given, "expert": str(expert)}) for ours in row.ours],
+                    shape[1],
+                    name,
+                )
         elif row.padded and self.facts.vocab and self.facts.vocab < height:
             yield Block(_named(row.ours[0], given), 0, self.facts.vocab)
         else:
@@ -264,7 +287,9 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
     """Parts of one height, one above the other."""
     part, odd = divmod(height, len(ours))
     if odd:
-        raise SourceError(f"{name}: {height} rows, expected {len(ours)} equal parts; the checkpoint is damaged")
+        raise SourceError(
+            f"{name}: {height} rows, expected {len(ours)} equal parts; the checkpoint is damaged"
+        )
     yield from (Block(our, 0, part) for our in ours)
 
 
@@ -275,7 +300,9 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     """The family's parameters made of these neutral ones, in its own order. Raises `SourceError`
     for one that it does not have.
     """
-    layers = sorted({int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))})
+    layers = sorted(
+        {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
+    )
     found = [*_section(table.first, {}, shapes, facts)]
     for layer in layers:
         found += _section(table.layer, {"layer": str(layer)}, shapes, facts)
@@ -289,7 +316,9 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     return found
 
 
-def _section(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model) -> Iterator[Theirs]:
+def _section(
+    section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model
+) -> Iterator[Theirs]:
     """Parameters of a section in the model's order. Rows of experts that follow each other are
     taken expert by expert.
     """
@@ -313,15 +342,21 @@ def _section(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, f
 
 def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -> list[str]:
     """Numbers of the experts that a layer has."""
-    pattern = _pattern(section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight"))
-    return sorted((match["expert"] for name in shapes if (match := pattern.fullmatch(name))), key=int)
+    pattern = _pattern(
+        section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
+    )
+    return sorted(
+        (match["expert"] for name in shapes if (match := pattern.fullmatch(name))), key=int
+    )
 
 
 def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
     """A parameter of theirs, if all neutral ones that it is made of are there."""
     if row.stacked:
         numbers = _experts([row], given, shapes)
-        ours = [_named(name, {**given, "expert": number}) for number in numbers for name in row.ours]
+        ours = [
+            _named(name, {**given, "expert": number}) for number in numbers for name in row.ours
+        ]
     else:
         ours = [_named(name, given) for name in row.ours]
     if not ours or not all(name in shapes for name in ours):
@@ -329,14 +364,24 @@ def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> T
     return _theirs(row, _named(row.theirs, given), [shapes[name] for name in ours], ours, facts)
 
 
-def _theirs(row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], facts: Model) -> Theirs:
+def _theirs(
+    row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], facts: Model
+) -> Theirs:
     height, rest = sum(size[0] for size in sizes), sizes[0][1:]
-    blocks: Iterable[Block] = (Block(our, 0, size[0]) for our, size in zip(ours, sizes, strict=True))
+    blocks: Iterable[Block] = (
+        Block(our, 0, size[0]) for our, size in zip(ours, sizes, strict=True)
+    )
     if row.heads:
         groups = facts.kv_heads
         if groups is None or sizes[1][0] % groups or sizes[0][0] % groups:
-            found = "is unknown" if groups is None else f"is {groups}, which does not divide {sizes[1][0]} rows"
-            raise SourceError(f"{name}: the number of groups of heads {found}; name the model's config with --config")
+            found = (
+                "is unknown"
+                if groups is None
+                else f"is {groups}, which does not divide {sizes[1][0]} rows"
+            )
+            raise SourceError(
+                f"{name}: the number of groups of heads {found}; name the model's config with --config"
+            )
         blocks = interleaved(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
     if row.stacked:
         experts = len(ours) // len(row.ours)
@@ -358,7 +403,9 @@ def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
         for block in theirs.blocks:
             # Blocks of one parameter come in order, each where the one before it ended.
             if reached.get(block.name, 0) != block.first:
-                raise SourceError(f"{theirs.name}: rows of {block.name} are there twice, or missing; the checkpoint is damaged")
+                raise SourceError(
+                    f"{theirs.name}: rows of {block.name} are there twice, or missing; the checkpoint is damaged"
+                )
             reached[block.name] = block.last
             vector = len(theirs.shape) == 1
             shapes[block.name] = (block.last,) if vector else (block.last, theirs.width)
@@ -378,7 +425,9 @@ def named(name: str) -> Naming:
     """The naming of that name. Raises `SourceError` with the nearest."""
     found = known()
     if name not in found:
-        raise SourceError(f"--names: found {name}; known are {', '.join(found)}{nearest(name, found)}")
+        raise SourceError(
+            f"--names: found {name}; known are {', '.join(found)}{nearest(name, found)}"
+        )
     return found[name]
 
 
@@ -411,7 +460,11 @@ def recognised(hub: Hub) -> Recognised:
         key=lambda pair: sum(_all_known(pair[1], {name: shape}) for name, shape in shapes.items()),
     )
     odd = [name for name, shape in shapes.items() if not _all_known(closest[1], {name: shape})]
-    said = f"{shown(odd[0])} and {len(odd) - 1} more of {len(shapes)} names" if len(odd) > 1 else shown(odd[0])
+    said = (
+        f"{shown(odd[0])} and {len(odd) - 1} more of {len(shapes)} names"
+        if len(odd) > 1
+        else shown(odd[0])
+    )
     raise SourceError(
         f"{said}: no map is known of a model that has them (the nearest is {closest[1].family}); keep its own names"
     )
@@ -448,7 +501,13 @@ def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hu
     return renamed(hub, target, model)
 
 
-def under(hub: Hub, wanted: str | None, usual: str | None, config: Callable[[], Config | None], told: bool = False) -> Hub:
+def under(
+    hub: Hub,
+    wanted: str | None,
+    usual: str | None,
+    config: Callable[[], Config | None],
+    told: bool = False,
+) -> Hub:
     """`fitting`, with the facts about the model that the checkpoint has, or else those of `config`.
     The result has them too.
 
@@ -473,7 +532,9 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
     become one.
     """
     source = recognised(hub)
-    SourceError.raise_if(f"{line}; no map of it is known, keep the checkpoint's own names" for line in facts.refused)
+    SourceError.raise_if(
+        f"{line}; no map of it is known, keep the checkpoint's own names" for line in facts.refused
+    )
     shapes = _shapes(hub)
     left = [name for name in shapes if _ignored(source.table).fullmatch(name)]
     pieces = read(source.naming, source.table, shapes, facts)
@@ -484,7 +545,11 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
     made = write(table, sizes, facts)
     # A tied parameter is laid out once. Its other name comes back as a tie, if the target keeps
     # both.
-    neutral = {name: _neutral(name, sizes[name], places[name], hub) for name in sizes if name not in aliases}
+    neutral = {
+        name: _neutral(name, sizes[name], places[name], hub)
+        for name in sizes
+        if name not in aliases
+    }
     own = [theirs for theirs in made if not {block.name for block in theirs.blocks} & aliases]
     parameters = {theirs.name: _joined(theirs, neutral) for theirs in own}
     return replace(
@@ -565,7 +630,11 @@ def _moment(kind: str) -> Callable[[Parameter], Lazy]:
 
 
 def _ties(
-    hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs], table: Table, parameters: Mapping[str, Parameter]
+    hub: Hub,
+    made: Sequence[Theirs],
+    places: Mapping[str, Theirs],
+    table: Table,
+    parameters: Mapping[str, Parameter],
 ) -> Iterator[tuple[str, str]]:
     """Names that a family keeps for a weight that is saved under another name."""
     if table.tied and table.tied[0] not in parameters:
@@ -585,7 +654,9 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
         number = numbers.pop()
         if number is not None:
             rows[number].append(theirs.name)
-    yield from (replace(group, names=tuple(names)) for group, names in zip(hub.groups, rows, strict=True))
+    yield from (
+        replace(group, names=tuple(names)) for group, names in zip(hub.groups, rows, strict=True)
+    )
 
 
 def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:

@@ -17,7 +17,18 @@ from bridge.state import digests, parts, schema, tagged
 from bridge.state.files import File
 from bridge.state.folder import LATEST
 from bridge.state.formats import Format, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, Model, Origin, Parameter, Scale, Where, listed, lost, weights_of
+from bridge.state.hub import (
+    Group,
+    Hub,
+    Model,
+    Origin,
+    Parameter,
+    Scale,
+    Where,
+    listed,
+    lost,
+    weights_of,
+)
 from bridge.state.lazy import Boxed, Held, Lazy, Placed
 from bridge.state.safe import file_of as safetensors
 from bridge.state.safe import header
@@ -49,13 +60,17 @@ class Checkpoint:
         state = schema.read(folder, root)
         if state.format != FORMAT:
             said = f"{folder / STATE}: format {state.format}, expected {FORMAT}"
-            raise SourceError(f"{said}; resume it with the release that wrote it, and save it anew with this one")
+            raise SourceError(
+                f"{said}; resume it with the release that wrote it, and save it anew with this one"
+            )
         found = digests.read(folder, root)
         expected = {STATE, *map(file_of, range(state.world))}
         if set(found) != expected:
             name = min(set(found) ^ expected)
             what = "no line for" if name in expected else "a line too many, for"
-            raise SourceError(f"{folder / digests.SUMS}: {what} {shown(name)}, of {state.world} ranks; the checkpoint is damaged")
+            raise SourceError(
+                f"{folder / digests.SUMS}: {what} {shown(name)}, of {state.world} ranks; the checkpoint is damaged"
+            )
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
@@ -76,10 +91,18 @@ class Checkpoint:
             path = self.folder / file_of(rank)
             for part in parts.stored(path, self.root):
                 if part.name not in found:
-                    raise SourceError(f"{path}: {shown(part.name)} is not named in {STATE}; the checkpoint is damaged")
+                    raise SourceError(
+                        f"{path}: {shown(part.name)} is not named in {STATE}; the checkpoint is damaged"
+                    )
                 found[part.name].append(part)
-        problems = (parts.whole(name, self.state.tensors[name], saved) for name, saved in found.items())
-        SourceError.raise_if(f"{self.folder}: {problem}; the checkpoint is damaged" for problem in problems if problem)
+        problems = (
+            parts.whole(name, self.state.tensors[name], saved) for name, saved in found.items()
+        )
+        SourceError.raise_if(
+            f"{self.folder}: {problem}; the checkpoint is damaged"
+            for problem in problems
+            if problem
+        )
         return dict(found)
 
 
@@ -101,7 +124,11 @@ class Native(Format):
         checkpoint = Checkpoint.open(place, place)
         checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
         state, tensors = checkpoint.state, _tensors(checkpoint)
-        kinds = [kind for kind in dict.fromkeys(name.split("/")[0] for name in tensors) if kind not in (BUFFERS, GENERATORS)]
+        kinds = [
+            kind
+            for kind in dict.fromkeys(name.split("/")[0] for name in tensors)
+            if kind not in (BUFFERS, GENERATORS)
+        ]
         parameters = {
             name.partition("/")[2]: _parameter(name.partition("/")[2], tensors, kinds, state)
             for name in tensors
@@ -112,17 +139,25 @@ class Native(Format):
         hub = Hub(
             Origin(self.name, layout={"ranks": state.world}, files=files),
             parameters,
-            {name.split("/", 2)[2]: held for name, held in tensors.items() if name.startswith(f"{BUFFERS}/0/")},
+            {
+                name.split("/", 2)[2]: held
+                for name, held in tensors.items()
+                if name.startswith(f"{BUFFERS}/0/")
+            },
             {str(name): str(of) for name, of in _carried(state, "ties", {}).items()},
             ordered=True,
-            groups=tuple(Group(tuple(row["names"]), row["settings"]) for row in _carried(state, "groups", [])),
+            groups=tuple(
+                Group(tuple(row["names"]), row["settings"]) for row in _carried(state, "groups", [])
+            ),
             where=Where(**_figures(state)),
             schedule=_carried(state, "schedule", None),
             scale=_scale(state),
             random=_random(state, tensors),
             client=tagged.decoded(state.client),
             config=_carried(state, "config", None),
-            model=None if model is None else Model(**{**model, "refused": tuple(model.get("refused") or ())}),
+            model=None
+            if model is None
+            else Model(**{**model, "refused": tuple(model.get("refused") or ())}),
             findings=tuple(_copies(state)),
         )
         return _adopted(hub)
@@ -131,9 +166,13 @@ class Native(Format):
         """One rank's checkpoint, which the engine reads on any layout."""
         tag = f"step{hub.where.steps or 0}"
         tensors = dict(_laid(hub))
-        text = json.dumps(_state(hub, {name: held.shape for name, held in tensors.items()}), indent=1)
+        text = json.dumps(
+            _state(hub, {name: held.shape for name, held in tensors.items()}), indent=1
+        )
         schema.parse(text, Path(STATE))
-        keyed = {f"{name}@{','.join('0' for _ in held.shape)}": held for name, held in tensors.items()}
+        keyed = {
+            f"{name}@{','.join('0' for _ in held.shape)}": held for name, held in tensors.items()
+        }
         files = (
             safetensors(f"{tag}/{file_of(0)}", keyed),
             File(f"{tag}/{STATE}", (text.encode(),)),
@@ -152,7 +191,11 @@ def _adopted(hub: Hub) -> Hub:
     """The checkpoint with the scheduler, groups and script state that a drop-in engine of ours
     saved as client state.
     """
-    said = [value for key, value in hub.client.items() if key != CLIENT and isinstance(value, Mapping) and "groups" in value]
+    said = [
+        value
+        for key, value in hub.client.items()
+        if key != CLIENT and isinstance(value, Mapping) and "groups" in value
+    ]
     if CLIENT not in hub.client or len(said) != 1:
         return hub
     settings, names = said[0]["groups"] or [], said[0].get("names")
@@ -161,7 +204,12 @@ def _adopted(hub: Hub) -> Hub:
         names = [list(hub.trained)]
     rows = zip(names or (), settings, strict=True) if names else ()
     groups = tuple(Group(tuple(row), listed(values)) for row, values in rows)
-    return replace(hub, groups=hub.groups or groups, schedule=said[0].get("lr_scheduler"), client=hub.client[CLIENT])
+    return replace(
+        hub,
+        groups=hub.groups or groups,
+        schedule=said[0].get("lr_scheduler"),
+        client=hub.client[CLIENT],
+    )
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
@@ -172,11 +220,21 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
         for key, span in header(path, checkpoint.root).items():
             name, place = parts.place_of(key, span.shape, path)
             found[name].append(Placed(place, span))
-    return {name: Boxed(held, checkpoint.state.tensors[name], held[0].source.dtype) for name, held in found.items() if held}
+    return {
+        name: Boxed(held, checkpoint.state.tensors[name], held[0].source.dtype)
+        for name, held in found.items()
+        if held
+    }
 
 
-def _parameter(name: str, tensors: Mapping[str, Lazy], kinds: Sequence[str], state: State) -> Parameter:
-    moments = {kind: tensors[f"{kind}/{name}"] for kind in kinds if kind != WEIGHTS and f"{kind}/{name}" in tensors}
+def _parameter(
+    name: str, tensors: Mapping[str, Lazy], kinds: Sequence[str], state: State
+) -> Parameter:
+    moments = {
+        kind: tensors[f"{kind}/{name}"]
+        for kind in kinds
+        if kind != WEIGHTS and f"{kind}/{name}" in tensors
+    }
     exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carried(state, "formats", {}).get(name)
     weight = weights_of(exact, dtype)
     trained = name not in _carried(state, "frozen", [])
@@ -205,17 +263,37 @@ def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
-    return {name.partition("/")[2]: held for name, held in tensors.items() if name.startswith(f"{GENERATORS}/")}
+    return {
+        name.partition("/")[2]: held
+        for name, held in tensors.items()
+        if name.startswith(f"{GENERATORS}/")
+    }
 
 
 def _scale(state: State) -> Scale | None:
     found = state.scaler
     if "scale" in state.carried:
-        return Scale(**{**_carried(state, "scale", {}), "value": found.scale, "good": found.good, "tolerated": found.tolerated})
+        return Scale(
+            **{
+                **_carried(state, "scale", {}),
+                "value": found.scale,
+                "good": found.good,
+                "tolerated": found.tolerated,
+            }
+        )
     if found.window is None and found.scale == 1.0:
         return None
     dynamic = found.window is not None
-    return Scale(found.scale, dynamic, 2.0, found.window, found.minimum, found.hysteresis, found.tolerated, found.good)
+    return Scale(
+        found.scale,
+        dynamic,
+        2.0,
+        found.window,
+        found.minimum,
+        found.hysteresis,
+        found.tolerated,
+        found.good,
+    )
 
 
 def _copies(state: State) -> Iterator[Finding]:
@@ -251,7 +329,10 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "seed": SEED if where.seed is None else where.seed,
         "progress": {
             **{name: getattr(where, name) or 0 for name in ("steps", "skipped", "samples")},
-            **{name: math.nan if (value := getattr(where, name)) is None else value for name in ("loss", "grad_norm")},
+            **{
+                name: math.nan if (value := getattr(where, name)) is None else value
+                for name in ("loss", "grad_norm")
+            },
             "lr": where.lr or 0.0,
         },
         "scaler": {
@@ -271,17 +352,27 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def _kept(hub: Hub) -> dict[str, Any]:
     """What the engine itself ignores, kept so that a move to another format finds it again."""
-    formats = {name: held.weight.dtype for name, held in hub.parameters.items() if held.weight.dtype != held.best.dtype}
+    formats = {
+        name: held.weight.dtype
+        for name, held in hub.parameters.items()
+        if held.weight.dtype != held.best.dtype
+    }
     return {
         "formats": formats,
         "frozen": [name for name, held in hub.parameters.items() if not held.trained],
-        "groups": [{"names": list(group.names), "settings": dict(group.settings)} for group in hub.groups],
+        "groups": [
+            {"names": list(group.names), "settings": dict(group.settings)} for group in hub.groups
+        ],
         "schedule": hub.schedule,
         "scale": asdict(hub.scale) if hub.scale else None,
         "config": hub.config,
         "ties": dict(hub.ties),
         "model": asdict(hub.model) if hub.model else None,
-        "unsaid": [name for name, value in {**asdict(hub.where), RANDOM: hub.random or None}.items() if value is None],
+        "unsaid": [
+            name
+            for name, value in {**asdict(hub.where), RANDOM: hub.random or None}.items()
+            if value is None
+        ],
     }
 
 
@@ -291,10 +382,14 @@ def _unsaid(hub: Hub) -> Iterator[Finding]:
         message = f"the source has no random states, so its own runs begin with new ones too; here they begin at seed {SEED}"
         yield lost(RANDOM, message, Effect.NONE)
     if hub.trained and not hub.moments:
-        yield lost("moments", "not in the source; load with load_optimizer_states=False", Effect.NUMBERS)
+        yield lost(
+            "moments", "not in the source; load with load_optimizer_states=False", Effect.NUMBERS
+        )
     if hub.where.steps is None:
         yield lost("step", "not in the source; the run begins at step 0", Effect.NUMBERS)
-    steps = {held.step for held in hub.parameters.values() if held.step is not None and held.moments}
+    steps = {
+        held.step for held in hub.parameters.values() if held.step is not None and held.moments
+    }
     if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
         said = f"moments stand for {', '.join(f'{step:g}' for step in sorted(steps))} updates, the run for {hub.where.steps}"
         yield lost("step", f"{said}; the engine takes the run's for all", Effect.NUMBERS)

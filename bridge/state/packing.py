@@ -210,9 +210,19 @@ def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
     """The parts of such a file, whose names within begin with `top`."""
     pickle = Pickle()
     content = pickle.of(value)
-    small = {"data.pkl": content, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
-    bodies: dict[str, bytes | Run] = {**small, **{f"data/{at}": all_of(held) for at, held in enumerate(pickle.storages)}}
-    yield from _zipped({f"{top}/{name}": body for name, body in {**bodies, "version": b"3\n"}.items()})
+    small = {
+        "data.pkl": content,
+        ".format_version": b"1",
+        ".storage_alignment": b"64",
+        "byteorder": b"little",
+    }
+    bodies: dict[str, bytes | Run] = {
+        **small,
+        **{f"data/{at}": all_of(held) for at, held in enumerate(pickle.storages)},
+    }
+    yield from _zipped(
+        {f"{top}/{name}": body for name, body in {**bodies, "version": b"3\n"}.items()}
+    )
 
 
 LOCAL, CENTRAL, END = "<4sHHHHHIIIHH", "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
@@ -262,11 +272,25 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
     padding = -(at + struct.calcsize(LOCAL) + len(encoded) + len(sizes) + 4) % ALIGNED
     extra = sizes + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     sum_ = zlib.crc32(body) if isinstance(body, bytes) else 0
-    fixed = (b"PK\x03\x04", 45, _flags(body), 0, 0, 0x21, sum_, LARGE, LARGE, len(encoded), len(extra))
+    fixed = (
+        b"PK\x03\x04",
+        45,
+        _flags(body),
+        0,
+        0,
+        0x21,
+        sum_,
+        LARGE,
+        LARGE,
+        len(encoded),
+        len(extra),
+    )
     return struct.pack(LOCAL, *fixed) + encoded + extra
 
 
-def _listed(places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int) -> bytes:
+def _listed(
+    places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int
+) -> bytes:
     """The list at the end of a zip file, which begins at byte `at`; `sums` are the checksums of the
     runs, in order.
     """
@@ -276,7 +300,25 @@ def _listed(places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping
         if isinstance(body, Run):
             runs += 1
         extra = struct.pack("<HHQQQ", 1, 24, size, size, begin)
-        fixed = (b"PK\x01\x02", 45, 45, _flags(body), 0, 0, 0x21, sum_, LARGE, LARGE, len(name), len(extra), 0, 0, 0, 0, LARGE)
+        fixed = (
+            b"PK\x01\x02",
+            45,
+            45,
+            _flags(body),
+            0,
+            0,
+            0x21,
+            sum_,
+            LARGE,
+            LARGE,
+            len(name),
+            len(extra),
+            0,
+            0,
+            0,
+            0,
+            LARGE,
+        )
         out += struct.pack(CENTRAL, *fixed) + name + extra
     # Sizes and places have 64 bits: the 32-bit fields hold LARGE, and zip64's end record and its
     # locator come before the usual end record.

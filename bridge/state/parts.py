@@ -56,7 +56,11 @@ class Stored:
 
     def read(self, within: Sequence[slice]) -> Tensor:
         """The elements within these slices, one for each dimension. Raises `SafetensorError`."""
-        found: Tensor = self.file.get_slice(self.key)[tuple(within)] if within else self.file.get_tensor(self.key)
+        found: Tensor = (
+            self.file.get_slice(self.key)[tuple(within)]
+            if within
+            else self.file.get_tensor(self.key)
+        )
         return found
 
 
@@ -67,7 +71,9 @@ def write(path: Path, parts: Iterable[Part]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except (SafetensorError, OSError) as error:
-        raise BridgeError(f"{path}: not written ({error}); make room, or choose a folder that all ranks share") from None
+        raise BridgeError(
+            f"{path}: not written ({error}); make room, or choose a folder that all ranks share"
+        ) from None
 
 
 def stored(path: Path, root: Path) -> Iterator[Stored]:
@@ -87,7 +93,9 @@ def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):
-        raise SourceError(f"{path}: found {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged")
+        raise SourceError(
+            f"{path}: found {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged"
+        )
     return match[1], Box(offsets, sizes)
 
 
@@ -96,10 +104,13 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
     boxes = [part.box for part in found]
     for box in boxes:
         fits = len(box.sizes) == len(shape) and all(
-            offset + size <= length for offset, size, length in zip(box.offsets, box.sizes, shape, strict=True)
+            offset + size <= length
+            for offset, size, length in zip(box.offsets, box.sizes, shape, strict=True)
         )
         if not fits:
-            return f"{name}: a part of {box.sizes} at {box.offsets} lies outside of its shape {shape}"
+            return (
+                f"{name}: a part of {box.sizes} at {box.offsets} lies outside of its shape {shape}"
+            )
     count, elements = sum(prod(box.sizes) for box in boxes), prod(shape)
     if count != elements:
         return f"{name}: the parts have {count} elements, its shape {shape} has {elements}"
@@ -150,7 +161,9 @@ def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
             # not meet there.
             ranges = [
                 range(max(start, begin), min(start + size, begin + length))
-                for start, size, begin, length in zip(mine.offsets, mine.sizes, theirs.offsets, theirs.sizes, strict=True)
+                for start, size, begin, length in zip(
+                    mine.offsets, mine.sizes, theirs.offsets, theirs.sizes, strict=True
+                )
             ]
             if all(ranges):
                 _copy(part, found, ranges)
@@ -165,4 +178,6 @@ def _copy(part: Part, found: Stored, ranges: Sequence[range]) -> None:
     try:
         place.copy_(found.read(within))
     except SafetensorError as error:
-        raise SourceError(f"{part.name}: {error}; the checkpoint changed while it was read") from None
+        raise SourceError(
+            f"{part.name}: {error}; the checkpoint changed while it was read"
+        ) from None

@@ -186,7 +186,9 @@ def _of(form: str) -> Callable[[Machine], Any]:
 
 
 def _text(form: str) -> Callable[[Machine], None]:
-    return _push(lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass"))
+    return _push(
+        lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass")
+    )
 
 
 def _raw(form: str) -> Callable[[Machine], None]:
@@ -194,7 +196,9 @@ def _raw(form: str) -> Callable[[Machine], None]:
 
 
 def _long(form: str) -> Callable[[Machine], None]:
-    return _push(lambda machine: int.from_bytes(machine.take(machine.number(form)), "little", signed=True))
+    return _push(
+        lambda machine: int.from_bytes(machine.take(machine.number(form)), "little", signed=True)
+    )
 
 
 def _tuple(count: int) -> Callable[[Machine], None]:
@@ -357,7 +361,16 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
 other ways, are left out.
 """
 
-FLAWS = (ValueError, LookupError, TypeError, AttributeError, struct.error, OverflowError, MemoryError, RecursionError)
+FLAWS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
 """Errors that a damaged pickle raises."""
 
 
@@ -366,11 +379,17 @@ def value(data: bytes, known: Known, where: object, persistent: Builder | None =
     a name that is not `known`.
     """
     if len(data) > MOST:
-        raise SourceError(f"{where}: a pickle of {len(data)} bytes, expected at most {MOST}; that is no checkpoint")
+        raise SourceError(
+            f"{where}: a pickle of {len(data)} bytes, expected at most {MOST}; that is no checkpoint"
+        )
     try:
         return Machine(data, known, persistent).run()
     except Unlisted as error:
         said = f"{where}: it names {shown(str(error))}, which no checkpoint of this kind needs; nothing of it was executed"
-        raise SourceError(f"{said}; if you know who wrote it, save it anew as plain tensors and numbers") from None
+        raise SourceError(
+            f"{said}; if you know who wrote it, save it anew as plain tensors and numbers"
+        ) from None
     except FLAWS as error:
-        raise SourceError(f"{where}: not a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged") from None
+        raise SourceError(
+            f"{where}: not a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged"
+        ) from None

@@ -34,18 +34,26 @@ def header(path: Path, root: Path) -> dict[str, Span]:
             size = path.stat().st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MOST, size - 8):
-                raise SourceError(f"{path}: its header of {length} bytes does not fit its {size}; {DAMAGED}")
+                raise SourceError(
+                    f"{path}: its header of {length} bytes does not fit its {size}; {DAMAGED}"
+                )
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: {error}; {DAMAGED}") from None
     rows = parsed(text, path)
-    found = {name: _span(path, name, row, 8 + length) for name, row in rows.items() if name != "__metadata__"}
+    found = {
+        name: _span(path, name, row, 8 + length)
+        for name, row in rows.items()
+        if name != "__metadata__"
+    }
     # The format begins with the header's size in 8 bytes. Places are relative to the end of the
     # header, and there are no gaps.
     end = 8 + length
     for name, span in sorted(found.items(), key=lambda item: item[1].begin):
         if span.begin != end:
-            raise SourceError(f"{path}: {shown(name)} begins at byte {span.begin}, expected {end}; {DAMAGED}")
+            raise SourceError(
+                f"{path}: {shown(name)} begins at byte {span.begin}, expected {end}; {DAMAGED}"
+            )
         end += span.size
     if end != size:
         raise SourceError(f"{path}: {size} bytes, its tensors end at {end}; {DAMAGED}")
@@ -60,11 +68,15 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
     except (KeyError, TypeError, ValueError):
         right = False
     if not right:
-        raise SourceError(f"{path}: {shown(name)} has {shown(row)}, expected format, shape and place of a tensor; {DAMAGED}")
+        raise SourceError(
+            f"{path}: {shown(name)} has {shown(row)}, expected format, shape and place of a tensor; {DAMAGED}"
+        )
     return Span(path, base + begin, shape, dtype)
 
 
-def file_of(name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None) -> File:
+def file_of(
+    name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
+) -> File:
     """A file of these tensors, those with wide elements first."""
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
@@ -73,11 +85,17 @@ def file_of(name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] 
     at = 0
     for key in order:
         held = tensors[key]
-        rows[key] = {"dtype": held.dtype, "shape": list(held.shape), "data_offsets": [at, at + held.size]}
+        rows[key] = {
+            "dtype": held.dtype,
+            "shape": list(held.shape),
+            "data_offsets": [at, at + held.size],
+        }
         at += held.size
     text = json.dumps(rows, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNED)
-    return File(name, (len(text).to_bytes(8, "little") + text, *(all_of(tensors[key]) for key in order)))
+    return File(
+        name, (len(text).to_bytes(8, "little") + text, *(all_of(tensors[key]) for key in order))
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,9 @@ class Names:
     index: str
 
 
-SAFE = Names("model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json")
+SAFE = Names(
+    "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
+)
 
 
 def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
@@ -107,7 +127,9 @@ def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
     return found or [{}]
 
 
-def index(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
+def index(
+    names: Names, parts: Sequence[Mapping[str, Lazy]]
+) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
     """The name of each file, with its tensors."""
     if len(parts) == 1:
         yield names.alone, parts[0]
@@ -121,7 +143,12 @@ def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[Fi
     if len(parts) > 1:
         total = sum(held.size for part in parts for held in part.values())
         where = {name: file for file, part in index(names, parts) for name in part}
-        text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True) + "\n"
+        text = (
+            json.dumps(
+                {"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True
+            )
+            + "\n"
+        )
         yield File(names.index, (text.encode(),))
 
 
@@ -138,11 +165,15 @@ def weight_map(folder: Path, names: Names) -> dict[str, str]:
     path = folder / names.index
     rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
     if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
-        raise SourceError(f"{path}: found {shown(rows)} as weight_map, expected a file for each tensor; {DAMAGED}")
+        raise SourceError(
+            f"{path}: found {shown(rows)} as weight_map, expected a file for each tensor; {DAMAGED}"
+        )
     return {key: plain(name, path) for key, name in rows.items()}
 
 
-def checked(folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]) -> dict[str, Lazy]:
+def checked(
+    folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
+) -> dict[str, Lazy]:
     """All tensors of these files. Raises `SourceError` for one that is there twice, or in another
     file than the index says.
     """
@@ -151,11 +182,19 @@ def checked(folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
     for path, held in found.items():
         for name, tensor in held.items():
             if name in tensors or (where is not None and where.get(name) != path.name):
-                said = f"{where.get(name)} has it in {names.index}" if where is not None else "another file has it too"
-                raise SourceError(f"{path}: {shown(name)} lies in it, but {said}; the checkpoint is damaged")
+                said = (
+                    f"{where.get(name)} has it in {names.index}"
+                    if where is not None
+                    else "another file has it too"
+                )
+                raise SourceError(
+                    f"{path}: {shown(name)} lies in it, but {said}; the checkpoint is damaged"
+                )
             tensors[name] = tensor
     for name in sorted(set(where or ()) - set(tensors)):
-        raise SourceError(f"{folder / (where or {})[name]}: {shown(name)} is missing, which {names.index} has; {DAMAGED}")
+        raise SourceError(
+            f"{folder / (where or {})[name]}: {shown(name)} is missing, which {names.index} has; {DAMAGED}"
+        )
     return tensors
 
 
@@ -177,7 +216,11 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
     """A checkpoint of weights alone. Tensors that float are parameters, others are buffers."""
     # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
-    ties = {name: first for name, held in tensors.items() if held.count and (first := places.setdefault(held, name)) != name}
+    ties = {
+        name: first
+        for name, held in tensors.items()
+        if held.count and (first := places.setdefault(held, name)) != name
+    }
     own = {name: held for name, held in tensors.items() if name not in ties}
     parameters = {name: Parameter(held) for name, held in own.items() if held.dtype in FLOATING}
     buffers = {name: held for name, held in own.items() if name not in parameters}
@@ -194,7 +237,9 @@ class Safe(Format):
 
     def find(self, folder: Path) -> Path | None:
         """A folder with the usual names."""
-        return folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
+        return (
+            folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
+        )
 
     def read(self, place: Path) -> Hub:
         """All weights, from the single file or from those that the index names."""

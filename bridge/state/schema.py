@@ -83,16 +83,22 @@ def parse(text: str, path: Path) -> State:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: no JSON ({error}); the checkpoint is damaged") from None
     if not isinstance(found, dict):
-        raise SourceError(f"{path}: found {shown(found, 30)}, expected an object; the checkpoint is damaged")
+        raise SourceError(
+            f"{path}: found {shown(found, 30)}, expected an object; the checkpoint is damaged"
+        )
     if found.get("format") not in (1, FORMAT):
         said = shown(found.get("format"))
-        raise SourceError(f"{path}: format {said}, expected {FORMAT}; load it with the release that wrote it")
+        raise SourceError(
+            f"{path}: format {said}, expected {FORMAT}; load it with the release that wrote it"
+        )
     # Once more from the text: `strict` takes a JSON list as a tuple only if pydantic reads the JSON
     # itself.
     try:
         return State.model_validate_json(text)
     except ValidationError as error:
-        raise SourceError(*(_line(path, problem) for problem in error.errors(include_url=False)[:5])) from None
+        raise SourceError(
+            *(_line(path, problem) for problem in error.errors(include_url=False)[:5])
+        ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
         os.close(words)
         os.close(wrong)
     if problem:
-        raise (UnwrittenError if problem.startswith(LOST) else SourceError)(*problem.removeprefix(LOST).split("\0"))
+        raise (UnwrittenError if problem.startswith(LOST) else SourceError)(
+            *problem.removeprefix(LOST).split("\0")
+        )
     if any(codes):
         raise UnwrittenError("a process that wrote files was ended")
 
@@ -95,7 +97,13 @@ def _ended(children: list[int]) -> list[int]:
     return codes
 
 
-def _started(numbers: int, said: int, error: int, others: tuple[int, int], work: Callable[[int, Told], object]) -> int:
+def _started(
+    numbers: int,
+    said: int,
+    error: int,
+    others: tuple[int, int],
+    work: Callable[[int, Told], object],
+) -> int:
     """Fork a process that takes numbers until there are none; its identity."""
     child = os.fork()
     if child:

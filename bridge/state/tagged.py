@@ -17,7 +17,11 @@ def encoded(value: Any) -> Any:
     if isinstance(value, tuple):
         return {TUPLE: [encoded(inner) for inner in value]}
     if isinstance(value, set | frozenset):
-        return {FROZEN if isinstance(value, frozenset) else SET: [encoded(inner) for inner in sorted(value, key=repr)]}
+        return {
+            FROZEN if isinstance(value, frozenset) else SET: [
+                encoded(inner) for inner in sorted(value, key=repr)
+            ]
+        }
     if isinstance(value, list):
         return [encoded(inner) for inner in value]
     if not isinstance(value, Mapping):

@@ -44,7 +44,9 @@ Moved = Callable[[int, bool], None]
 """
 
 
-def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1) -> None:
+def write(
+    written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
+) -> None:
     """Write the files into the new folder `target`. Raises `SourceError`.
 
     After a full disk or a kill, what is written stays beside, and the same call goes on from there.
@@ -61,9 +63,13 @@ def write(written: Written, target: Path, sources: Iterable[Path], moved: Moved,
             staging.rename(target)
             sync(target.parent)
     except OSError as error:
-        raise SourceError(f"{error.filename or target}: {error.strerror}; {_advice(staging)}") from None
+        raise SourceError(
+            f"{error.filename or target}: {error.strerror}; {_advice(staging)}"
+        ) from None
     except UnwrittenError as error:
-        raise SourceError(*(f"{problem}; {_advice(staging)}" for problem in error.problems)) from None
+        raise SourceError(
+            *(f"{problem}; {_advice(staging)}" for problem in error.problems)
+        ) from None
     except KeyboardInterrupt as error:
         error.add_note(_advice(staging))
         raise
@@ -106,9 +112,18 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
     # The largest first: one that began last would keep one process busy while all others have
     # ended.
     largest = sorted(files, key=lambda file: -file.size)
-    sharing.shared(min(processes, len(files)), len(files), lambda number, told: _finished(staging, largest[number], told), moved)
+    sharing.shared(
+        min(processes, len(files)),
+        len(files),
+        lambda number, told: _finished(staging, largest[number], told),
+        moved,
+    )
     found = _journal(staging)
-    SourceError.raise_if(f"{staging / file.name}: not written by its process" for file in files if file.name not in found)
+    SourceError.raise_if(
+        f"{staging / file.name}: not written by its process"
+        for file in files
+        if file.name not in found
+    )
     return found
 
 
@@ -121,7 +136,9 @@ def _alone(staging: Path) -> Iterator[None]:
         until = time.monotonic() + PATIENCE
         while not _locked(descriptor):
             if time.monotonic() > until:
-                raise SourceError(f"{staging}: another process writes there; wait for it, or name another folder")
+                raise SourceError(
+                    f"{staging}: another process writes there; wait for it, or name another folder"
+                )
             time.sleep(0.05)
         yield
     finally:
@@ -150,7 +167,9 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
             if isinstance(part, bytes):
                 found.update(part)
             elif isinstance(part, Run):
-                found.update(f"{part.start} {part.stop} {part.source.dtype} {part.source.shape}\n".encode())
+                found.update(
+                    f"{part.start} {part.stop} {part.source.dtype} {part.source.shape}\n".encode()
+                )
     return found.hexdigest()
 
 
@@ -173,7 +192,11 @@ def _journal(staging: Path) -> dict[str, str]:
     # passed over, and the file is written again.
     lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
     rows = [line.split("  ", 1) for line in lines]
-    return {row[1]: row[0] for row in rows if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()}
+    return {
+        row[1]: row[0]
+        for row in rows
+        if len(row) == 2 and len(row[0]) == 64 and (staging / row[1]).is_file()
+    }
 
 
 def _room(staging: Path, left: Iterable[File]) -> None:
@@ -181,7 +204,9 @@ def _room(staging: Path, left: Iterable[File]) -> None:
     needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
-        raise SourceError(f"{staging.parent}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder")
+        raise SourceError(
+            f"{staging.parent}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder"
+        )
 
 
 @dataclass(frozen=True)
@@ -260,7 +285,9 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
     return at
 
 
-def pieces(file: File, before: IO[bytes] | None = None, kept: int = 0) -> Iterator[bytes | memoryview]:
+def pieces(
+    file: File, before: IO[bytes] | None = None, kept: int = 0
+) -> Iterator[bytes | memoryview]:
     """The bytes of a file, at most a strip at a time.
 
     The first `kept` of them are read from the stream `before` instead: an earlier try wrote them,
@@ -275,7 +302,11 @@ def pieces(file: File, before: IO[bytes] | None = None, kept: int = 0) -> Iterat
 
 
 def _part(
-    part: bytes | Run | Late, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+    part: bytes | Run | Late,
+    sums: dict[int, int],
+    counted: bool,
+    before: IO[bytes] | None,
+    kept: int,
 ) -> Iterator[bytes | memoryview]:
     if isinstance(part, Run):
         yield from _run(part, sums, counted, before, kept)
@@ -293,7 +324,9 @@ def _late(part: Late, sums: dict[int, int]) -> bytes:
     return found
 
 
-def _run(part: Run, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int) -> Iterator[bytes | memoryview]:
+def _run(
+    part: Run, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+) -> Iterator[bytes | memoryview]:
     sum_, width = 0, WIDTH[part.source.dtype]
     start = part.start
     while before is not None and kept > 0 and start < part.stop:
@@ -313,7 +346,11 @@ def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
     """Put the digests beside the files, and bring every name to the disk."""
     top = written.sums.rpartition("/")[0]
     prefix = f"{top}/" if top else ""
-    found = {name.removeprefix(prefix): digest for name, digest in done.items() if name.startswith(prefix)}
+    found = {
+        name.removeprefix(prefix): digest
+        for name, digest in done.items()
+        if name.startswith(prefix)
+    }
     write_text(staging / written.sums, digests.text_of(found))
     for name in (MARK, DONE):
         (staging / name).unlink(missing_ok=True)

@@ -5,4 +5,14 @@ from __future__ import annotations
 from bridge.testing.mutations import Mistake, Mutation, mutations
 from bridge.testing.strategies import Case, Part, configs, entries, plans, values
 
-__all__ = ["Case", "Mistake", "Mutation", "Part", "configs", "entries", "mutations", "plans", "values"]
+__all__ = [
+    "Case",
+    "Mistake",
+    "Mutation",
+    "Part",
+    "configs",
+    "entries",
+    "mutations",
+    "plans",
+    "values",
+]

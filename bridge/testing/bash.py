@@ -49,7 +49,11 @@ class Bash:
 
     def __init__(self, folder: Path) -> None:
         """`folder` must be empty; the stand-in and its notes are written into it."""
-        self.work, self.programs, self.notes = folder / "work", folder / "programs", folder / "notes"
+        self.work, self.programs, self.notes = (
+            folder / "work",
+            folder / "programs",
+            folder / "notes",
+        )
         self.programs.mkdir()
         starter = self.programs / STARTER
         starter.write_text(STAND_IN.format(target=self.notes), "utf-8")
@@ -61,7 +65,12 @@ class Bash:
     def reads(self, text: str) -> bool:
         """Whether a text is shell syntax for bash."""
         command = [str(BASH), "-nO", "extglob"]
-        return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, input=text, text=True, capture_output=True, check=False
+            ).returncode
+            == 0
+        )
 
     def runs(self, text: str) -> Runs:
         """The words of each run that bash starts; raises `subprocess.TimeoutExpired`."""
@@ -75,7 +84,9 @@ class Bash:
         self.notes.write_bytes(b"")
         script = self.programs.parent / "launch.sh"
         script.write_text(text, "utf-8")
-        done = processes.run([str(BASH), "--norc", str(script)], SECONDS, {"PATH": str(self.programs)}, self.work)
+        done = processes.run(
+            [str(BASH), "--norc", str(script)], SECONDS, {"PATH": str(self.programs)}, self.work
+        )
         reported = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", done.stderr, re.MULTILINE)
         return _noted(self.notes.read_bytes()), {int(line) for line in reported}
 
@@ -120,7 +131,9 @@ def said(text: str) -> Said:
         if unknown is not None and "a shell stops" in unknown.why and not command.branch:
             return Said(runs, unknown.why, unknown.line)
         if unknown is not None or command.branch:
-            return Said([], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}")
+            return Said(
+                [], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}"
+            )
         words = ["".join(piece.key for piece in word) for word in command.words]
         if words[0] == "env" and STARTER in words:
             before = words[1 : words.index(STARTER)]
@@ -149,7 +162,9 @@ def _places(text: str, line: int) -> set[int]:
     # Lines joined by a backslash are one command, which begins on the first of them.
     while first > 1 and lines[first - 2].endswith("\\"):
         first -= 1
-    marked = (number for number in range(first, max(first - 10, 0), -1) if "<<" in lines[number - 1])
+    marked = (
+        number for number in range(first, max(first - 10, 0), -1) if "<<" in lines[number - 1]
+    )
     return {*range(first, line + 1), next(marked, first)}
 
 

@@ -6,10 +6,54 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bridge.testing.scripts import Script, Writer
 
-SETTINGS = ("0", "1", "", "xy", "amoe", "'x*'", "'a b'", "-1", "07", "xy,z", "moe", "A", "-n", "'!'", "3", "12")
+SETTINGS = (
+    "0",
+    "1",
+    "",
+    "xy",
+    "amoe",
+    "'x*'",
+    "'a b'",
+    "-1",
+    "07",
+    "xy,z",
+    "moe",
+    "A",
+    "-n",
+    "'!'",
+    "3",
+    "12",
+)
 SIDES = (
-    *("$A", '"$A"', "${B}", '"${B}"', "$C", '"$C"', "$UNSET", '"$UNSET"', '"${UNSET:-}"', "1", '"1"', "0", "'xy'", "xy", '""'),
-    *("${#C}", "${C:0:1}", '"${C:1}"', "${C/x/}", '"${C%%,*}"', "${A:-1}", "$((A + 1))", '"$A$B"', "${C^^}", "$(echo $C)"),
+    *(
+        "$A",
+        '"$A"',
+        "${B}",
+        '"${B}"',
+        "$C",
+        '"$C"',
+        "$UNSET",
+        '"$UNSET"',
+        '"${UNSET:-}"',
+        "1",
+        '"1"',
+        "0",
+        "'xy'",
+        "xy",
+        '""',
+    ),
+    *(
+        "${#C}",
+        "${C:0:1}",
+        '"${C:1}"',
+        "${C/x/}",
+        '"${C%%,*}"',
+        "${A:-1}",
+        "$((A + 1))",
+        '"$A$B"',
+        "${C^^}",
+        "$(echo $C)",
+    ),
 )
 RULES: Mapping[str, Sequence[str]] = {
     "side": SIDES,
@@ -30,7 +74,20 @@ RULES: Mapping[str, Sequence[str]] = {
         '"$A"*',
         "+(x|y)",
     ),
-    "regular": ("^x", "y$", '"^x"', "^[0-9]+$", "(a|x).*", "moe", "$C", '^"$C"$', "^$", "[[:digit:]]", "x?y", "^(-n|-z)$"),
+    "regular": (
+        "^x",
+        "y$",
+        '"^x"',
+        "^[0-9]+$",
+        "(a|x).*",
+        "moe",
+        "$C",
+        '^"$C"$',
+        "^$",
+        "[[:digit:]]",
+        "x?y",
+        "^(-n|-z)$",
+    ),
     "number": (
         "A",
         "B",
@@ -52,23 +109,81 @@ RULES: Mapping[str, Sequence[str]] = {
     "sign": ("-eq", "-ne", "-lt", "-le", "-gt", "-ge"),
     "both": ("&&", "||"),
     "test": (
-        *("⟨side⟩ ⟨same⟩ ⟨wanted⟩", "⟨side⟩ ⟨same⟩ ⟨wanted⟩", "⟨side⟩ =~ ⟨regular⟩", "A ⟨sign⟩ B", "⟨side⟩ ⟨sign⟩ ⟨side⟩"),
-        *("-n ⟨side⟩", "-z ⟨side⟩", "⟨side⟩", "-v A", "-v UNSET", "! ⟨test⟩", "( ⟨test⟩ )", "$A < $B", '"$B" > 0'),
+        *(
+            "⟨side⟩ ⟨same⟩ ⟨wanted⟩",
+            "⟨side⟩ ⟨same⟩ ⟨wanted⟩",
+            "⟨side⟩ =~ ⟨regular⟩",
+            "A ⟨sign⟩ B",
+            "⟨side⟩ ⟨sign⟩ ⟨side⟩",
+        ),
+        *(
+            "-n ⟨side⟩",
+            "-z ⟨side⟩",
+            "⟨side⟩",
+            "-v A",
+            "-v UNSET",
+            "! ⟨test⟩",
+            "( ⟨test⟩ )",
+            "$A < $B",
+            '"$B" > 0',
+        ),
     ),
     "single": (
-        *("⟨quoted side⟩ ⟨same⟩ ⟨quoted side⟩", "⟨quoted side⟩ ⟨sign⟩ 1", '"$A" ⟨sign⟩ "$B"', "-n ⟨quoted side⟩"),
+        *(
+            "⟨quoted side⟩ ⟨same⟩ ⟨quoted side⟩",
+            "⟨quoted side⟩ ⟨sign⟩ 1",
+            '"$A" ⟨sign⟩ "$B"',
+            "-n ⟨quoted side⟩",
+        ),
         *("-z ⟨quoted side⟩", "⟨quoted side⟩", "! -n ⟨quoted side⟩"),
     ),
     "joined": ("-a", "-o"),
     "condition": (
-        *("[[ ⟨test⟩ ]]", "[[ ⟨test⟩ ⟨both⟩ ⟨test⟩ ]]", "[[ ⟨test⟩ ⟨both⟩ ⟨test⟩ ⟨both⟩ ⟨test⟩ ]]", "[[ ! ( ⟨test⟩ ) ]]"),
-        *("[[ (⟨test⟩ ⟨both⟩ ⟨test⟩) ⟨both⟩ ⟨test⟩ ]]", "[ ⟨single⟩ ]", "[ ⟨single⟩ ⟨joined⟩ ⟨single⟩ ]", "test ⟨single⟩"),
-        *("test ⟨single⟩ ⟨joined⟩ ⟨single⟩", "[ ! ⟨single⟩ ]", "[ \\( ⟨single⟩ \\) ⟨joined⟩ ⟨single⟩ ]", "[ ⟨side⟩ ]"),
-        *("[ ⟨side⟩ ⟨same⟩ ⟨side⟩ ]", "(( ⟨number⟩ ))", "(( ⟨number⟩ ⟨both⟩ ⟨number⟩ ))", "(( (⟨number⟩) ⟨both⟩ !⟨number⟩ ))"),
+        *(
+            "[[ ⟨test⟩ ]]",
+            "[[ ⟨test⟩ ⟨both⟩ ⟨test⟩ ]]",
+            "[[ ⟨test⟩ ⟨both⟩ ⟨test⟩ ⟨both⟩ ⟨test⟩ ]]",
+            "[[ ! ( ⟨test⟩ ) ]]",
+        ),
+        *(
+            "[[ (⟨test⟩ ⟨both⟩ ⟨test⟩) ⟨both⟩ ⟨test⟩ ]]",
+            "[ ⟨single⟩ ]",
+            "[ ⟨single⟩ ⟨joined⟩ ⟨single⟩ ]",
+            "test ⟨single⟩",
+        ),
+        *(
+            "test ⟨single⟩ ⟨joined⟩ ⟨single⟩",
+            "[ ! ⟨single⟩ ]",
+            "[ \\( ⟨single⟩ \\) ⟨joined⟩ ⟨single⟩ ]",
+            "[ ⟨side⟩ ]",
+        ),
+        *(
+            "[ ⟨side⟩ ⟨same⟩ ⟨side⟩ ]",
+            "(( ⟨number⟩ ))",
+            "(( ⟨number⟩ ⟨both⟩ ⟨number⟩ ))",
+            "(( (⟨number⟩) ⟨both⟩ !⟨number⟩ ))",
+        ),
         *("⟨condition⟩ ⟨both⟩ ⟨condition⟩", "! ⟨condition⟩", "{ ⟨condition⟩; }", "( ⟨condition⟩ )"),
     ),
-    "cut": ("${S#*=}", "${S%%=*}", "${S/=/ }", "${S//[0-9]/}", "${S:3}", "${S: -1}", "${S:0:$A+1}", "${S^^}", "${#S}", "${S@Q}"),
-    "counted": ("$((( ⟨number⟩ ) / 2 ))", "$((⟨number⟩ << 2))", "$(( (⟨number⟩) ** 2 ))", "$[⟨number⟩]", "$((R[⟨number⟩ & 1]))"),
+    "cut": (
+        "${S#*=}",
+        "${S%%=*}",
+        "${S/=/ }",
+        "${S//[0-9]/}",
+        "${S:3}",
+        "${S: -1}",
+        "${S:0:$A+1}",
+        "${S^^}",
+        "${#S}",
+        "${S@Q}",
+    ),
+    "counted": (
+        "$((( ⟨number⟩ ) / 2 ))",
+        "$((⟨number⟩ << 2))",
+        "$(( (⟨number⟩) ** 2 ))",
+        "$[⟨number⟩]",
+        "$((R[⟨number⟩ & 1]))",
+    ),
     "listed": (
         "${P[@]}",
         "${P[*]}",
@@ -94,14 +209,27 @@ RULES: Mapping[str, Sequence[str]] = {
         ),
     ),
     "construct": (
-        *('X="⟨flag⟩"', "X=⟨cut⟩", 'X=(⟨listed⟩ "⟨listed⟩" ⟨cut⟩); X="${X[@]}"', 'L="⟨listed⟩ --lr 1"; X="$L"'),
-        *("for n in ⟨listed⟩ ⟨cut⟩; do X+=,$n; done", 'for n in "⟨listed⟩"; do X=$n; done', 'set -- ⟨listed⟩ "⟨cut⟩"; X="$# $2"'),
+        *(
+            'X="⟨flag⟩"',
+            "X=⟨cut⟩",
+            'X=(⟨listed⟩ "⟨listed⟩" ⟨cut⟩); X="${X[@]}"',
+            'L="⟨listed⟩ --lr 1"; X="$L"',
+        ),
+        *(
+            "for n in ⟨listed⟩ ⟨cut⟩; do X+=,$n; done",
+            'for n in "⟨listed⟩"; do X=$n; done',
+            'set -- ⟨listed⟩ "⟨cut⟩"; X="$# $2"',
+        ),
         *(
             "case ⟨side⟩ in ⟨wanted⟩) X=one ;; ⟨wanted⟩|1) X=two ;; *) X=three ;; esac",
             "⟨condition⟩ && X=y",
             "⟨condition⟩ || X=n",
         ),
-        *("while ((A < 3)); do A=$((A + 1)); X+=$A; done", "until [[ ⟨test⟩ ]]; do X+=u; break; done", "read X Y <<< ⟨flag⟩"),
+        *(
+            "while ((A < 3)); do A=$((A + 1)); X+=$A; done",
+            "until [[ ⟨test⟩ ]]; do X+=u; break; done",
+            "read X Y <<< ⟨flag⟩",
+        ),
         *(
             'X=$(if ⟨condition⟩; then echo "⟨flag⟩"; fi)',
             'g() { local A=${1:-}; X="⟨flag⟩"; }; g ⟨listed⟩',
@@ -117,7 +245,8 @@ RULES: Mapping[str, Sequence[str]] = {
     ),
 }
 START = (
-    "shopt -s extglob\nA={A}\nB={B}\nC={C}\nS=tp=2 P=(q 'r s') R=(5 6); declare -A M=([xy]=m [1]=n); f() {{ echo \"<$1>\"; }}\n"
+    "shopt -s extglob\nA={A}\nB={B}\nC={C}\nS=tp=2 P=(q 'r s') R=(5 6); declare -A M=([xy]=m"
+    " [1]=n); f() {{ echo \"<$1>\"; }}\n"
 )
 DECIDED = 'X="--tp 4"\nif ⟨condition⟩; then\n  X="--tp 2"\nfi\n'
 END = 'torchrun a.py --same 1 $X "$X"\n'

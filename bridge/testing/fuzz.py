@@ -87,7 +87,9 @@ class Failure:
         return self.written.text if self.written else f"{dict(self.config.given)!r}\n"
 
 
-def fuzz(task: Task, tick: Callable[[Covered], None] = lambda covered: None) -> tuple[Covered, Failure | None]:
+def fuzz(
+    task: Task, tick: Callable[[Covered], None] = lambda covered: None
+) -> tuple[Covered, Failure | None]:
     """Try `task.examples` configs. Returns the counts, and the smallest failing config if one fails.
 
     `tick` is called after each config.
@@ -212,7 +214,10 @@ def _survives(config: Config) -> None:
     if not starts(config):
         return
     # With spare ranks the batch of the whole run is another one after lowering.
-    if config.world_size not in (None, prod(size or 1 for size in (mesh.data, mesh.tensor, mesh.pipeline, mesh.context))):
+    if config.world_size not in (
+        None,
+        prod(size or 1 for size in (mesh.data, mesh.tensor, mesh.pipeline, mesh.context)),
+    ):
         return
     again = lift(lower(plan, config.dialect, config.version, config.world_size)).values()
     _same(LIFTING, "plan, after lowering it and lifting it again", plan.values(), again)
@@ -238,14 +243,21 @@ def _accepted(result: Result, format: str) -> None:
         if all(problem.partition(":")[0] in foretold for problem in error.problems):
             return
         raise Broken(CONVERTING, f"{to.name} refuses what was written for it: {error}") from None
-    _same(CONVERTING, f"effective values of {to.name}, read back from {format}", target.effective, read.effective)
+    _same(
+        CONVERTING,
+        f"effective values of {to.name}, read back from {format}",
+        target.effective,
+        read.effective,
+    )
 
 
 def _tells(result: Result) -> None:
     """Check that a set field has a finding exactly if its effective value changes on the way there and back."""
     config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
     back = _back(result)
-    named = {finding.path for finding in result.findings if finding.given and finding.how is not None}
+    named = {
+        finding.path for finding in result.findings if finding.given and finding.how is not None
+    }
     for path, value in config.given.items():
         ours = claims(config.dialect)[path].ours
         # Such a setting has no effective value to compare, because the stack moves it to another
@@ -255,21 +267,34 @@ def _tells(result: Result) -> None:
         lost = strayed if moved else config.effective.get(path) != back.get(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
         if lost != bool(told):
-            said = f"{path} turns from {shown(config.effective.get(path))} to {shown(back.get(path))}"
-            raise Broken(CONVERTING, f"a loss without a finding: {said}" if lost else f"a finding without a loss: {path}")
+            said = (
+                f"{path} turns from {shown(config.effective.get(path))} to {shown(back.get(path))}"
+            )
+            raise Broken(
+                CONVERTING,
+                f"a loss without a finding: {said}"
+                if lost
+                else f"a finding without a loss: {path}",
+            )
 
 
 def _back(result: Result) -> Values:
     """Effective values after the way there and back; empty if the stack refuses the result."""
     config = result.source
     try:
-        return lower(lift(result.config), config.dialect, config.version, config.world_size).effective
+        return lower(
+            lift(result.config), config.dialect, config.version, config.world_size
+        ).effective
     except BridgeError:
         return Values()
 
 
 def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    unlike = [path for path in {**one, **other} if one.get(path) != other.get(path) or (path in one) != (path in other)]
+    unlike = [
+        path
+        for path in {**one, **other}
+        if one.get(path) != other.get(path) or (path in one) != (path in other)
+    ]
     if unlike:
         lines = (f"{path}: {shown(one.get(path))} -> {shown(other.get(path))}" for path in unlike)
         raise Broken(stage, f"{what}, differs: " + "; ".join(lines))
@@ -282,5 +307,20 @@ def command(task: Task, failure: Failure, file: str) -> str:
     words += ["--world-size", str(config.world_size)] if config.world_size else []
     if failure.stage == READING:
         return shlex.join(["stagebridge", "check", file, *words])
-    target, release = (task.to, task.to_version) if failure.stage == CONVERTING and task.to else (config.dialect, config.version)
-    return shlex.join(["stagebridge", "convert", file, *words, "--to", target.name, "--to-version", target.release(release)])
+    target, release = (
+        (task.to, task.to_version)
+        if failure.stage == CONVERTING and task.to
+        else (config.dialect, config.version)
+    )
+    return shlex.join(
+        [
+            "stagebridge",
+            "convert",
+            file,
+            *words,
+            "--to",
+            target.name,
+            "--to-version",
+            target.release(release),
+        ]
+    )

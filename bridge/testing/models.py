@@ -22,7 +22,11 @@ SCALINGS = st.one_of(
     st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": st.floats(1, 64)}),
     st.fixed_dictionaries({"type": st.just("dynamic"), "factor": st.floats(1, 64)}),
     st.fixed_dictionaries(
-        {"rope_type": st.just("llama3"), "factor": st.floats(1, 64), "low_freq_factor": st.floats(0.5, 2)},
+        {
+            "rope_type": st.just("llama3"),
+            "factor": st.floats(1, 64),
+            "low_freq_factor": st.floats(0.5, 2),
+        },
         optional={"high_freq_factor": st.floats(2, 8), ORIGINAL: st.integers(1, 9999)},
     ),
     st.fixed_dictionaries(
@@ -40,22 +44,36 @@ SCALINGS = st.one_of(
     st.fixed_dictionaries({"type": st.just("longrope"), ORIGINAL: st.integers(1, 9999)}),
 )
 PARAMETERS = st.builds(lambda base, scaling: {**scaling, "rope_theta": base}, POSITIVE, SCALINGS)
-BOTH = st.builds(lambda one, two: {"sliding_attention": one, "full_attention": two}, PARAMETERS, PARAMETERS)
+BOTH = st.builds(
+    lambda one, two: {"sliding_attention": one, "full_attention": two}, PARAMETERS, PARAMETERS
+)
 """One mapping for each kind of block, as Gemma 3 has it."""
 
 KEYS: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), st.integers(1, 12)),
     # 192 is a multiple of every number of heads below, and each head is of even width, as rotation
     # needs.
-    **dict.fromkeys(("hidden_size", "n_embd", "n_embed"), st.integers(1, 12).map(lambda count: 192 * count)),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "n_embed"), st.integers(1, 12).map(lambda count: 192 * count)
+    ),
     **dict.fromkeys(("num_attention_heads", "n_head"), st.sampled_from((2, 4, 8, 12, 24))),
     "num_key_value_heads": st.sampled_from((1, 2, 4, NULL)),
     "num_kv_heads": st.sampled_from((1, 2, 4)),
-    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "activation"), st.sampled_from(sorted(NAMED))),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), st.sampled_from((8, 16, 64))),
+    **dict.fromkeys(
+        ("hidden_act", "hidden_activation", "activation_function", "activation"),
+        st.sampled_from(sorted(NAMED)),
+    ),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        st.sampled_from((8, 16, 64)),
+    ),
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token", "moe_k"), st.integers(1, 8)),
-    **dict.fromkeys(("query_pre_attn_scalar", "attention_multiplier", "logits_scaling", "logit_scale"), FACTOR),
-    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "routed_scaling_factor"), FACTOR),
+    **dict.fromkeys(
+        ("query_pre_attn_scalar", "attention_multiplier", "logits_scaling", "logit_scale"), FACTOR
+    ),
+    **dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "routed_scaling_factor"), FACTOR
+    ),
     "rope_scaling": SCALINGS,
     "rope_parameters": PARAMETERS | BOTH,
     "topk_method": st.sampled_from(("greedy", "group_limited_greedy", "noaux_tc")),
@@ -83,7 +101,14 @@ def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequenc
     counts = family.keys["layers"].names[:1] if "layers" in family.keys else ()
     first = dict.fromkeys(counts, layers)
     listed = [path for path in BLOCKS if path in family.known and draw(st.booleans())]
-    blocks = {path: draw(st.lists(BLOCKS[path], min_size=layers, max_size=layers).map(tuple)) for path in listed}
+    blocks = {
+        path: draw(st.lists(BLOCKS[path], min_size=layers, max_size=layers).map(tuple))
+        for path in listed
+    }
     skipped = {*first, *BLOCKS, *without}
     others = [path for path in sorted(family.known) if path not in skipped and draw(st.booleans())]
-    return [first, *({path: value} for path, value in blocks.items()), *({path: draw(key(path))} for path in others)]
+    return [
+        first,
+        *({path: value} for path, value in blocks.items()),
+        *({path: draw(key(path))} for path in others),
+    ]

@@ -95,7 +95,9 @@ def _word(text: str) -> str:
     return text.lstrip("-").replace("-", "_")
 
 
-def mutations(dialect: Dialect, version: str | None = None, world_size: int | None = None) -> SearchStrategy[Mutation]:
+def mutations(
+    dialect: Dialect, version: str | None = None, world_size: int | None = None
+) -> SearchStrategy[Mutation]:
     """Configs of `dialect` with one edit. All kinds of mistakes that the fields allow are equally frequent.
 
     Release and world size are drawn if they are not given. Reading `source` must raise `error` with the key in the message, or
@@ -105,7 +107,9 @@ def mutations(dialect: Dialect, version: str | None = None, world_size: int | No
 
 
 @st.composite
-def _mutations(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None) -> Mutation:
+def _mutations(
+    draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None
+) -> Mutation:
     config = draw(configs(dialect, version, world_size, entries(dialect)[0]))
     seed = Random(draw(st.integers(0, 2**32)))
     found = edits(config)
@@ -204,11 +208,17 @@ class _Kind:
 def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        metadata = tuple(bound for item in inside[1:] for bound in (item, *getattr(item, "metadata", ())))
+        metadata = tuple(
+            bound for item in inside[1:] for bound in (item, *getattr(item, "metadata", ()))
+        )
         return _kind(inside[0], (*metadata, *bounds))
     if origin in (Union, UnionType):
         kinds = [_kind(part, bounds) for part in inside if part is not NoneType]
-        return kinds[0] if len(kinds) == 1 else _Kind(frozenset().union(*(kind.types for kind in kinds)))
+        return (
+            kinds[0]
+            if len(kinds) == 1
+            else _Kind(frozenset().union(*(kind.types for kind in kinds)))
+        )
     if origin is Literal:
         return _Kind(frozenset(map(type, inside)), (), inside)
     return _Kind(frozenset({origin or annotation}), bounds)
@@ -221,7 +231,9 @@ def _wrong_values(config: Config) -> Iterator[Edit]:
     for path in config.given:
         if path in known and path in settable and path not in part.coerced:
             at = part.spelled(config, path)
-            yield from (Edit(mistake, at, value) for mistake, value in _wrong(_kind(known[path].annotation)))
+            yield from (
+                Edit(mistake, at, value) for mistake, value in _wrong(_kind(known[path].annotation))
+            )
 
 
 def _wrong(kind: _Kind) -> Iterator[tuple[Mistake, Any]]:
@@ -242,7 +254,12 @@ def _wrong(kind: _Kind) -> Iterator[tuple[Mistake, Any]]:
 def _beyond(bound: Any) -> float | int | None:
     """The nearest whole value outside a bound."""
     # A bound of "above 0" already excludes 0 itself, so no step is needed.
-    limits: tuple[tuple[Any, str, int], ...] = ((Ge, "ge", -1), (Gt, "gt", 0), (Le, "le", 1), (Lt, "lt", 0))
+    limits: tuple[tuple[Any, str, int], ...] = (
+        (Ge, "ge", -1),
+        (Gt, "gt", 0),
+        (Le, "le", 1),
+        (Lt, "lt", 0),
+    )
     for kind, name, step in limits:
         if isinstance(bound, kind):
             limit: int | float = getattr(bound, name)
@@ -265,17 +282,29 @@ def _relations(config: Config) -> Iterator[Edit]:
     part, plan = part_of(config.dialect), lift(config).values()
     for axis in AXES:
         for path in _carried(config, axis, plan.get(axis)):
-            yield Edit(Mistake.RELATION, part.spelled(config, path), config.world_size + 1, ours=axis)
+            yield Edit(
+                Mistake.RELATION, part.spelled(config, path), config.world_size + 1, ours=axis
+            )
     # A global batch that is one larger cannot be a multiple of micro x data, unless that is 1.
-    if not part.rounds and _carried(config, MICRO, plan.get(MICRO)) and plan[MICRO] * (plan.get(DATA) or 1) > 1:
+    if (
+        not part.rounds
+        and _carried(config, MICRO, plan.get(MICRO))
+        and plan[MICRO] * (plan.get(DATA) or 1) > 1
+    ):
         for path in _carried(config, TOTAL, plan.get(TOTAL)):
-            yield Edit(Mistake.RELATION, part.spelled(config, path), config.given[path] + 1, ours=TOTAL)
+            yield Edit(
+                Mistake.RELATION, part.spelled(config, path), config.given[path] + 1, ours=TOTAL
+            )
 
 
 def _carried(config: Config, ours: str, value: Any) -> list[str]:
     """Given paths that are the only source of a plan field and have its value."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
-    return [path for path in rule.carriers(ours) if value is not None and config.given.get(path) == value]
+    return [
+        path
+        for path in rule.carriers(ours)
+        if value is not None and config.given.get(path) == value
+    ]
 
 
 def _required(config: Config) -> Iterator[Edit]:
@@ -285,4 +314,10 @@ def _required(config: Config) -> Iterator[Edit]:
         yield Edit(Mistake.REMOVED, part.spelled(config, path), REMOVE)
 
 
-MAKERS: tuple[Callable[[Config], Iterable[Edit]], ...] = (_unknown, _misspelled, _wrong_values, _relations, _required)
+MAKERS: tuple[Callable[[Config], Iterable[Edit]], ...] = (
+    _unknown,
+    _misspelled,
+    _wrong_values,
+    _relations,
+    _required,
+)

@@ -17,7 +17,10 @@ def _listen() -> None:
 
 
 def run(
-    command: Sequence[str], seconds: float, environment: Mapping[str, str], folder: Path | None = None
+    command: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program in a new session, and kill what is left of the session. Raises `subprocess.TimeoutExpired`."""
     # A script may leave programs in the background; they belong to its session, and end with it.

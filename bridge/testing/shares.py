@@ -74,7 +74,11 @@ def shares(
 @cache
 def _cases(dialect: Dialect) -> tuple[Case, ...]:
     """Releases and entry points, each as often as it is drawn."""
-    return tuple(Case(version, None, entry) for version in dialect.versions for entry in part_of(dialect).entries)
+    return tuple(
+        Case(version, None, entry)
+        for version in dialect.versions
+        for entry in part_of(dialect).entries
+    )
 
 
 @cache
@@ -86,7 +90,9 @@ def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
 def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
     """An independent config. Within one run, Hypothesis starts with small configs and repeats parts of earlier ones."""
     found: list[Config] = []
-    draw: Any = given(configs(dialect, case.version, entry=case.entry))(lambda config: found.append(config))
+    draw: Any = given(configs(dialect, case.version, entry=case.entry))(
+        lambda config: found.append(config)
+    )
     while not found:
         draw.hypothesis.fuzz_one_input(random.randbytes(CHOICES))
     return found[0]
@@ -98,7 +104,9 @@ def off_default(config: Config) -> set[str]:
     same = {path for path, value in config.given.items() if value == usual.get(path)}
     # A default may depend on other settings: then a value equal to that of an empty config is off
     # the default here.
-    rest = _effective(config, {path: value for path, value in config.given.items() if path not in same})
+    rest = _effective(
+        config, {path: value for path, value in config.given.items() if path not in same}
+    )
     restored = {path for path in same if rest and rest.get(path) != config.given[path]}
     return {*config.opaque, *config.given} - same | restored
 
@@ -106,7 +114,9 @@ def off_default(config: Config) -> set[str]:
 def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Effective values of other values; empty if the stack refuses them."""
     try:
-        return config.dialect.config(given, config.version, config.world_size, config.entry).effective
+        return config.dialect.config(
+            given, config.version, config.world_size, config.entry
+        ).effective
     except BridgeError:
         return {}
 

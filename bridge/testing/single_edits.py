@@ -17,7 +17,15 @@ from bridge.translation import lift
 
 Source = Mapping[str, Any] | Sequence[str]
 Path = tuple[str, ...]
-KINDS = ("renamed", "misspelled", "other case", "one level up", "other type", "below zero", "doubled")
+KINDS = (
+    "renamed",
+    "misspelled",
+    "other case",
+    "one level up",
+    "other type",
+    "below zero",
+    "doubled",
+)
 REFUSED, OTHERWISE = "refused, key named", "refused in other words"
 NAMED, MISSED = "named", "named as missing"
 EQUAL, LEGAL, SILENT = "equal in meaning", "legal other value", "silent"
@@ -79,7 +87,10 @@ def _mapping(source: Mapping[str, Any], place: Path, kind: str, chance: Random) 
 
 
 def _flags(words: list[str], index: int, kind: str, chance: Random) -> Edited | None:
-    name, value = words[index].removeprefix("--"), words[index + 1] if index + 1 < len(words) else "--"
+    name, value = (
+        words[index].removeprefix("--"),
+        words[index + 1] if index + 1 < len(words) else "--",
+    )
     if kind in VALUES:
         wrong = None if value.startswith("--") else VALUES[kind](_number(value))
         if wrong is None:
@@ -101,9 +112,17 @@ def _number(text: str) -> Any:
 
 
 def _swapped(name: str, chance: Random) -> str:
-    places = [place for place in range(len(name) - 1) if name[place] != name[place + 1] and name[place : place + 2].isalpha()]
+    places = [
+        place
+        for place in range(len(name) - 1)
+        if name[place] != name[place + 1] and name[place : place + 2].isalpha()
+    ]
     place = chance.choice(places) if places else None
-    return name + "e" if place is None else name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+    return (
+        name + "e"
+        if place is None
+        else name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+    )
 
 
 NAMES: Mapping[str, Callable[[str, Random], str]] = {
@@ -155,7 +174,9 @@ def outcome(base: Base, edit: Edited) -> str:
         after = base.read(edit.source)
         plan = lift(after).values()
     except BridgeError as error:
-        return REFUSED if any(_names(key, str(error)) for key in (edit.key, edit.was)) else OTHERWISE
+        return (
+            REFUSED if any(_names(key, str(error)) for key in (edit.key, edit.was)) else OTHERWISE
+        )
     findings = [finding for finding in after.findings if finding not in base.findings]
     said = [f"{finding.path} {finding.message} {finding.origin}" for finding in findings]
     if any(_names(edit.key, text) for text in said):
@@ -173,7 +194,12 @@ def outcome(base: Base, edit: Edited) -> str:
 def _names(key: str, text: str) -> bool:
     """Whether `text` names a key as a whole word, with dashes or underscores."""
     word = re.escape(key.replace("-", "_"))
-    return re.search(rf"(?<![A-Za-z0-9_]){word}(?![A-Za-z0-9_])", text.replace("--", "").replace("-", "_")) is not None
+    return (
+        re.search(
+            rf"(?<![A-Za-z0-9_]){word}(?![A-Za-z0-9_])", text.replace("--", "").replace("-", "_")
+        )
+        is not None
+    )
 
 
 def _held(after: Config, edit: Edited) -> bool:
@@ -182,9 +208,17 @@ def _held(after: Config, edit: Edited) -> bool:
     A flag may set a field with another name; the field's origin names the flag.
     """
     key = edit.key.replace("-", "_")
-    spelled = {path for path, origin in after.origins.items() if origin.spelling.lstrip("-").replace("-", "_") == key}
+    spelled = {
+        path
+        for path, origin in after.origins.items()
+        if origin.spelling.lstrip("-").replace("-", "_") == key
+    }
     given = {**after.given.flat(), **after.opaque}
-    values = [value for name, value in _leaves(given) if name == key or name.endswith(f".{key}") or name in spelled]
+    values = [
+        value
+        for name, value in _leaves(given)
+        if name == key or name.endswith(f".{key}") or name in spelled
+    ]
     items = [item for value in values if isinstance(value, list | tuple) for item in value]
     return any(edit.value in (value, _number(str(value))) for value in (*values, *items))
 

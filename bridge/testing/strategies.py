@@ -48,7 +48,12 @@ class Case:
 
 
 def _nested(config: Config) -> Group:
-    return nest({path: list(value) if isinstance(value, tuple) else value for path, value in config.given.items()})
+    return nest(
+        {
+            path: list(value) if isinstance(value, tuple) else value
+            for path, value in config.given.items()
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,10 @@ def entries(dialect: Dialect) -> tuple[str, ...]:
 
 
 def configs(
-    dialect: Dialect, version: str | None = None, world_size: int | None = None, entry: str | None = None
+    dialect: Dialect,
+    version: str | None = None,
+    world_size: int | None = None,
+    entry: str | None = None,
 ) -> SearchStrategy[Config]:
     """Configs that `dialect` accepts, of any release, world size and entry point unless given.
 
@@ -122,7 +130,9 @@ def configs(
 
 
 @st.composite
-def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None, entry: str | None) -> Config:
+def _configs(
+    draw: DrawFn, dialect: Dialect, version: str | None, world_size: int | None, entry: str | None
+) -> Config:
     part = part_of(dialect)
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
@@ -132,7 +142,9 @@ def _configs(draw: DrawFn, dialect: Dialect, version: str | None, world_size: in
     # Fields with needs go first: later ones could only be added if they agree with those needs.
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
     config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
-    return replace(config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())})
+    return replace(
+        config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())}
+    )
 
 
 def stand_in(*arguments: Any) -> None:
@@ -141,7 +153,11 @@ def stand_in(*arguments: Any) -> None:
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
     """The values of a group that the release knows."""
-    return {path: value for path, value in group.items() if dialect.knows(path, value, case.version, case.entry)}
+    return {
+        path: value
+        for path, value in group.items()
+        if dialect.knows(path, value, case.version, case.entry)
+    }
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
@@ -160,7 +176,11 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
     for group in groups:
         given = {**group, **given}
     try:
-        return config if given == config.given else config.dialect.config(given, config.version, config.world_size, config.entry)
+        return (
+            config
+            if given == config.given
+            else config.dialect.config(given, config.version, config.world_size, config.entry)
+        )
     except BridgeError:
         return None
 
@@ -173,7 +193,9 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
     # By a seed, because Hypothesis's own choices are not spread evenly over the fields. Shrinking
     # can still drop each of them.
     seed = draw(st.integers(0, 2**32))
-    chosen = Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
+    chosen = (
+        Random(seed).choices(tuple(weights), tuple(weights.values()), k=count) if weights else []
+    )
     kept = [path for path in dict.fromkeys(chosen) if draw(KEPT)]
     drawn = {path: _off(draw, path, config, case) for path in kept if path not in config.given}
     return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
@@ -263,7 +285,11 @@ def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
         return _real(bounds)
     if kind is str:
         return words()
-    return st.dictionaries(st.sampled_from(("a", "b c", "d")), _free(), min_size=1) if kind is dict else _free()
+    return (
+        st.dictionaries(st.sampled_from(("a", "b c", "d")), _free(), min_size=1)
+        if kind is dict
+        else _free()
+    )
 
 
 def words() -> SearchStrategy[str]:
@@ -272,16 +298,30 @@ def words() -> SearchStrategy[str]:
 
 
 def _free() -> SearchStrategy[Any]:
-    return st.one_of(st.booleans(), st.integers(0, 99), st.floats(0, 1), words(), st.lists(st.integers(0, 9), max_size=2))
+    return st.one_of(
+        st.booleans(),
+        st.integers(0, 99),
+        st.floats(0, 1),
+        words(),
+        st.lists(st.integers(0, 9), max_size=2),
+    )
 
 
 def _least(bounds: tuple[Any, ...]) -> float | None:
-    limits: list[Any] = [bound.ge if isinstance(bound, Ge) else bound.gt for bound in bounds if isinstance(bound, Ge | Gt)]
+    limits: list[Any] = [
+        bound.ge if isinstance(bound, Ge) else bound.gt
+        for bound in bounds
+        if isinstance(bound, Ge | Gt)
+    ]
     return max(limits, default=None)
 
 
 def _most(bounds: tuple[Any, ...]) -> float | None:
-    limits: list[Any] = [bound.le if isinstance(bound, Le) else bound.lt for bound in bounds if isinstance(bound, Le | Lt)]
+    limits: list[Any] = [
+        bound.le if isinstance(bound, Le) else bound.lt
+        for bound in bounds
+        if isinstance(bound, Le | Lt)
+    ]
     return min(limits, default=None)
 
 
@@ -294,7 +334,11 @@ def _whole(bounds: tuple[Any, ...]) -> SearchStrategy[int]:
     if most is not None and Lt(most) in bounds:
         high -= 1
     # Small numbers are the usual ones, and edges of ranges are where mistakes are.
-    return st.integers(low, min(high, low + 8)) | st.integers(low, min(high, low + 64)) | st.integers(low, high)
+    return (
+        st.integers(low, min(high, low + 8))
+        | st.integers(low, min(high, low + 64))
+        | st.integers(low, high)
+    )
 
 
 def _real(bounds: tuple[Any, ...]) -> SearchStrategy[float]:
@@ -312,14 +356,23 @@ def _real(bounds: tuple[Any, ...]) -> SearchStrategy[float]:
 
 AXES = ("parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context")
 SIZES: Mapping[str, SearchStrategy[Any]] = {
-    **dict.fromkeys((*AXES, "parallel.expert", "parallel.expert_tensor"), st.sampled_from((1, 2, 4, 8, 3))),
-    **dict.fromkeys(("batch.micro", "batch.accumulation", "schedule.virtual", "recompute.layers"), st.integers(1, 8)),
+    **dict.fromkeys(
+        (*AXES, "parallel.expert", "parallel.expert_tensor"), st.sampled_from((1, 2, 4, 8, 3))
+    ),
+    **dict.fromkeys(
+        ("batch.micro", "batch.accumulation", "schedule.virtual", "recompute.layers"),
+        st.integers(1, 8),
+    ),
     "model.layers": st.integers(1, 96),
     "model.hidden": st.integers(1, 64).map(lambda count: 192 * count),
-    **dict.fromkeys(("model.heads", "model.kv_heads", "model.experts"), st.sampled_from((24, 48, 96))),
+    **dict.fromkeys(
+        ("model.heads", "model.kv_heads", "model.experts"), st.sampled_from((24, 48, 96))
+    ),
     "model.sequence": st.integers(1, 64).map(lambda count: 48 * count),
     "optimizer.lr": st.floats(1e-5, 1e-2),
-    **dict.fromkeys(("optimizer.schedule.minimum", "optimizer.schedule.warmup_from"), st.floats(0, 1e-6)),
+    **dict.fromkeys(
+        ("optimizer.schedule.minimum", "optimizer.schedule.warmup_from"), st.floats(0, 1e-6)
+    ),
 }
 """Realistic sizes and rates, of fields whose type would allow a billion."""
 

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from bridge.trace.tracer import Observer, Tracer
 
 LOGS = (
-    *("layer_outputs", "layer_gradients", "param_init", "param_gradients", "all_param_gradients", "param_update"),
+    *(
+        "layer_outputs",
+        "layer_gradients",
+        "param_init",
+        "param_gradients",
+        "all_param_gradients",
+        "param_update",
+    ),
     "activation_memory",
 )
 """Fields of `Debug` that ask for logs."""
@@ -137,7 +144,11 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
         raise BridgeError(
             "attach: a module needs its optimizer, as a call of step() ends a step; pass it, or the engine's own Source"
         )
-    return PipelineSource(target, stages, optimizer) if stages else ModuleSource(target, optimizer, accumulation)
+    return (
+        PipelineSource(target, stages, optimizer)
+        if stages
+        else ModuleSource(target, optimizer, accumulation)
+    )
 
 
 def _stack_of(target: Any) -> Any:
@@ -148,7 +159,12 @@ def _stack_of(target: Any) -> Any:
     # A class that a user derives from an engine's comes from another package; its bases tell.
     for kind in type(first).__mro__:
         name = f"compat.{kind.__module__.partition('.')[0]}"
-        if find_spec("compat") and find_spec(name) and find_spec(f"{name}.runtime") and find_spec(f"{name}.runtime.tracing"):
+        if (
+            find_spec("compat")
+            and find_spec(name)
+            and find_spec(f"{name}.runtime")
+            and find_spec(f"{name}.runtime.tracing")
+        ):
             found = import_module(f"{name}.runtime.tracing")
             if found.takes(first):
                 return found

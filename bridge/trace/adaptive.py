@@ -73,14 +73,20 @@ class Followed:
     def begin(self, batch: Batch, weights: Floats) -> None:
         """Follow them from the first update on; those that were followed before begin anew."""
         start, before = self.segments.size, len(self.segments.lengths)
-        self.segments = Segments.of((*self.segments.lengths.tolist(), *batch.segments.lengths.tolist()))
+        self.segments = Segments.of(
+            (*self.segments.lengths.tolist(), *batch.segments.lengths.tolist())
+        )
         # One that begins anew gets a new place; its old samples stay behind and are read no more.
         self.places |= {key: before + number for number, key in enumerate(batch.keys)}
         added, more = self.segments.size - start, len(batch.keys)
         self.weights = np.concatenate([self.weights, weights], axis=1)
-        self.first, self.second = (np.concatenate([old, np.zeros((2, added))], axis=1) for old in (self.first, self.second))
+        self.first, self.second = (
+            np.concatenate([old, np.zeros((2, added))], axis=1) for old in (self.first, self.second)
+        )
         self.explained = np.concatenate([self.explained, np.zeros(added)])
-        self.steps, self.size = (np.concatenate([old, np.zeros(more)]) for old in (self.steps, self.size))
+        self.steps, self.size = (
+            np.concatenate([old, np.zeros(more)]) for old in (self.steps, self.size)
+        )
         self.noise = np.concatenate([self.noise, np.full(more, np.nan)])
         self.matters = np.concatenate([self.matters, np.ones(more)])
         # What was known of a batch names places of before.
@@ -97,10 +103,19 @@ class Followed:
         lengths = self.segments.lengths
         found = [self.places.get(key, -1) for key in batch.keys]
         pairs = zip(found, batch.segments.lengths.tolist(), strict=True)
-        rows = np.array([row for row, (place, size) in enumerate(pairs) if place >= 0 and lengths[place] == size], np.int64)
+        rows = np.array(
+            [
+                row
+                for row, (place, size) in enumerate(pairs)
+                if place >= 0 and lengths[place] == size
+            ],
+            np.int64,
+        )
         numbers = np.array(found, np.int64)[rows]
         own = Segments.of(lengths[numbers].tolist())
-        return Known(rows, batch.segments.elements(rows), numbers, self.segments.elements(numbers), own)
+        return Known(
+            rows, batch.segments.elements(rows), numbers, self.segments.elements(numbers), own
+        )
 
 
 @dataclass
@@ -121,7 +136,14 @@ class Updates:
         """From a run's settings: a plan's, or the first group of a torch optimizer."""
 
         def setting(name: str, default: Any) -> Any:
-            found = next((settings[key] for key in (f"optimizer.{name}", f"group 0.{name}") if key in settings), None)
+            found = next(
+                (
+                    settings[key]
+                    for key in (f"optimizer.{name}", f"group 0.{name}")
+                    if key in settings
+                ),
+                None,
+            )
             if found is None and name == "betas" and "optimizer.adam_beta1" in settings:
                 found = tuple(float(settings[f"optimizer.adam_beta{number}"]) for number in (1, 2))
             found = settings.get(f"optimizer.adam_{name}") if found is None else found
@@ -131,9 +153,15 @@ class Updates:
 
         try:
             first, second = setting("betas", cls.betas)
-            return cls((float(first), float(second)), float(setting("eps", cls.eps)), float(setting("weight_decay", cls.decay)))
+            return cls(
+                (float(first), float(second)),
+                float(setting("eps", cls.eps)),
+                float(setting("weight_decay", cls.decay)),
+            )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-            raise SourceError(f"run.json: expected numbers as settings of the optimizer ({error}); it is damaged") from None
+            raise SourceError(
+                f"run.json: expected numbers as settings of the optimizer ({error}); it is damaged"
+            ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
         """Take the weights (2, samples) before the first update."""
@@ -154,7 +182,9 @@ class Updates:
         all_of.first[:, at] = values + self.betas[0] * (all_of.first[:, at] - values)
         all_of.second[:, at] = values**2 + self.betas[1] * (all_of.second[:, at] - values**2)
 
-    def weights(self, batch: Batch, weights: Floats, scales: Floats) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    def weights(
+        self, batch: Batch, weights: Floats, scales: Floats
+    ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
         """Take the weights (2, samples) after an update; `scales` are the usual sizes of weights like
         these. Returns how far apart rounding may have carried each sample, for which parameters that is
         known, and which parameters could not be followed, so that `drift` is unknown from there on.
@@ -169,7 +199,11 @@ class Updates:
         spread = self._spread(known, values, change)
         spread[segments.spread(quiet)] = 0.0
         all_of.explained[at] += spread
-        moved = np.where(quiet, 0.0, np.maximum(segments.rms(spread), self._beyond_samples(number) * segments.rms(change)))
+        moved = np.where(
+            quiet,
+            0.0,
+            np.maximum(segments.rms(spread), self._beyond_samples(number) * segments.rms(change)),
+        )
         # Weights that are zeros so far are measured by the size of others.
         sizes = np.maximum(np.maximum(segments.rms(values), scales[known.rows]), TINY)
         self._step = max([self._step, *(all_of.matters[number] * moved / sizes).tolist()])
@@ -193,7 +227,9 @@ class Updates:
         with np.errstate(all="ignore"):
             # The rate that fits best, change = -rate * steps by least squares. A schedule changes
             # it, and settings have that of the start alone.
-            along, square = (segments.sums((steps * other).sum(axis=0)) for other in (change, steps))
+            along, square = (
+                segments.sums((steps * other).sum(axis=0)) for other in (change, steps)
+            )
             rate = np.abs(along) / np.maximum(square, TINY)
             spread: Floats = SURE * segments.spread(rate) * np.abs(steps[0] - steps[1])
         return spread
@@ -204,7 +240,8 @@ class Updates:
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
         count = known.segments.spread(np.maximum(all_of.steps[known.numbers], 1))
         first, second = (
-            moment[:, at] / (1 - beta**count) for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)
+            moment[:, at] / (1 - beta**count)
+            for moment, beta in zip((all_of.first, all_of.second), self.betas, strict=True)
         )
         with np.errstate(all="ignore"):
             steps: Floats = first / (np.sqrt(second) + self.eps) + self.decay * weights

@@ -41,9 +41,15 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
         return False
     # One argument is the batch itself; several are its parts by place.
     values = given[0] if len(given) == 1 else given
-    found: dict[str, Any] = {"0": values} if isinstance(values, Tensor) else dict(_leaves("", values))
+    found: dict[str, Any] = (
+        {"0": values} if isinstance(values, Tensor) else dict(_leaves("", values))
+    )
     found |= dict(_leaves("", named))
-    odd = [f"{name or 'the batch'}: found {_kind(value)}" for name, value in found.items() if not _is_kept(value)]
+    odd = [
+        f"{name or 'the batch'}: found {_kind(value)}"
+        for name, value in found.items()
+        if not _is_kept(value)
+    ]
     advice = "expected tensors, arrays and plain values; pass what the model is called with"
     BridgeError.raise_if(f"{path}: {line}, {advice}" for line in odd)
     tensors: dict[str, Tensor] = {}
@@ -84,8 +90,15 @@ def _is_plain(value: Any) -> bool:
 def _is_kept(value: Any) -> bool:
     if _is_plain(value):
         return True
-    array = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
-    dense = type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_complex()
+    array = (
+        type(value).__module__ == "numpy"
+        and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
+    )
+    dense = (
+        type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and not value.is_complex()
+    )
     return array or (dense and not value.is_quantized and not value.is_meta)
 
 
@@ -106,7 +119,11 @@ def read(path: Path) -> Kept:
             values = json.loads(about.get(VALUES, "{}"))
     except (OSError, SafetensorError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"{path}: found no batch ({reason}); write one with bridge.trace.batch({path.name!r}, batch)") from None
+        raise SourceError(
+            f"{path}: found no batch ({reason}); write one with bridge.trace.batch({path.name!r}, batch)"
+        ) from None
     if about.get(MARK, VERSION) != VERSION or not isinstance(values, dict):
-        raise SourceError(f"{path}: found {about.get(MARK)}, expected {VERSION}; write it again with this release")
+        raise SourceError(
+            f"{path}: found {about.get(MARK)}, expected {VERSION}; write it again with this release"
+        )
     return Kept(tensors, values)

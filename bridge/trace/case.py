@@ -30,11 +30,17 @@ class Case:
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """What became of each tensor of the step."""
-        return tuple(line for line in self.comparison.lines if line.name.step == self.first.name.step)
+        return tuple(
+            line for line in self.comparison.lines if line.name.step == self.first.name.step
+        )
 
     def of(self, phase: str, kind: str | None = None) -> list[Line]:
         """The lines of a phase, of one kind if `kind` is given."""
-        return [line for line in self.lines if line.name.phase == phase and kind in (None, line.name.kind)]
+        return [
+            line
+            for line in self.lines
+            if line.name.phase == phase and kind in (None, line.name.kind)
+        ]
 
     def agree(self, phase: str, kind: str, words: str) -> str | None:
         """A sentence that all tensors of a phase and kind agree; None if one does not, or if none was
@@ -50,10 +56,15 @@ class Case:
         only a part of its run.
         """
         runs = self.comparison.first, self.comparison.second
-        part = any(run.keep.get("ranks") or run.about.get("filter") or run.about.get("hidden") for run in runs)
+        part = any(
+            run.keep.get("ranks") or run.about.get("filter") or run.about.get("hidden")
+            for run in runs
+        )
         lines = self.of(phase, kind)
         unseen = {line.name.layer for line in lines if line.verdict in ("unseen", "too coarse")}
-        compared = {line.name.layer for line in lines if line.verdict not in ("unseen", "too coarse")}
+        compared = {
+            line.name.layer for line in lines if line.verdict not in ("unseen", "too coarse")
+        }
         return (unseen | (set(runs[0].layers) if part else set())) - compared
 
     @cached_property
@@ -69,7 +80,11 @@ class Case:
         found: dict[int, list[Line]] = {}
         for line in self.comparison.lines:
             name = line.name
-            logged = name.kind == "weight" and name.phase in ("init", "update") and line.verdict not in ("unseen", "too coarse")
+            logged = (
+                name.kind == "weight"
+                and name.phase in ("init", "update")
+                and line.verdict not in ("unseen", "too coarse")
+            )
             if logged and name.step < step:
                 found.setdefault(name.step, []).append(line)
         last = max(found, default=-1)
@@ -80,7 +95,9 @@ class Case:
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
         """The step's tensors in both runs, by name. If one rank of A alone differs, A's are its own."""
         step = self.first.name.step
-        return _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
+        return _entries(self.comparison.first, step, self.rank), _entries(
+            self.comparison.second, step
+        )
 
     @property
     def rank(self) -> int | None:
@@ -90,9 +107,14 @@ class Case:
     @cached_property
     def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
         """The tensors of the last earlier step that both runs logged, by name; empty if there is none."""
-        steps = sorted(set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True)
+        steps = sorted(
+            set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True
+        )
         for step in (step for step in steps if step < self.first.name.step):
-            found = _entries(self.comparison.first, step, self.rank), _entries(self.comparison.second, step)
+            found = (
+                _entries(self.comparison.first, step, self.rank),
+                _entries(self.comparison.second, step),
+            )
             if found[0] and found[1]:
                 return found
         return {}, {}
@@ -140,7 +162,9 @@ class Case:
             if rest > CLOSE:
                 return None
             found.append(factor)
-        if not found or max(abs(factor - median(found)) for factor in found) > CLOSE * abs(median(found)):
+        if not found or max(abs(factor - median(found)) for factor in found) > CLOSE * abs(
+            median(found)
+        ):
             return None
         return median(found), len(found)
 
@@ -149,7 +173,11 @@ def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
     """A step's tensors by name, with the copies of that rank if they differ from the first rank's."""
     found = {}
     for entry in run.entries(step):
-        copies = (copy for part, copy in entry.copies() if part.rank == rank) if rank is not None else iter(())
+        copies = (
+            (copy for part, copy in entry.copies() if part.rank == rank)
+            if rank is not None
+            else iter(())
+        )
         found[key_of(entry.name)] = next(copies, entry)
     return found
 
@@ -163,6 +191,12 @@ def _bare(name: Name) -> tuple[str, str]:
 
 
 def pair_of(one: Entry | None, other: Entry | None) -> tuple[Tensor, Tensor] | None:
-    if one is None or other is None or one.samples is None or other.samples is None or one.samples.shape != other.samples.shape:
+    if (
+        one is None
+        or other is None
+        or one.samples is None
+        or other.samples is None
+        or one.samples.shape != other.samples.shape
+    ):
         return None
     return one.samples, other.samples

@@ -66,10 +66,16 @@ def _next(case: Case, known: bool) -> str:
         return "compare how both runs make or load their weights"
     if name.phase == "forward":
         return f"log whole tensors (full=True) of {name.layer or 'the model'} in step {name.step}, with what goes into it"
-    missing = [field for field, phase in (("layer_outputs", "forward"), ("layer_gradients", "backward")) if not case.of(phase)]
+    missing = [
+        field
+        for field, phase in (("layer_outputs", "forward"), ("layer_gradients", "backward"))
+        if not case.of(phase)
+    ]
     if name.phase == "update" and not case.of("reduce"):
         missing.append("all_param_gradients")
-    return f"log {', '.join(missing) or 'whole tensors (full=True)'} of step {name.step} in both runs"
+    return (
+        f"log {', '.join(missing) or 'whole tensors (full=True)'} of step {name.step} in both runs"
+    )
 
 
 def _start(case: Case) -> Found | None:
@@ -78,14 +84,18 @@ def _start(case: Case) -> Found | None:
         names = ", ".join(_whole(line.name) for line in only[:3])
         copy = _copy_of(case, only[0])
         if copy:
-            return f"{_whole(only[0].name)} is a weight of its own {only[0].verdict[5:]}, and tied in the other run", [copy]
+            return (
+                f"{_whole(only[0].name)} is a weight of its own {only[0].verdict[5:]}, and tied in the other run",
+                [copy],
+            )
         more = ", ..." if len(only) > 3 else ""
         told = f"{only[0].verdict}: {names}{more}"
         return "the models do not have the same parameters", [told]
     faults = [line for line in case.of("init") if line.is_fault]
     kinds = " and ".join(dict.fromkeys(f"{line.name.kind}s" for line in faults))
     told = (
-        f"{len(faults)} of {len(case.of('init'))} tensors differ before the first step: {_some([line.name for line in faults])}"
+        f"{len(faults)} of {len(case.of('init'))} tensors differ before the first step:"
+        f" {_some([line.name for line in faults])}"
     )
     return f"the runs start from other {kinds}{_on(case)}", [told]
 
@@ -93,15 +103,28 @@ def _start(case: Case) -> Found | None:
 def _copy_of(case: Case, line: Line) -> str:
     """A sentence that a weight of one run is a copy of another, which both runs have; empty if it is not."""
     side = 0 if line.verdict == "only in A" else 1
-    entries, other = case.entries[side], case.comparison.second if side == 0 else case.comparison.first
+    entries, other = (
+        case.entries[side],
+        case.comparison.second if side == 0 else case.comparison.first,
+    )
     own = entries.get(key_of(line.name))
     # Vectors and constants, such as norms that begin with ones, are alike by chance.
-    if own is None or len(own.shape) < 2 or own.summary is None or own.summary.low == own.summary.high:
+    if (
+        own is None
+        or len(own.shape) < 2
+        or own.summary is None
+        or own.summary.low == own.summary.high
+    ):
         return ""
     if line.name.layer not in other.layers:
         return ""
     for name, entry in entries.items():
-        if entry is not own and name in case.entries[1 - side] and entry.shape == own.shape and entry.summary == own.summary:
+        if (
+            entry is not own
+            and name in case.entries[1 - side]
+            and entry.shape == own.shape
+            and entry.summary == own.summary
+        ):
             told = f"it has the same values as {name.tensor} before the first step"
             return f"{told}; the other run has {line.name.layer}, and not it"
     return ""
@@ -123,12 +146,17 @@ def _on(case: Case) -> str:
 def _passes(case: Case) -> Found | None:
     """A rank of one of the runs logged one microbatch several times over."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
-    twice = {label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))}
+    twice = {
+        label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
+    }
     # If both runs do, it is no difference.
     if len(twice) != 1:
         return None
     label, told = next(iter(twice.items()))
-    return f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} that it was told", [told]
+    return (
+        f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} that it was told",
+        [told],
+    )
 
 
 def _twice(run: Run, step: int) -> str:
@@ -136,9 +164,13 @@ def _twice(run: Run, step: int) -> str:
         name = entry.name
         here = {(part.rank, part.record.microbatch) for part in entry.parts}
         # A copy by the same rank, under the same number: it is no replica of another rank.
-        again = [part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here]
+        again = [
+            part.rank for part in entry.replicas if (part.rank, part.record.microbatch) in here
+        ]
         if name.phase == "forward" and name.kind in ("input", "output") and again:
-            return f"rank {again[0]} logged {name} more than once under the number of one microbatch"
+            return (
+                f"rank {again[0]} logged {name} more than once under the number of one microbatch"
+            )
     return ""
 
 
@@ -149,7 +181,14 @@ def _evaluated(case: Case) -> Found | None:
     if len(verdicts) != 1 or not verdicts <= {"only in A", "only in B"}:
         return None
     label, side = ("A", 0) if verdicts == {"only in B"} else ("B", 1)
-    last = max((name.step for name in case.before[side] if (name.phase, name.kind) == ("forward", "output")), default=None)
+    last = max(
+        (
+            name.step
+            for name in case.before[side]
+            if (name.phase, name.kind) == ("forward", "output")
+        ),
+        default=None,
+    )
     if last is None:
         return None
     what = f"{label} runs no layer in training mode in step {case.first.name.step}"
@@ -164,7 +203,12 @@ def _skipped(case: Case) -> Found | None:
     if entry is None or not entry.missing or not name.layer:
         return None
     here = {part.rank for part in (*entry.parts, *entry.replicas)}
-    others = {part.rank for other in case.entries[0].values() if other.name.phase == "forward" for part in other.parts}
+    others = {
+        part.rank
+        for other in case.entries[0].values()
+        if other.name.phase == "forward"
+        for part in other.parts
+    }
     gone = sorted(others - here)
     if not gone:
         return None
@@ -182,10 +226,19 @@ def _layer(case: Case) -> Found | None:
     inputs = [line for line in before if line.verdict in ("equal", "rounding")]
     if not inputs:
         return None
-    between = [layer for layer in case.unwatched("forward", "output") if case.places.get(layer, 0) < case.places[name.layer]]
+    between = [
+        layer
+        for layer in case.unwatched("forward", "output")
+        if case.places.get(layer, 0) < case.places[name.layer]
+    ]
     after = max((case.places.get(line.name.layer, -1) for line in inputs), default=-1)
-    hidden = sorted((layer for layer in between if case.places.get(layer, 0) > after), key=lambda layer: case.places[layer])
-    evidence = [f"what runs before it agrees to {max(line.distance for line in inputs):.1g} ({len(inputs)} tensors)"]
+    hidden = sorted(
+        (layer for layer in between if case.places.get(layer, 0) > after),
+        key=lambda layer: case.places[layer],
+    )
+    evidence = [
+        f"what runs before it agrees to {max(line.distance for line in inputs):.1g} ({len(inputs)} tensors)"
+    ]
     step, weights = case.weights(name.layer)
     # Weights that agreed earlier may have been changed since.
     sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
@@ -196,11 +249,20 @@ def _layer(case: Case) -> Found | None:
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
         return "the runs take the same samples in another order", evidence
-    own = "weights that were changed after an update" if sure else "its weights, of which the logs do not show that they agree"
+    own = (
+        "weights that were changed after an update"
+        if sure
+        else "its weights, of which the logs do not show that they agree"
+    )
     ways = f"by its code or settings, its number format, its random numbers, {own}, or what the model's own code gives it"
     if hidden:
-        evidence.append(f"of {_names(hidden)}, which run before it, the logs have nothing to compare")
-        return f"{name.layer}, or one of {_names(hidden)} before it, is the first to give something else{_on(case)}", evidence
+        evidence.append(
+            f"of {_names(hidden)}, which run before it, the logs have nothing to compare"
+        )
+        return (
+            f"{name.layer}, or one of {_names(hidden)} before it, is the first to give something else{_on(case)}",
+            evidence,
+        )
     return f"{name.layer} is the first to give something else{_on(case)}: {ways}", evidence
 
 
@@ -211,28 +273,42 @@ def _names(layers: Sequence[str]) -> str:
 
 def _loss(case: Case) -> Found | None:
     name = case.first.name
-    lines = [line for line in case.of("backward") if line.verdict != "unseen" and line.name.microbatch == name.microbatch]
+    lines = [
+        line
+        for line in case.of("backward")
+        if line.verdict != "unseen" and line.name.microbatch == name.microbatch
+    ]
     which = "" if name.microbatch is None else f" in microbatch {name.microbatch}"
     forward = case.agree("forward", "output", "outputs of all layers")
     if forward is None or not lines or case.unwatched("forward", "output"):
         return None
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
-        same = [forward, f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)"]
+        same = [
+            forward,
+            f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)",
+        ]
         what = f"the loss that backward starts from is {found[0]:.6g} times B's{which}{_on(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
             return f"{what}, which is taken back before the update: a loss scale", [*same, after]
         return f"{what}{_counted(case, found[0])}", same
-    hidden = [layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)]
+    hidden = [
+        layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
+    ]
     weighed = _weighed(case, lines[0])
     if weighed and case.first is lines[0]:
         return weighed[0], [forward, *weighed[1]]
     layer = name.layer
-    if hidden and not any(line is not case.first and _later(case, line.name.layer) for line in lines):
+    if hidden and not any(
+        line is not case.first and _later(case, line.name.layer) for line in lines
+    ):
         told = f"of {_names(hidden)}, which run after it, the logs have no gradients to compare"
-        return f"the loss, its targets, or the backward pass of {layer} or what runs after it is another one", [forward, told]
+        return (
+            f"the loss, its targets, or the backward pass of {layer} or what runs after it is another one",
+            [forward, told],
+        )
     if case.first is lines[0]:
         return f"the loss, its targets, or the backward pass of {layer} is another one{which}", [
             forward,
@@ -269,7 +345,9 @@ def _weighed(case: Case, line: Line) -> Found | None:
         return None
     told = ", ".join(f"{factor:.4g}" for factor in factors)
     what = "A weighs microbatches otherwise than B, as where one takes a mean over tokens and the other over microbatches"
-    return what, [f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"]
+    return what, [
+        f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"
+    ]
 
 
 def _microbatches(run: Run) -> int:
@@ -284,7 +362,11 @@ def _counted(case: Case, factor: float) -> str:
     for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
         counts = {f"{axis} ranks": size for axis, size in run.about.get("mesh", {}).items()}
         counts["microbatches of a step"] = run.about.get("accumulation") or 1
-        fits = [what for what, size in counts.items() if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE]
+        fits = [
+            what
+            for what, size in counts.items()
+            if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE
+        ]
         found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
     one = "" if factor > 1 else "one over "
     told = f", {one}the number of {' or of '.join(found)}, as a mean over them makes it that is missing or done twice"
@@ -348,13 +430,18 @@ def _clipped(case: Case) -> Found | None:
     the same at another value.
     """
     runs = case.comparison.first, case.comparison.second
-    both = sorted(set(runs[0].logged) & set(runs[1].logged) - {0}, key=lambda step: abs(step - case.first.name.step))
+    both = sorted(
+        set(runs[0].logged) & set(runs[1].logged) - {0},
+        key=lambda step: abs(step - case.first.name.step),
+    )
     steps = sorted(both[:NEAR])
     norms = []
     for run in runs:
         every = ([one for one in run.entries(step) if one.name.phase == "reduce"] for step in steps)
         parts = ([one.summary for one in found if one.name.kind == "gradient"] for found in every)
-        norms.append([sqrt(sum(part.squares for part in found if part is not None)) for found in parts])
+        norms.append(
+            [sqrt(sum(part.squares for part in found if part is not None)) for found in parts]
+        )
     if len(steps) < 2 or not all(map(all, norms)):
         return None
     bounds = []
@@ -362,22 +449,37 @@ def _clipped(case: Case) -> Found | None:
         # Other samples have gradients of another norm: one that stays the same was set by clipping.
         same = max(found) - min(found) <= 1e-3 * max(found)
         bounds.append(median(found) if same and _varied(run, steps) else 0.0)
-    told = [f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}" for label, found in zip("AB", norms, strict=True)]
-    evidence = [f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, of samples that differ, {'; '.join(told)}"]
+    told = [
+        f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}"
+        for label, found in zip("AB", norms, strict=True)
+    ]
+    evidence = [
+        f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, of samples that differ, {'; '.join(told)}"
+    ]
     if bounds[0] and bounds[1]:
         if abs(bounds[0] - bounds[1]) <= CLOSE * bounds[1]:
             return None  # that is no difference
-        return f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B", evidence
+        return (
+            f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B",
+            evidence,
+        )
     for label, bound in zip("AB", bounds, strict=True):
         if bound:
-            return f"gradients are clipped or normalised to a norm of {bound:.4g} in {label} alone", evidence
+            return (
+                f"gradients are clipped or normalised to a norm of {bound:.4g} in {label} alone",
+                evidence,
+            )
     return None
 
 
 def _varied(run: Run, steps: Sequence[int]) -> bool:
     """Whether each of these steps is given other samples than the one before, as far as the log has them."""
     found = [
-        [(one.name.tensor, one.name.microbatch, str(one.summary)) for one in run.entries(step) if one.name.kind == "input"]
+        [
+            (one.name.tensor, one.name.microbatch, str(one.summary))
+            for one in run.entries(step)
+            if one.name.kind == "input"
+        ]
         for step in steps
     ]
     return all(found) and all(one != other for one, other in pairwise(found))
@@ -389,12 +491,20 @@ def _coarse(case: Case) -> Found | None:
     pairs = [pair for pair in map(case.pair, (line.name for line in faults)) if pair]
     for label, side in (("A", 0), ("B", 1)):
         for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            short = [_is_short(pair[side], dtype) and not _is_short(pair[1 - side], dtype) for pair in pairs]
+            short = [
+                _is_short(pair[side], dtype) and not _is_short(pair[1 - side], dtype)
+                for pair in pairs
+            ]
             # Besides their digits, both runs' values have to agree.
-            near = [float((pair[0] - pair[1]).norm()) < 2 * CLOSE * float(pair[1].norm()) for pair in pairs]
+            near = [
+                float((pair[0] - pair[1]).norm()) < 2 * CLOSE * float(pair[1].norm())
+                for pair in pairs
+            ]
             if len(short) > 1 and all(short) and all(near):
                 what = f"{label}'s gradients are numbers of {kind}: they were computed, reduced or added up in it"
-                return what, [f"all samples of {len(short)} gradients have no more digits than {kind}, in the other run they do"]
+                return what, [
+                    f"all samples of {len(short)} gradients have no more digits than {kind}, in the other run they do"
+                ]
     return None
 
 
@@ -406,22 +516,45 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
     worst, number = 0.0, 0
     for line in faults:
         pair = case.pair(line.name)
-        old = pair_of(*(entries.get(key_of(line.name._replace(step=case.first.name.step - 1))) for entries in case.before))
+        old = pair_of(
+            *(
+                entries.get(key_of(line.name._replace(step=case.first.name.step - 1)))
+                for entries in case.before
+            )
+        )
         if pair is None or old is None or old[0].shape != pair[0].shape or not old[0].any():
             continue
         # If nothing was cleared, A's gradient is B's plus A's own of the step before.
         rest = float((pair[0] - pair[1] - old[0]).norm()) / max(float(old[0].norm()), TINY)
         worst, number = max(worst, rest), number + 1
-    return f"A less B is A's gradient of the step before, to {worst:.1g} ({number} tensors)" if number and worst <= CLOSE else ""
+    return (
+        f"A less B is A's gradient of the step before, to {worst:.1g} ({number} tensors)"
+        if number and worst <= CLOSE
+        else ""
+    )
 
 
 def _zeroed(values: Tensor, others: Tensor) -> bool:
     """Whether A has zeros where B has values, and else the same."""
     zero = (values == 0) & (others != 0)
-    return bool(zero.any()) and torch.allclose(values[~zero], others[~zero], rtol=1e-4, atol=float(others.abs().max()) * 1e-6)
+    return bool(zero.any()) and torch.allclose(
+        values[~zero], others[~zero], rtol=1e-4, atol=float(others.abs().max()) * 1e-6
+    )
 
 
-UPDATING = ("learning rate", "lr", "betas", "eps", "weight", "momentum", "optimizer", "clip", "nesterov", "maximize", "amsgrad")
+UPDATING = (
+    "learning rate",
+    "lr",
+    "betas",
+    "eps",
+    "weight",
+    "momentum",
+    "optimizer",
+    "clip",
+    "nesterov",
+    "maximize",
+    "amsgrad",
+)
 
 
 def _update(case: Case) -> Found | None:
@@ -480,19 +613,34 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     """Both runs' decays in words, with the evidence, if they explain the updates: these differ by one
     share of every weight, which is a learning rate times the difference of two decays.
     """
-    shares, decays = _shares(case, faults), [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)]
+    shares, decays = (
+        _shares(case, faults),
+        [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)],
+    )
     rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")}
     # A schedule changes the rate: the settings have that of the start, the log that of the step.
     for line in case.of("reduce", "state"):
         pair = case.pair(line.name) if line.name.tensor.endswith(("learning rate", "lr")) else None
         for values in pair or ():
             rates.update(map(float, values.tolist()))
-    if not shares or decays[0] == decays[1] or max(shares) - min(shares) > 10 * CLOSE * max(map(abs, shares)):
+    if (
+        not shares
+        or decays[0] == decays[1]
+        or max(shares) - min(shares) > 10 * CLOSE * max(map(abs, shares))
+    ):
         return None
     share, known = median(shares), {*decays[0], *decays[1], 0.0}
-    steps = {rate * (one - other): (rate, one, other) for rate in rates for one in known for other in known}
+    steps = {
+        rate * (one - other): (rate, one, other)
+        for rate in rates
+        for one in known
+        for other in known
+    }
     # An update takes rate * decay * weight away: A's less B's is -rate * (one - other) of it.
-    fitting = next((step for wanted, step in steps.items() if abs(wanted + share) <= 10 * CLOSE * abs(share)), None)
+    fitting = next(
+        (step for wanted, step in steps.items() if abs(wanted + share) <= 10 * CLOSE * abs(share)),
+        None,
+    )
     if fitting is None:
         return None
     rate, one, other = fitting
@@ -536,11 +684,15 @@ def _state(case: Case) -> Found | None:
     pair = case.pair(line.name)
     if line.verdict in ("only in A", "only in B"):
         if line.name.step < 2:
-            return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [f"{line.name}: {line.verdict}"]
+            return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [
+                f"{line.name}: {line.verdict}"
+            ]
         told = f"{line.name.tensor} was changed before step {line.name.step}, {line.verdict}"
         return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [told]
     told = f": {pair[0].tolist()} in A, {pair[1].tolist()} in B" if pair else ""
-    return f"the optimizers run step {line.name.step} with another {line.name.tensor}", [f"{line.name}{told}"]
+    return f"the optimizers run step {line.name.step} with another {line.name.tensor}", [
+        f"{line.name}{told}"
+    ]
 
 
 def _some(names: Sequence[Name]) -> str:

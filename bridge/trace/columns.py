@@ -48,7 +48,9 @@ class Stored:
         except (OSError, ValueError) as error:
             raise SourceError(f"{path}: {error}; it is damaged") from None
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-            raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
+            raise SourceError(
+                f"{path}: it is not what was written, {STEPS} has another digest; it is damaged"
+            )
         # A safetensors file begins with 8 bytes that hold the length of its header.
         length = 8 + int.from_bytes(content[:8], "little")
         return cls(path, content, content[:length])
@@ -69,8 +71,12 @@ class Reading:
         """(elements,) fp64: the values of these elements in a file."""
         width = WIDTH[self.dtype]
         # numpy has no bf16: integers of that width are picked, and torch views them as they are.
-        raw = np.frombuffer(file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base)
-        found: Floats = torch.from_numpy(raw[self.elements]).view(torch_type(self.dtype)).double().numpy()
+        raw = np.frombuffer(
+            file.content, np.dtype(f"i{width}"), (len(file.content) - self.base) // width, self.base
+        )
+        found: Floats = (
+            torch.from_numpy(raw[self.elements]).view(torch_type(self.dtype)).double().numpy()
+        )
         return found
 
 
@@ -85,12 +91,15 @@ class Readings:
         width = WIDTH[span.dtype]
         # Tensors that begin at the same remainder (`base`) share one view of the file.
         key, first = (rank, span.dtype, span.begin % width), span.begin // width
-        self._found.setdefault(key, []).append((first + elements, to, np.full(len(to), row, np.int64)))
+        self._found.setdefault(key, []).append(
+            (first + elements, to, np.full(len(to), row, np.int64))
+        )
 
     def all(self) -> tuple[Reading, ...]:
         """By file and number format."""
         return tuple(
-            Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3))) for key, found in self._found.items()
+            Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3)))
+            for key, found in self._found.items()
         )
 
 
@@ -110,25 +119,35 @@ class Pattern:
     """Which of the samples of a whole its parts have."""
 
     @classmethod
-    def of(cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> Pattern:
+    def of(
+        cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
+    ) -> Pattern:
         """Of a step, every record of which is checked. Raises `SourceError`."""
         parts = tuple(run.parts(step))
         whole = run.put_together(parts)
         for entry in whole:
             _ = entry.samples  # the check
-        spans = tuple({} if file is None else header(file.path, file.path.parent.parent) for file in files)
+        spans = tuple(
+            {} if file is None else header(file.path, file.path.parent.parent) for file in files
+        )
         places = {id(part): row for row, part in enumerate(parts)}
         numbers = Readings()
         for part in parts:
             samples = part.record.samples
-            held = spans[part.rank].get(samples.removesuffix("samples") + "numbers") if samples else None
+            held = (
+                spans[part.rank].get(samples.removesuffix("samples") + "numbers")
+                if samples
+                else None
+            )
             if held is not None:
                 each = np.arange(held.count)
                 numbers.add(part.rank, held, each, each, places[id(part)])
         readings = numbers.all()
         expected = tuple(reading.take(_there(files[reading.rank])) for reading in readings)
         heads = tuple(None if file is None else file.head for file in files)
-        kept = tuple(replace(entry, name=entry.name._replace(step=0)) for entry in whole)  # without what was read of it
+        kept = tuple(
+            replace(entry, name=entry.name._replace(step=0)) for entry in whole
+        )  # without what was read of it
         return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
@@ -140,7 +159,10 @@ class Pattern:
             return False
         pairs = zip(self.numbers, self.expected, strict=True)
         # Which samples a rank has is told by tensors: the header does not show their values.
-        return all(np.array_equal(reading.take(_there(files[reading.rank])), wanted) for reading, wanted in pairs)
+        return all(
+            np.array_equal(reading.take(_there(files[reading.rank])), wanted)
+            for reading, wanted in pairs
+        )
 
 
 def _there(file: Stored | None) -> Stored:
@@ -163,7 +185,13 @@ class Columns:
     """What backward started from on each rank, where that was seen."""
 
     @classmethod
-    def of(cls, pattern: Pattern, numbers: Floats, files: Sequence[Stored | None], losses: Sequence[float | None]) -> Columns:
+    def of(
+        cls,
+        pattern: Pattern,
+        numbers: Floats,
+        files: Sequence[Stored | None],
+        losses: Sequence[float | None],
+    ) -> Columns:
         """From figures and factors (records, 8)."""
         raw, factors = numbers[:, :7], numbers[:, 7]
         with np.errstate(all="ignore"):
@@ -173,7 +201,14 @@ class Columns:
             some = raw[:, 0] - raw[:, 1] - raw[:, 2] != 0
         # Without a finite element, as a summary has it; infinity times 0 would be NaN.
         ends[~some] = (np.inf, -np.inf)
-        return cls(pattern, raw, np.concatenate([raw[:, :3], scaled, ends], axis=1), factors, tuple(files), tuple(losses))
+        return cls(
+            pattern,
+            raw,
+            np.concatenate([raw[:, :3], scaled, ends], axis=1),
+            factors,
+            tuple(files),
+            tuple(losses),
+        )
 
 
 class Reader:
@@ -195,7 +230,9 @@ class Reader:
             shapes.append(content.records if found is not None else None)
             numbers += found or []
             losses.append(content.loss)
-            files.append(Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None)
+            files.append(
+                Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None
+            )
         figures = None if None in shapes else _array(numbers)
         if figures is None:
             return self._loose(step, files, losses)
@@ -206,7 +243,9 @@ class Reader:
             self._patterns = [pattern, *self._patterns[: PATTERNS - 1]]
         return Columns.of(pattern, figures, files, losses)
 
-    def _loose(self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]) -> Columns:
+    def _loose(
+        self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]
+    ) -> Columns:
         """Of a step whose records can be read, though they are not written as a log writes them."""
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)
@@ -229,7 +268,11 @@ def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | Non
         for fields in records:
             summary, name = fields["summary"], fields["name"]
             # Such a record goes the slow way, on which what is wrong with it is found and said.
-            if type(name) is not list or name[0] != step or (summary is not None and len(summary) != 7):
+            if (
+                type(name) is not list
+                or name[0] != step
+                or (summary is not None and len(summary) != 7)
+            ):
                 return None, _stored(records)
             found.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
             stored = stored or (fields["samples"] or fields["full"]) is not None
@@ -244,7 +287,10 @@ def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | Non
 
 
 def _stored(records: list[Any]) -> bool:
-    return any(isinstance(fields, dict) and (fields.get("samples") or fields.get("full")) for fields in records)
+    return any(
+        isinstance(fields, dict) and (fields.get("samples") or fields.get("full"))
+        for fields in records
+    )
 
 
 def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
@@ -267,7 +313,10 @@ class Gathering:
 
     def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
         self.pattern = pattern
-        rows = [[pattern.rows[id(part)] for part in entry.parts if part.record.summary] for entry in entries]
+        rows = [
+            [pattern.rows[id(part)] for part in entry.parts if part.record.summary]
+            for entry in entries
+        ]
         self.told = np.array([bool(found) for found in rows], bool)
         self._rows = np.array([row for found in rows for row in found], np.int64)
         lengths = np.array([len(found) for found in rows if found], np.int64)
@@ -276,7 +325,9 @@ class Gathering:
         held = np.maximum(self.lengths, 0)
         self.begins, self._size = np.cumsum(held) - held, int(held.sum())
         readings = Readings()
-        for entry, begin, length in zip(entries, self.begins.tolist(), self.lengths.tolist(), strict=True):
+        for entry, begin, length in zip(
+            entries, self.begins.tolist(), self.lengths.tolist(), strict=True
+        ):
             if length >= 0:
                 self._read(entry, begin, length, readings)
         self._readings = readings.all()
@@ -284,19 +335,31 @@ class Gathering:
     def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
         """Where its samples lie: among those that were kept, or in the tensors that were kept whole."""
         full = any(part.record.full for part in entry.parts)
-        several = [part for part in entry.parts if (part.record.full if full else part.record.samples)]
+        several = [
+            part for part in entry.parts if (part.record.full if full else part.record.samples)
+        ]
         for part in several:
             spans, row = self.pattern.spans[part.rank], self.pattern.rows[id(part)]
             if full:
-                held, elements = part.record.placement.within(sampled(entry.shape, entry.first.level))
+                held, elements = part.record.placement.within(
+                    sampled(entry.shape, entry.first.level)
+                )
                 readings.add(
-                    part.rank, spans[part.record.full or ""], elements.numpy(), begin + held.nonzero().view(-1).numpy(), row
+                    part.rank,
+                    spans[part.record.full or ""],
+                    elements.numpy(),
+                    begin + held.nonzero().view(-1).numpy(),
+                    row,
                 )
                 continue
             span = spans[part.record.samples or ""]
             each = np.arange(span.count)
             # Most tensors lie whole on one rank, with all samples in order: no numbers are needed.
-            to = each if len(several) == 1 and part.record.placement.complete else self._numbered(part, row)
+            to = (
+                each
+                if len(several) == 1 and part.record.placement.complete
+                else self._numbered(part, row)
+            )
             readings.add(part.rank, span, each, begin + to, row)
 
     def _numbered(self, part: Part, row: int) -> Places:
@@ -326,7 +389,10 @@ class Gathering:
         found = np.full(self._size, np.nan)
         for reading in self._readings:
             with np.errstate(all="ignore"):
-                found[reading.to] = reading.take(_there(columns.files[reading.rank])) * columns.factors[reading.rows]
+                found[reading.to] = (
+                    reading.take(_there(columns.files[reading.rank]))
+                    * columns.factors[reading.rows]
+                )
         return found
 
 

@@ -43,22 +43,31 @@ class Half:
             np.array([copy.first for copy in self.copies], np.int64),
         )
         # Reversed: of two places with one name, the first stays.
-        layers, about = {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))}, run.about
+        layers, about = (
+            {layer: at + 1 for at, layer in reversed(list(enumerate(run.layers)))},
+            run.about,
+        )
         places = [layers.get(name.layer, len(run.layers)) for name in self.names]
         # Backward comes after all of forward, and goes from the last layer to the first.
         depths = [
-            at if name.phase == "forward" else 2 * len(run.layers) - at + 1 for at, name in zip(places, self.names, strict=True)
+            at if name.phase == "forward" else 2 * len(run.layers) - at + 1
+            for at, name in zip(places, self.names, strict=True)
         ]
         self.depths = np.maximum(np.array(depths, np.float64), 1)
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
         # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
         self.units = np.array([unit(*pair, about.get("formats", ())) for pair in pairs.tensors])
         self.own_units = np.array([unit(*pair, ()) for pair in pairs.tensors])
-        self._apart = {at: rows for at, pair in enumerate(pairs.tensors) if (rows := _parts(*pair, pairing))}
+        self._apart = {
+            at: rows for at, pair in enumerate(pairs.tensors) if (rows := _parts(*pair, pairing))
+        }
 
     def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
         """The pairs with samples of these names."""
-        rows = np.array([at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)], np.int64)
+        rows = np.array(
+            [at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)],
+            np.int64,
+        )
         keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
         return rows, Batch(keys, Segments.of(self.pairs.segments.lengths[rows].tolist()))
 
@@ -98,7 +107,11 @@ class Half:
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
         """The ranks of A whose part differs from the same part in B; empty if all of them do."""
         rows = self._apart.get(at, [])
-        odd = [rank for rank, ours, theirs in rows if not _close(first.raw[ours].tolist(), second.raw[theirs].tolist())]
+        odd = [
+            rank
+            for rank, ours, theirs in rows
+            if not _close(first.raw[ours].tolist(), second.raw[theirs].tolist())
+        ]
         return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
 
 
@@ -176,7 +189,11 @@ class Comparer:
                     self.formats.setdefault(one.name.kind, formats)
             if len(self._known) > MOST:
                 self._known.clear()
-            self._known[key] = pairing, Half(pairing.early, pairing, run, False), Half(pairing.late, pairing, run, True)
+            self._known[key] = (
+                pairing,
+                Half(pairing.early, pairing, run, False),
+                Half(pairing.late, pairing, run, True),
+            )
         return self._known[key]
 
     def _half(
@@ -195,21 +212,43 @@ class Comparer:
             self.updates.begin(half.begins[1], half.taken(values, half.begins[0]))
         explained, bounds = self._bounds(half, values, scales, step)
         judged = half.pairs.judge(tables, bounds, scales, self.ratios, explained)
-        ranks = {at: half.ranks(at, *both) for at, verdict in enumerate(judged.verdicts) if verdict in FAULTS}
+        ranks = {
+            at: half.ranks(at, *both)
+            for at, verdict in enumerate(judged.verdicts)
+            if verdict in FAULTS
+        }
         changed = self._copies(half, pairing, both[0], tables, judged, scales, ranks)
         if self.updates is not None and len(half.gradients[0]):
             rows, batch = half.gradients
             # At least one rounding apart, even if the samples happen to be equal.
-            noise = np.where(half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows])
-            self.updates.gradients(batch, half.taken(values, rows), noise, usual["reduce", "gradient"])
+            noise = np.where(
+                half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows]
+            )
+            self.updates.gradients(
+                batch, half.taken(values, rows), noise, usual["reduce", "gradient"]
+            )
         self._changes(half, judged, values, changed)
         rows_ = zip(
-            half.pairs.ours.tolist(), half.names, judged.verdicts, judged.distances.tolist(), judged.bounds.tolist(), strict=True
+            half.pairs.ours.tolist(),
+            half.names,
+            judged.verdicts,
+            judged.distances.tolist(),
+            judged.bounds.tolist(),
+            strict=True,
         )
         for at, (row, name, verdict, distance, bound) in enumerate(rows_):
-            found[row] = Line(Name(step, *name[1:]), verdict, distance, bound, judged.causes.get(at, ""), ranks.get(at, ()))
+            found[row] = Line(
+                Name(step, *name[1:]),
+                verdict,
+                distance,
+                bound,
+                judged.causes.get(at, ""),
+                ranks.get(at, ()),
+            )
 
-    def _bounds(self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int) -> tuple[Floats | None, Floats]:
+    def _bounds(
+        self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
+    ) -> tuple[Floats | None, Floats]:
         """How far apart samples may be because gradients were rounded; and how far rounding may carry each pair apart: units in
         the last place of the coarsest format on the way, growing with the root of the layers and steps behind, and what adaptive
         updates before made of it.
@@ -234,7 +273,9 @@ class Comparer:
         spread = np.zeros(half.pairs.segments.size)
         spread[half.pairs.segments.elements(rows)] = explained
         own = SLACK * half.own_units * depths
-        return spread, np.where(half.pairs.sampled, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN)
+        return spread, np.where(
+            half.pairs.sampled, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
+        )
 
     def _copies(
         self,
@@ -279,7 +320,13 @@ class Comparer:
             ranks[pair] = tuple(sorted({part.rank for part in (*one.parts, *one.replicas)} - others))
         return changed
 
-    def _changes(self, half: Half, judged: Judged, values: tuple[Floats, Floats], copied: Mapping[int, Floats]) -> None:
+    def _changes(
+        self,
+        half: Half,
+        judged: Judged,
+        values: tuple[Floats, Floats],
+        copied: Mapping[int, Floats],
+    ) -> None:
         """Say of weights that differ what their updates look like: the weights themselves hardly differ."""
         rows, batch = half.weights
         if not len(rows):
@@ -290,9 +337,15 @@ class Comparer:
             if judged.verdicts[at] == "fault" and at not in half.pairs.fixed:
                 before = self._before.get(key)
                 # The copy that differs takes the place of the first rank's.
-                now = pair if at not in copied or copied[at].shape != pair[0].shape else np.stack([copied[at], pair[1]])
+                now = (
+                    pair
+                    if at not in copied or copied[at].shape != pair[0].shape
+                    else np.stack([copied[at], pair[1]])
+                )
                 # Without weights before it, the change is not known: zeros, which say nothing.
-                change = now - before if before is not None and before.shape == now.shape else now - now
+                change = (
+                    now - before if before is not None and before.shape == now.shape else now - now
+                )
                 if change.any():
                     own = Segments.of([change.shape[1]])
                     looks = causes(change[0], change[1], own, {}, ["update"])[0]
@@ -331,7 +384,9 @@ def _adaptive(run: Run) -> bool:
     """Whether its optimizer divides gradients by their own size."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
     # An optimizer that no setting names is taken for AdamW, as most are.
-    return "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
+    return (
+        "sgd" not in str(settings.get("optimizer.name", settings.get("optimizer", "adamw"))).lower()
+    )
 
 
 def _ratios(first: Run, second: Run) -> dict[str, float]:

@@ -62,7 +62,9 @@ class Comparison:
         return found
 
 
-def compare(first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True) -> Comparison:
+def compare(
+    first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True
+) -> Comparison:
     """Compare the steps that both have whole (or `steps` of them), in order; without `every`, up to the first that differs.
     Raises `BridgeError` if there are none.
     """
@@ -79,13 +81,20 @@ def compare(first: Run, second: Run, steps: Iterable[int] | None = None, every: 
         found = comparer.step(step)
         lines += found
         if not every and any(line.is_fault for line in found):
-            return Comparison(first, second, tuple(lines), tuple(ordered[at + 1 :]), _formats(comparer))
+            return Comparison(
+                first, second, tuple(lines), tuple(ordered[at + 1 :]), _formats(comparer)
+            )
     return Comparison(first, second, tuple(lines), formats=_formats(comparer))
 
 
 def _formats(comparer: Comparer) -> tuple[Setting, ...]:
-    names = {kind: f"number format, {kind} of {name.layer or 'the model'}" for kind, (name, *_) in comparer.formats.items()}
-    return tuple(Setting(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items())
+    names = {
+        kind: f"number format, {kind} of {name.layer or 'the model'}"
+        for kind, (name, *_) in comparer.formats.items()
+    }
+    return tuple(
+        Setting(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items()
+    )
 
 
 def _told(steps: Sequence[int]) -> str:

@@ -51,7 +51,11 @@ class DesyncError(BridgeError):
     """Ranks that must hold the same hold different things; `mismatches` tells which."""
 
     def __init__(self, mismatches: Sequence[Mismatch], dump: Path | None = None) -> None:
-        kept = () if dump is None else (f"desync: the tensors that differ lie in {dump}, one file for each rank",)
+        kept = (
+            ()
+            if dump is None
+            else (f"desync: the tensors that differ lie in {dump}, one file for each rank",)
+        )
         super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
         self.mismatches, self.dump = tuple(mismatches), dump
 
@@ -125,7 +129,11 @@ class DesyncCheck:
     def saw(self, sight: Sight) -> None:
         if not self.desync.due(sight.name.step):
             return
-        if sight.name.kind == OUTPUT and self.source.recomputes and self.desync.thorough(sight.name.step):
+        if (
+            sight.name.kind == OUTPUT
+            and self.source.recomputes
+            and self.desync.thorough(sight.name.step)
+        ):
             self.desync.computed(sight)
         if not sight.again:
             # A tolerance needs the values to the end of the step; for bits, digests are enough.
@@ -145,7 +153,9 @@ class DesyncCheck:
             self._compare(step - 1)
         elif moment == "reduced" and self.desync.due(step):
             every: tuple[Kind, ...] = ("gradient", "weight", "replica", "moment", "state")
-            self._add_held(step, "reduce", every if self.desync.thorough(step) else ("replica", "state"))
+            self._add_held(
+                step, "reduce", every if self.desync.thorough(step) else ("replica", "state")
+            )
             self._add_held(step, "reduce", ("generator",) if self._seeded else ())
             self._compare(step)
         elif moment == "updated" and self.desync.due(step):
@@ -157,7 +167,10 @@ class DesyncCheck:
             id = "recompute-differs" if len(mismatch.ranks) == 1 else "replicas-differ"
             # Without the step: a finding is reported once for each place.
             where = str(mismatch.name).partition("/")[2]
-            self.findings.add([Finding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)], False)
+            self.findings.add(
+                [Finding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)],
+                False,
+            )
 
     def _add_config(self, step: int) -> None:
         """Settings, which all ranks must have alike."""
@@ -165,7 +178,9 @@ class DesyncCheck:
         for path, value in self.source.settings().items():
             # Settings have any type; a hash of their text is a tensor like the others.
             number = torch.tensor([_hash([repr(value)])])
-            self.desync.hold(Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes))
+            self.desync.hold(
+                Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes)
+            )
 
     def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
         for kind in kinds:
@@ -194,7 +209,10 @@ class Desync:
 
     def __post_init__(self) -> None:
         self._sizes = {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1}
-        sets = [(), *(places for places in self.holders if 1 < len(places) < self._sizes.get(PIPELINE, 1))]
+        sets = [
+            (),
+            *(places for places in self.holders if 1 < len(places) < self._sizes.get(PIPELINE, 1)),
+        ]
         # Every choice of at least one axis. Making a group is a collective call: all ranks make the
         # same ones in the same order, also those that they do not belong to.
         names = tuple(self._sizes)
@@ -226,7 +244,9 @@ class Desync:
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
 
-    def hold(self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()) -> None:
+    def hold(
+        self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()
+    ) -> None:
         """Queue `tensor`, which stays as it is until all are compared, for the ranks that hold it alike."""
         queue = self._queue(placement, holders)
         if queue is not None:
@@ -280,7 +300,9 @@ class Desync:
             folder.mkdir(parents=True, exist_ok=True)
             save_file(self._differing, folder / f"rank-{self.comm.rank:05d}.safetensors")
         except (OSError, SafetensorError) as error:
-            raise BridgeError(*(str(mismatch) for mismatch in self.found), f"{folder}: cannot be written: {error}") from None
+            raise BridgeError(
+                *(str(mismatch) for mismatch in self.found), f"{folder}: cannot be written: {error}"
+            ) from None
         return folder
 
     def differing(self, step: int) -> list[Mismatch]:
@@ -299,7 +321,9 @@ class Desync:
         headers = self._gathered(HEADER, own, self.comm.world)
         found: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
-            found += self._compared(self._groups[key], queue, step, headers[list(self._groups[key].ranks), at])
+            found += self._compared(
+                self._groups[key], queue, step, headers[list(self._groups[key].ranks), at]
+            )
             queue.clear()
         return found
 
@@ -308,7 +332,9 @@ class Desync:
         """A hash of the policy: ranks with another one would make other calls."""
         return _hash([repr(self.policy)])
 
-    def _compared(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Iterator[Mismatch]:
+    def _compared(
+        self, group: Group, queue: list[Queued], step: int, headers: Tensor
+    ) -> Iterator[Mismatch]:
         """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
         # Columns: lengths of runs, count, names, step, policy. The first alone may differ.
         alike = (headers == headers[0]).all(0)
@@ -341,13 +367,23 @@ class Desync:
         """Ranks came with different lists: which is the first thing that only some have."""
         texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
         lists = [text.splitlines() for text in texts]
-        place = next((at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1), min(map(len, lists)))
+        place = next(
+            (at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1),
+            min(map(len, lists)),
+        )
         items = [facts[place] if place < len(facts) else "nothing more" for facts in lists]
-        told = "; ".join(f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True))
+        told = "; ".join(
+            f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True)
+        )
         policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; their policies differ too"
         counts = _listed(headers[:, 1].tolist())
         name = Name(step, "reduce", "", None, "list")
-        return Mismatch(name, group.ranks, _minority(group, items), f"{counts} tensors; item {place + 1}: {told}{policies}")
+        return Mismatch(
+            name,
+            group.ranks,
+            _minority(group, items),
+            f"{counts} tensors; item {place + 1}: {told}{policies}",
+        )
 
     def _examined(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
         """Gather the values and say where they part; None if they are within the tolerance."""
@@ -362,7 +398,9 @@ class Desync:
         # Of a rank that holds what most hold; without a majority, of the first.
         place = next((at for at, rank in enumerate(group.ranks) if rank not in culprits), 0)
         reference = values[place]
-        worst = max((_apart(other, reference) for other in values), key=lambda difference: difference.ulps)
+        worst = max(
+            (_apart(other, reference) for other in values), key=lambda difference: difference.ulps
+        )
         if worst.elements and worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None
         self._differing[str(queued.name)] = tensor.detach().contiguous().cpu().clone()
@@ -397,11 +435,15 @@ def _apart(one: Tensor, other: Tensor) -> Difference:
     # Ordered words of neighbours are one apart: the distance is in units in the last place.
     gaps = (words[0] - words[1]).abs()[differ]
     largest = (one.double() - other.double()).abs()[differ].max()
-    return Difference(len(places), one.numel(), tuple(places[0].tolist()), float(largest), int(gaps.max()))
+    return Difference(
+        len(places), one.numel(), tuple(places[0].tolist()), float(largest), int(gaps.max())
+    )
 
 
 def _nan(tensor: Tensor) -> Tensor:
-    return tensor.isnan() if tensor.is_floating_point() else torch.zeros_like(tensor, dtype=torch.bool)
+    return (
+        tensor.isnan() if tensor.is_floating_point() else torch.zeros_like(tensor, dtype=torch.bool)
+    )
 
 
 def _ordered(tensor: Tensor) -> Tensor:
@@ -430,7 +472,9 @@ def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(raw)] = raw
     rows = check._gathered(CULPRIT, padded, group)
-    return [bytes(row[:size].tolist()).decode().strip() for row, size in zip(rows, sizes, strict=True)]
+    return [
+        bytes(row[:size].tolist()).decode().strip() for row, size in zip(rows, sizes, strict=True)
+    ]
 
 
 def _hash(texts: Iterable[str]) -> int:
@@ -465,7 +509,10 @@ def _adjoin(one: Queued, other: Queued) -> bool:
     if first.dtype != second.dtype or not (first.is_contiguous() and second.is_contiguous()):
         return False
     end = first.storage_offset() + first.numel()
-    return end == second.storage_offset() and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return (
+        end == second.storage_offset()
+        and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    )
 
 
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
@@ -475,7 +522,11 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
         return _digest(first)
     size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
     # One view over all of them: they adjoin in one storage.
-    whole = first.tensor.as_strided((size,), (1,), first.tensor.storage_offset()) if len(run) > 1 else first.tensor
+    whole = (
+        first.tensor.as_strided((size,), (1,), first.tensor.storage_offset())
+        if len(run) > 1
+        else first.tensor
+    )
     hashed = taken(whole)
     return torch.stack([hashed, torch.zeros_like(hashed)])
 

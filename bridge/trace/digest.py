@@ -89,7 +89,11 @@ def _words(tensor: Tensor) -> Tensor:
     if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % 4:
         flat = flat.clone(memory_format=torch.contiguous_format)
     raw = flat.view(torch.uint8)
-    return torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32) if len(raw) % 4 else raw.view(torch.int32)
+    return (
+        torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32)
+        if len(raw) % 4
+        else raw.view(torch.int32)
+    )
 
 
 def _wide(words: Tensor) -> Tensor:
@@ -97,7 +101,11 @@ def _wide(words: Tensor) -> Tensor:
     size = words.numel()
     rows = -(-size // COLUMNS)
     kept = words.device.type == "cpu"
-    wide = _scratch(get_ident())[:rows] if kept else words.new_empty(rows, COLUMNS, dtype=torch.float64)
+    wide = (
+        _scratch(get_ident())[:rows]
+        if kept
+        else words.new_empty(rows, COLUMNS, dtype=torch.float64)
+    )
     flat = wide.view(-1)
     flat[:size].copy_(words)
     flat[size:].zero_()

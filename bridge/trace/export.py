@@ -23,7 +23,11 @@ def scalars(found: Series) -> Iterator[Step]:
     for at, step in enumerate(found.steps):
         losses = found.losses[at][~np.isnan(found.losses[at])]
         values = {"loss": float(losses.mean())} if len(losses) else {}
-        values |= {f"norm/{name}": float(norm[at]) for name, norm in found.norms.items() if not np.isnan(norm[at])}
+        values |= {
+            f"norm/{name}": float(norm[at])
+            for name, norm in found.norms.items()
+            if not np.isnan(norm[at])
+        }
         for layer, sizes in zip(found.layers, found.sizes[:, :, at].T, strict=True):
             if not np.isnan(sizes).all():
                 values[f"{found.mapped}/{clean(layer)}"] = float(np.nanmax(sizes))
@@ -44,7 +48,9 @@ def tensorboard(found: Series, folder: Path) -> int:
             writer.add_scalar(name, value, step)
         count += len(values)
     for number, told in enumerate(found.findings):
-        words = f"{told.severity} {told.id}, {told.where or 'the run'}: {told.evidence}; {told.meaning}"
+        words = (
+            f"{told.severity} {told.id}, {told.where or 'the run'}: {told.evidence}; {told.meaning}"
+        )
         writer.add_text(f"findings/{number}", clean(words), told.step)
     writer.close()
     return count
@@ -62,13 +68,22 @@ def wandb(found: Series, folder: Path) -> int:
 
     folder.mkdir(parents=True, exist_ok=True)
     settings = dict(found.run.about.get("settings", {})) if found.run else {}
-    run = client.init(mode="offline", dir=str(folder), project="stagebridge", name=clean(found.folder.name), config=settings)
+    run = client.init(
+        mode="offline",
+        dir=str(folder),
+        project="stagebridge",
+        name=clean(found.folder.name),
+        config=settings,
+    )
     count = 0
     for step, values in scalars(found):
         run.log(values, step=step)
         count += len(values)
     for told in found.findings:
-        run.alert(clean(f"{told.severity} {told.id}"), clean(f"step {told.step}: {told.evidence}; {told.meaning}"))
+        run.alert(
+            clean(f"{told.severity} {told.id}"),
+            clean(f"step {told.step}: {told.evidence}; {told.meaning}"),
+        )
     run.finish()
     client.teardown()  # its own process writes the file, and ends only then
     return count
@@ -89,7 +104,9 @@ def export(found: Series, target: str, out: Path) -> int:
         count = TARGETS[target](found, beside)
         beside.rename(out)
     except OSError as error:
-        raise BridgeError(f"{out}: {error.strerror}; name a folder that can be written to") from None
+        raise BridgeError(
+            f"{out}: {error.strerror}; name a folder that can be written to"
+        ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return count

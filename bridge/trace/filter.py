@@ -27,7 +27,9 @@ class Filter:
 
     def notes(self) -> list[str]:
         """What a log does not have, in words."""
-        steps = f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
+        steps = (
+            f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
+        )
         layers = f"layers with {', '.join(self.layers)} in their name" if self.layers else ""
         told = [*filter(None, [layers, ", ".join(self.kinds), steps])]
         return [f"its log has {', of these '.join(told)} alone"] if told else []
@@ -35,11 +37,21 @@ class Filter:
     def about(self) -> dict[str, Any]:
         """For the head of a run; empty where everything passes."""
         steps = None if self.steps is None else [self.steps.start, self.steps.stop, self.steps.step]
-        return {} if self == Filter() else {"filter": {"layers": list(self.layers), "kinds": list(self.kinds), "steps": steps}}
+        return (
+            {}
+            if self == Filter()
+            else {
+                "filter": {"layers": list(self.layers), "kinds": list(self.kinds), "steps": steps}
+            }
+        )
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Filter:
         """That of the run whose head this is."""
         found = about.get("filter", {})
         steps = found.get("steps")
-        return cls(tuple(found.get("layers", ())), tuple(found.get("kinds", ())), None if steps is None else range(*steps))
+        return cls(
+            tuple(found.get("layers", ())),
+            tuple(found.get("kinds", ())),
+            None if steps is None else range(*steps),
+        )

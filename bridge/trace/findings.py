@@ -30,51 +30,107 @@ class Meaning:
 
 
 MEANINGS: Mapping[str, Meaning] = {
-    "replicas-differ": Meaning("ranks that must hold the same hold different things, and drift apart from here on"),
-    "models-differ": Meaning("data ranks do not have the same parameters; nothing else can be compared between them"),
-    "gradient-stale": Meaning("gradients of the step before are still there as backward begins: zero_grad is missing"),
+    "replicas-differ": Meaning(
+        "ranks that must hold the same hold different things, and drift apart from here on"
+    ),
+    "models-differ": Meaning(
+        "data ranks do not have the same parameters; nothing else can be compared between them"
+    ),
+    "gradient-stale": Meaning(
+        "gradients of the step before are still there as backward begins: zero_grad is missing"
+    ),
     "gradient-lost": Meaning(
         "backward left gradients that are gone as the step begins: zero_grad comes too early, or they are unset"
     ),
-    "gradient-missing": Meaning("a parameter that should train got no gradient, though its layer ran", "remark"),
-    "gradient-not-reduced": Meaning("a rank steps with its own gradient instead of the mean over data ranks"),
+    "gradient-missing": Meaning(
+        "a parameter that should train got no gradient, though its layer ran", "remark"
+    ),
+    "gradient-not-reduced": Meaning(
+        "a rank steps with its own gradient instead of the mean over data ranks"
+    ),
     "gradient-summed": Meaning(
         "gradients are summed over data ranks, not averaged; right only where the loss is divided by the ranks already"
     ),
-    "gradient-averaged-twice": Meaning("gradients are divided by the data ranks once more than they are summed over"),
-    "gradient-changed": Meaning("what the optimizer gets is not what backward left: elements were changed or dropped in between"),
-    "step-without-backward": Meaning("the optimizer stepped again without a backward pass since its last step"),
-    "not-training": Meaning("the model is in evaluation mode in a training step: nothing is dropped, and norms do not learn"),
-    "not-in-optimizer": Meaning("a parameter gets gradients and is in no group of the optimizer: it never trains"),
-    "in-two-groups": Meaning("a parameter is in more than one group: it is updated more than once a step"),
-    "not-of-the-model": Meaning("the optimizer holds parameters that the model does not have: it was built for another copy"),
-    "not-updated": Meaning("a parameter has a gradient and a learning rate, and the step left it as it was"),
-    "update-too-large": Meaning("updates are larger than this optimizer makes them at its learning rate"),
-    "update-unexplained": Meaning("an update is not what the optimizer's rule makes of the gradient, its state and its settings"),
-    "weights-changed": Meaning("weights were changed between two steps by something else than the optimizer", "remark"),
-    "updates-lost": Meaning("most updates vanish in rounding: 16-bit weights are updated without fp32 masters"),
-    "moments-missing": Meaning("parameters of one group have taken different numbers of steps: moments were not resumed for all"),
-    "moments-lost": Meaning("the optimizer's state of a parameter is gone since its last step: it starts anew"),
+    "gradient-averaged-twice": Meaning(
+        "gradients are divided by the data ranks once more than they are summed over"
+    ),
+    "gradient-changed": Meaning(
+        "what the optimizer gets is not what backward left: elements were changed or dropped in between"
+    ),
+    "step-without-backward": Meaning(
+        "the optimizer stepped again without a backward pass since its last step"
+    ),
+    "not-training": Meaning(
+        "the model is in evaluation mode in a training step: nothing is dropped, and norms do not learn"
+    ),
+    "not-in-optimizer": Meaning(
+        "a parameter gets gradients and is in no group of the optimizer: it never trains"
+    ),
+    "in-two-groups": Meaning(
+        "a parameter is in more than one group: it is updated more than once a step"
+    ),
+    "not-of-the-model": Meaning(
+        "the optimizer holds parameters that the model does not have: it was built for another copy"
+    ),
+    "not-updated": Meaning(
+        "a parameter has a gradient and a learning rate, and the step left it as it was"
+    ),
+    "update-too-large": Meaning(
+        "updates are larger than this optimizer makes them at its learning rate"
+    ),
+    "update-unexplained": Meaning(
+        "an update is not what the optimizer's rule makes of the gradient, its state and its settings"
+    ),
+    "weights-changed": Meaning(
+        "weights were changed between two steps by something else than the optimizer", "remark"
+    ),
+    "updates-lost": Meaning(
+        "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
+    ),
+    "moments-missing": Meaning(
+        "parameters of one group have taken different numbers of steps: moments were not resumed for all"
+    ),
+    "moments-lost": Meaning(
+        "the optimizer's state of a parameter is gone since its last step: it starts anew"
+    ),
     "moments-not-resumed": Meaning(
-        "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed", "remark"
+        "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed",
+        "remark",
     ),
     "schedule-not-resumed": Meaning(
-        "the optimizer goes on where a run ended, and the schedule starts anew: it was not resumed", "remark"
+        "the optimizer goes on where a run ended, and the schedule starts anew: it was not resumed",
+        "remark",
     ),
-    "clip-norms-differ": Meaning("ranks clip by different norms: the norm is not summed over all of them"),
+    "clip-norms-differ": Meaning(
+        "ranks clip by different norms: the norm is not summed over all of them"
+    ),
     "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
     "same-data": Meaning("data ranks are fed the same samples: the batch is smaller than it seems"),
-    "data-repeated": Meaning("a pass is fed what a pass of this step or the one before was fed", "remark"),
-    "dropout-repeated": Meaning("random numbers start from the same state in several passes: dropout drops the same each time"),
-    "dropout-alike": Meaning("data ranks draw the same random numbers: dropout drops the same on each", "remark"),
+    "data-repeated": Meaning(
+        "a pass is fed what a pass of this step or the one before was fed", "remark"
+    ),
+    "dropout-repeated": Meaning(
+        "random numbers start from the same state in several passes: dropout drops the same each time"
+    ),
+    "dropout-alike": Meaning(
+        "data ranks draw the same random numbers: dropout drops the same on each", "remark"
+    ),
     "positions-moved": Meaning("positions start elsewhere than in every pass before"),
-    "future-seen": Meaning("outputs depend on tokens after their own, which the loss asks for: the causal mask is missing"),
+    "future-seen": Meaning(
+        "outputs depend on tokens after their own, which the loss asks for: the causal mask is missing"
+    ),
     "buffers-differ": Meaning("buffers that no forward pass changes are not alike on data ranks"),
-    "untied": Meaning("two weights start with the same values and are not one parameter: a tie was lost"),
-    "skipped-alone": Meaning("ranks did not step together: some left the step out, and replicas part; no more is compared"),
+    "untied": Meaning(
+        "two weights start with the same values and are not one parameter: a tie was lost"
+    ),
+    "skipped-alone": Meaning(
+        "ranks did not step together: some left the step out, and replicas part; no more is compared"
+    ),
     "rank-late": Meaning("a rank keeps the others waiting", "remark"),
     "layers-differ": Meaning("data ranks did not call the same layers as often"),
-    "recompute-differs": Meaning("computing a layer again for backward gave other values: its random numbers were not kept"),
+    "recompute-differs": Meaning(
+        "computing a layer again for backward gave other values: its random numbers were not kept"
+    ),
     "accumulation-differs": Meaning(
         "a step had another number of passes than the run was told: gradients are scaled by the wrong one"
     ),
@@ -133,8 +189,12 @@ class Findings:
         if not self.said:
             return
         if aloud:
-            logger.log(logging.ERROR if finding.severity == "fault" else logging.WARNING, "%s", finding)
-        text = json.dumps({**asdict(finding), "severity": finding.severity, "meaning": finding.meaning})
+            logger.log(
+                logging.ERROR if finding.severity == "fault" else logging.WARNING, "%s", finding
+            )
+        text = json.dumps(
+            {**asdict(finding), "severity": finding.severity, "meaning": finding.meaning}
+        )
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +211,9 @@ class Findings:
         """Run the command without a shell. If it fails, a warning says so and the training goes on."""
         try:
             words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
-            done = subprocess.run(words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE)
+            done = subprocess.run(
+                words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE
+            )
             problem = f"ended with exit code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             problem = f"did not end within {PATIENCE} s and was ended"

@@ -54,7 +54,9 @@ class Follower:
         try:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
-            raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
+            raise SourceError(
+                f"{path}: {error.strerror}; expected a file that can be read"
+            ) from None
         # A line that is still being written is left for the next time.
         end = content.rfind(b"\n") + 1
         # A shorter file belongs to another run.
@@ -73,10 +75,16 @@ class Follower:
             about = head(self.folder)
             ranks = [rank_folder(self.folder, rank) for rank in range(about["ranks"])]
             self._run = Run(self.folder, about, {rank: {} for rank in ranks})
-            self._reader, self._at, self._readings = Reader(self._run), dict.fromkeys(ranks, (0, 0)), {}
+            self._reader, self._at, self._readings = (
+                Reader(self._run),
+                dict.fromkeys(ranks, (0, 0)),
+                {},
+            )
         logged = {place: dict(steps) for place, steps in self._run.lines.items()}
         for rank, place in enumerate(logged):
-            for line in lines(self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]):
+            for line in lines(
+                self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]
+            ):
                 self._at[place] = line.begin + line.size + 1, self._at[place][1] + 1
                 self._of(place)[line.step] = line
         # A step is there once all ranks have written it.
@@ -108,6 +116,9 @@ class Follower:
 def words(step: Step) -> str:
     """A step in one line."""
     parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
-    parts += [f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}" for name, norm in step.norms.items()]
+    parts += [
+        f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"
+        for name, norm in step.norms.items()
+    ]
     parts += ["tensors left out, for the budget of its log"] if step.left else []
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

@@ -76,7 +76,9 @@ class _Watch:
             return
         own = {id(weight) for weight in module.parameters() if weight.requires_grad}
         holding = [
-            one for one in self.optimizers if any(id(weight) in own for group in one.param_groups for weight in group["params"])
+            one
+            for one in self.optimizers
+            if any(id(weight) in own for group in one.param_groups for weight in group["params"])
         ]
         if own and (holding or hasattr(module, "optimizer")):
             self.inside = True
@@ -95,21 +97,36 @@ class _Watch:
         settings = dict(self.settings)
         keep = settings.pop("keep", {})
         settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
-        debug = Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
+        debug = (
+            Debug(**settings.pop("debug")) if settings.get("debug") else settings.pop("debug", None)
+        )
         # A training that nobody edited must not stop.
         policy = Policy(action="log", thorough=THOROUGH)
         # Of an optimizer and its wrapper, the wrapper: `attach` finds what it wraps, and both
         # would make two steps of one.
-        inner = [one for one in optimizers if not any(getattr(other, "optimizer", None) is one for other in optimizers)]
+        inner = [
+            one
+            for one in optimizers
+            if not any(getattr(other, "optimizer", None) is one for other in optimizers)
+        ]
         try:
-            tracer = attach(module, debug, settings.pop("run"), optimizer=inner or None, policy=policy, **settings)
+            tracer = attach(
+                module,
+                debug,
+                settings.pop("run"),
+                optimizer=inner or None,
+                policy=policy,
+                **settings,
+            )
         except BridgeError as error:
             logger.error("%s; nothing of this training is watched", error)
             return
         if tracer.source.comm.rank == 0:
             place = Path(self.settings["run"])
             place.mkdir(parents=True, exist_ok=True)
-            (place / ATTACHED).write_text(json.dumps({"engine": type(module).__name__, "layers": list(tracer.source.layers)}))
+            (place / ATTACHED).write_text(
+                json.dumps({"engine": type(module).__name__, "layers": list(tracer.source.layers)})
+            )
         begin = getattr(tracer.source, "begin", None)
         if begin is not None:
             begin(given, {})  # hooks that are put in now run from the next pass on

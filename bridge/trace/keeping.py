@@ -33,8 +33,14 @@ class Keep:
     budget: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or (self.budget is not None and self.budget < 1) or any(rank < 0 for rank in self.ranks):
-            raise BridgeError(f"keep: found {self}, expected every and budget of at least 1, and ranks from 0 on")
+        if (
+            self.every < 1
+            or (self.budget is not None and self.budget < 1)
+            or any(rank < 0 for rank in self.ranks)
+        ):
+            raise BridgeError(
+                f"keep: found {self}, expected every and budget of at least 1, and ranks from 0 on"
+            )
 
     def takes(self, step: int, rank: int) -> bool:
         """Whether that rank's tensors of a step are kept, as long as there is room."""
@@ -88,7 +94,9 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
         record, kept = seen[at].record, seen[at].tensors
         subject = repr((record.name, record.microbatch, record.placement))
         values = [seen[at].measured, *(kept[key] for key in sorted(kept))]
-        raw = (value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None)
+        raw = (
+            value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None
+        )
         content = b"".join(bytes(value.cpu().numpy()) for value in raw)
         digests[row] = torch.tensor([_number(subject.encode()), _number(content)])
     rows = gathered(comm, "log digests", digests, group).tolist()

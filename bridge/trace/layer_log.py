@@ -55,7 +55,9 @@ class LayerLog:
         if self._at_hand or not self.keep.fits(step):
             return self._kept(step)
         comm = self.source.comm
-        return bool(gathered(comm, "log keeps", torch.tensor([int(self._kept(step))]), comm.world).any())
+        return bool(
+            gathered(comm, "log keeps", torch.tensor([int(self._kept(step))]), comm.world).any()
+        )
 
     def wants(self, kind: str) -> bool:
         return self._level(kind) > 0 or self._measures(kind)
@@ -65,7 +67,9 @@ class LayerLog:
         if not sight.again and self._takes(sight.name):
             kind = sight.name.kind
             unit: Unit = "activation" if kind == GRADIENT else "own"
-            self._add(sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, unit)
+            self._add(
+                sight.name, sight.tensor, sight.placement, self._level(kind), sight.microbatch, unit
+            )
             if self._measures(kind):
                 # What this rank holds after the layer ran; no other rank's is a copy of it.
                 name = sight.name._replace(microbatch=sight.microbatch, kind=MEMORY)
@@ -144,7 +148,14 @@ class LayerLog:
         for held in self.source.tensors(kind) if level and looks else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self._takes(name):
-                self._add(name, held.local, held.placement, level or 0, None, "parameter" if phase == "reduce" else "own")
+                self._add(
+                    name,
+                    held.local,
+                    held.placement,
+                    level or 0,
+                    None,
+                    "parameter" if phase == "reduce" else "own",
+                )
 
     def _add(
         self,

@@ -59,7 +59,13 @@ class Log:
         budget: int | None = None,
     ) -> None:
         self.budget, self._spent, self._thin = budget, 0, 1
-        self.run, self.rank, self.folder, self.full, self.strict = run, rank, rank_folder(run, rank), full, strict
+        self.run, self.rank, self.folder, self.full, self.strict = (
+            run,
+            rank,
+            rank_folder(run, rank),
+            full,
+            strict,
+        )
         self._seen: list[Seen] = []
         self._open, self._first = True, True
         with self._guarded("nothing is logged"):
@@ -118,7 +124,11 @@ class Log:
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
     def write(
-        self, step: int, factors: Mapping[Unit, float] | None = None, alone: bool = False, loss: float | None = None
+        self,
+        step: int,
+        factors: Mapping[Unit, float] | None = None,
+        alone: bool = False,
+        loss: float | None = None,
     ) -> None:
         """Write what was noted of `step` to the disk. Gradients times `factors` are those of the step's
         mean loss. If its microbatch turned out to be the only one (`alone`), names leave out its number.
@@ -127,11 +137,19 @@ class Log:
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
         if alone:
-            seen = [replace(part, record=replace(part.record, name=part.record.name._replace(microbatch=None))) for part in seen]
+            seen = [
+                replace(
+                    part,
+                    record=replace(part.record, name=part.record.name._replace(microbatch=None)),
+                )
+                for part in seen
+            ]
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
-        records = [_finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)]
+        records = [
+            _finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)
+        ]
         with self._guarded(f"the log ends before step {step}"):
             if self._first:
                 # Not before the first step: only it tells where this run goes on.
@@ -139,7 +157,11 @@ class Log:
                 self._first = False
                 if self.budget:
                     self._spent = sum(path.stat().st_size for path in self.folder.iterdir())
-            line: dict[str, Any] = {"step": step, "rank": self.rank, "records": [record.fields() for record in records]}
+            line: dict[str, Any] = {
+                "step": step,
+                "rank": self.rank,
+                "records": [record.fields() for record in records],
+            }
             line |= {"tensors": None, "loss": loss}
             left = self._left(step, line, tensors) if self.budget else {}
             if left:
@@ -154,21 +176,31 @@ class Log:
         """Whether there is room for tensors of that step, as far as is known before it."""
         return self._open and step % self._thin == 0
 
-    def _left(self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _left(
+        self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
         """What the line of a step says whose tensors do not fit the budget; empty if they fit."""
         assert self.budget is not None, "asked only where there is one"
         if step % self._thin:
             return {"left": "budget"}
-        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + HEADER * len(tensors)
+        held = sum(
+            tensor.numel() * tensor.element_size() for tensor in tensors.values()
+        ) + HEADER * len(tensors)
         size = held + len(json.dumps(line)) + SEAL
         if self._spent + size > self.budget:
-            self._say(f"step {step} does not fit the {self.budget} bytes of rank {self.rank}, and the log ends")
+            self._say(
+                f"step {step} does not fit the {self.budget} bytes of rank {self.rank}, and the log ends"
+            )
             return {"left": "budget", "stopped": True}
         self._spent += held
         # Up to 1/2 of the budget every step, up to 3/4 every second, up to 7/8 every fourth.
-        while self._spent + size > self.budget * (1 - 1 / (2 * self._thin)) and self._thin < MOST_THIN:
+        while (
+            self._spent + size > self.budget * (1 - 1 / (2 * self._thin)) and self._thin < MOST_THIN
+        ):
             self._thin *= 2
-            self._say(f"after step {step}, one step of {self._thin} is logged, for the {self.budget} bytes of rank {self.rank}")
+            self._say(
+                f"after step {step}, one step of {self._thin} is logged, for the {self.budget} bytes of rank {self.rank}"
+            )
         return {}
 
     def _say(self, what: str) -> None:
@@ -176,7 +208,9 @@ class Log:
             logger.warning("%s: %s", self.run, what)
 
 
-def _finished(index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]) -> Record:
+def _finished(
+    index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]
+) -> Record:
     keys = {kind: f"{index}.{kind}" for kind in part.tensors}
     tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
     return replace(

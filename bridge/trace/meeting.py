@@ -84,14 +84,23 @@ class Meeting:
     def _gone(self, number: int) -> tuple[tuple[int, ...], str] | None:
         """Ranks that are beyond this step without having come, and how that is known."""
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
-        beyond = {rank: count for rank in others if (count := self._told(f"pass {rank}")) > self.passes}
+        beyond = {
+            rank: count for rank in others if (count := self._told(f"pass {rank}")) > self.passes
+        }
         if beyond:
             counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
-            return tuple(beyond), f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}"
+            return (
+                tuple(beyond),
+                f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}",
+            )
         # A rank that ended after fewer steps than this one will not come.
-        left = {rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number}
+        left = {
+            rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number
+        }
         if left:
-            told = ", ".join(f"rank {rank} ended after {count} steps" for rank, count in left.items())
+            told = ", ".join(
+                f"rank {rank} ended after {count} steps" for rank, count in left.items()
+            )
             return tuple(left), f"{told}, rank {self.comm.rank} is in step {number + 1}"
         return None
 

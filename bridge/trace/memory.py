@@ -16,7 +16,11 @@ def memory(device: torch.device) -> Tensor:
     """
     if device.type != "cuda":
         unit = 1 if sys.platform == "darwin" else 2**10
-        return torch.full((4,), float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit), dtype=torch.float64)
+        return torch.full(
+            (4,),
+            float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit),
+            dtype=torch.float64,
+        )
     used = (
         torch.cuda.memory_allocated(device),
         torch.cuda.max_memory_allocated(device),

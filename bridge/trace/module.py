@@ -35,14 +35,26 @@ class ModuleSource:
     the passes of a step are logged each under its number. Gradients are averaged over ranks by the time of a step.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Any, accumulation: int | None = None, comm: Comm | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Any,
+        accumulation: int | None = None,
+        comm: Comm | None = None,
+    ) -> None:
         self.module, self.accumulation, self.comm = module, accumulation, comm or ranks_of(module)
-        self.optimizers = tuple(map(bare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer]))
+        self.optimizers = tuple(
+            map(bare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer])
+        )
         self._step, self._passes = 1, 0
         self._stepped: set[int] = set()
         self.quiet, self.evaluating = False, 0
         """Whether a forward pass runs that is not for training."""
-        self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
+        self._calls: dict[Moment, list[Callable[[], None]]] = {
+            "reduced": [],
+            "updated": [],
+            "ended": [],
+        }
         self.passing: list[Pass] = []
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
@@ -131,17 +143,27 @@ class ModuleSource:
         compiled = [module for module in self.model.modules() if _compiled(module)]
         # Hooks on what torch.compile returned run outside of the graph, those on its parts do not.
         inner = {id(part) for module in compiled for part in module.modules() if part is not module}
-        in_place = {id(module) for module in self.model.modules() if getattr(module, "_compiled_call_impl", None) is not None}
-        return frozenset(name for name, module in self.layers.items() if id(module) in inner | in_place)
+        in_place = {
+            id(module)
+            for module in self.model.modules()
+            if getattr(module, "_compiled_call_impl", None) is not None
+        }
+        return frozenset(
+            name for name, module in self.layers.items() if id(module) in inner | in_place
+        )
 
     @property
     def entrance(self) -> str:
-        return next((name for name in self.layers if name not in self.hidden), next(iter(self.layers)))
+        return next(
+            (name for name in self.layers if name not in self.hidden), next(iter(self.layers))
+        )
 
     @property
     def roots(self) -> Sequence[nn.Module]:
         """The modules that a forward pass calls; none if hooks on them would be compiled."""
-        return () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
+        return (
+            () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
+        )
 
     @property
     def entered(self) -> nn.Module:
@@ -167,7 +189,9 @@ class ModuleSource:
         not shard the module as a whole, gradients may still have to be summed.
         """
         weights = naming.parameters(self.module).values()
-        return all(map(in_boxes, weights)) and (fully_sharded(self.module) or not any(map(is_split, weights)))
+        return all(map(in_boxes, weights)) and (
+            fully_sharded(self.module) or not any(map(is_split, weights))
+        )
 
     @property
     def recomputes(self) -> bool:
@@ -198,7 +222,9 @@ class ModuleSource:
         if self.accumulation is None:
             return Now(self._step, last, None, part=(self.data.index, self.data.size))
         place = last % self.accumulation
-        return Now(self._step, place * self.data.size + self.data.index, self.accumulation * self.data.size)
+        return Now(
+            self._step, place * self.data.size + self.data.index, self.accumulation * self.data.size
+        )
 
     def factors(self) -> Mapping[Unit, float]:
         # A rank's loss is the mean over its own samples, 1 / ranks of which are the step's.
@@ -210,7 +236,12 @@ class ModuleSource:
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
         # Sequence parallelism leaves each tensor rank a part of the tokens, in dimension 1.
         tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
-        if placement.sizes != placement.whole or group == 1 or len(shape) < 2 or shape[1] * group != tokens:
+        if (
+            placement.sizes != placement.whole
+            or group == 1
+            or len(shape) < 2
+            or shape[1] * group != tokens
+        ):
             return placement
         return placement.split(1, self.comm.group("tensor").index, group)
 
@@ -227,7 +258,10 @@ class ModuleSource:
             yield self._numbers("counters", [self._step])
             yield from self._settings_held()
         elif kind == "buffer":
-            yield from (self.held(name, kind, "", buffer.detach()) for name, buffer in naming.buffers(self.module).items())
+            yield from (
+                self.held(name, kind, "", buffer.detach())
+                for name, buffer in naming.buffers(self.module).items()
+            )
         elif kind in ("weight", "gradient", "moment"):
             flat = flat_pieces(self.module)
             for name, parameter in naming.parameters(self.module).items():
@@ -243,7 +277,9 @@ class ModuleSource:
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
         """A tensor of that parameter: whole, as ranks hold it alike, or the part that lies here."""
-        local, placement = whole(tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline"))
+        local, placement = whole(
+            tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline")
+        )
         return Held(*self._named(name, part, kind), local, placement)
 
     def named(self, name: str) -> str:
@@ -264,12 +300,18 @@ class ModuleSource:
             return {"": gradient.detach()} if parameter.requires_grad else {}
         states = (optimizer.state.get(parameter, {}) for optimizer in self.optimizers)
         found = {name: value for state in states for name, value in state.items()}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor) and value.shape == parameter.shape}
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        }
 
     def batch(self) -> Iterator[Held]:
         """Tensor ranks take the same samples; data ranks others."""
         for index, tensor in enumerate(self._given):
-            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+            yield Held(
+                "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
+            )
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         self._calls[moment].append(call)
@@ -280,18 +322,27 @@ class ModuleSource:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def settings(self) -> Mapping[str, object]:
-        named = ((f"group {at}.{name}", value) for at, group in enumerate(self.groups) for name, value in group.items())
-        values = {name: value for name, value in named if not name.endswith((".params", ".param_names"))}
+        named = (
+            (f"group {at}.{name}", value)
+            for at, group in enumerate(self.groups)
+            for name, value in group.items()
+        )
+        values = {
+            name: value for name, value in named if not name.endswith((".params", ".param_names"))
+        }
         kinds = " + ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return {"optimizer": kinds, "accumulation": self.accumulation, **values}
 
     def about(self) -> Mapping[str, object]:
-        formats = {str(parameter.dtype).removeprefix("torch.") for parameter in self.model.parameters()}
+        formats = {
+            str(parameter.dtype).removeprefix("torch.") for parameter in self.model.parameters()
+        }
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             formats.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
         return {
             "engine": type(self.module).__name__,
-            "mesh": {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1} or {"data": 1},
+            "mesh": {axis: size for axis, size in self.comm.mesh.sizes.items() if size > 1}
+            or {"data": 1},
             "accumulation": self.accumulation,
             "formats": sorted(formats),
             "hidden": sorted(self.hidden),
@@ -300,19 +351,29 @@ class ModuleSource:
 
     def _numbers(self, name: str, values: Sequence[Any]) -> Held:
         numbers = torch.tensor([float(value) for value in values], dtype=torch.float64)
-        return Held("", "state", name, numbers, Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)))
+        return Held(
+            "",
+            "state",
+            name,
+            numbers,
+            Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)),
+        )
 
     def _settings_held(self) -> Iterator[Held]:
         """The numbers in the optimizers' settings as they are now, each setting apart; what all groups have alike is said once,
         so that it does not matter how parameters are grouped.
         """
-        for name in dict.fromkeys(name for group in self.groups for name in group if name != "params"):
+        for name in dict.fromkeys(
+            name for group in self.groups for name in group if name != "params"
+        ):
             values = [group[name] for group in self.groups if name in group]
             alike = len(values) == len(self.groups) and all(value == values[0] for value in values)
             for at, value in enumerate(values[:1] if alike else values):
                 numbers = value if isinstance(value, list | tuple) else [value]
                 if all(isinstance(part, int | float) for part in numbers):
-                    yield self._numbers("learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers)
+                    yield self._numbers(
+                        "learning rate" if name == "lr" and alike else f"group {at}.{name}", numbers
+                    )
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """A forward pass begins; it is counted if it is for training."""
@@ -346,7 +407,11 @@ def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]
         found = declared.bind_partial(module, *given, **named).arguments
     except (TypeError, ValueError):  # it takes something else, as its own error will say
         return [*given, *(named[name] for name in sorted(named))]
-    open_ = {name for name, parameter in declared.parameters.items() if parameter.kind is Parameter.VAR_KEYWORD}
+    open_ = {
+        name
+        for name, parameter in declared.parameters.items()
+        if parameter.kind is Parameter.VAR_KEYWORD
+    }
     # Keywords that forward does not name come in the order of the call, which may be any.
     values = [sorted(value.items()) if name in open_ else value for name, value in found.items()]
     return values[1:]
@@ -377,4 +442,6 @@ def bare_optimizer(optimizer: Any) -> Any:
 
 
 def _compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    )

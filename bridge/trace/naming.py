@@ -23,7 +23,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _inner(module: nn.Module) -> nn.Module | None:
     children = dict(module.named_children())
     found = next((children[name] for name in INNER if name in children), None)
-    if found is None and list(children) == ["module"] and not any(value is not None for value in module._parameters.values()):
+    if (
+        found is None
+        and list(children) == ["module"]
+        and not any(value is not None for value in module._parameters.values())
+    ):
         found = children["module"]
     return found
 
@@ -84,12 +88,18 @@ def is_list(module: nn.Module) -> bool:
     """Whether `module` is a list of blocks: torch's own, or several modules of one kind with weights, one after the other."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
-    parts = [unwrapped(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
-    if not isinstance(module, nn.Sequential):  # what torch.export leaves of a list has numbers alone in it
+    parts = (
+        [unwrapped(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
+    )
+    if not isinstance(
+        module, nn.Sequential
+    ):  # what torch.export leaves of a list has numbers alone in it
         names = [name for name, _ in module.named_children()]
         return bool(names) and not module._parameters and all(name.isdigit() for name in names)
     alike = len({type(part) for part in parts}) == 1 and len(parts) > 1
-    return alike and any(True for _ in module.parameters()) and any(True for _ in parts[0].children())
+    return (
+        alike and any(True for _ in module.parameters()) and any(True for _ in parts[0].children())
+    )
 
 
 def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:

@@ -29,7 +29,11 @@ Section = tuple[str, str]
 
 def key(name: Name) -> Name:
     """The name by which both runs know a tensor. A parameter's holds its layer, whatever that is."""
-    return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip(".")) if name.kind in OWNED else name
+    return (
+        name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
+        if name.kind in OWNED
+        else name
+    )
 
 
 def section(name: Name) -> Section:
@@ -45,7 +49,11 @@ def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry],
         for entry in entries:
             found[entry.name._replace(microbatch=None)].add(entry.name.microbatch)
         numbers.append(found)
-    apart = {name for name in numbers[0].keys() & numbers[1].keys() if numbers[0][name] != numbers[1][name]}
+    apart = {
+        name
+        for name in numbers[0].keys() & numbers[1].keys()
+        if numbers[0][name] != numbers[1][name]
+    }
     return _joined(ours, apart), _joined(theirs, apart)
 
 
@@ -55,7 +63,9 @@ def _joined(entries: Sequence[Entry], names: Collection[Name]) -> list[Entry]:
         whole = entry.name._replace(microbatch=None)
         found.setdefault(whole if whole in names else entry.name, []).append(entry)
     return [
-        Entry(name, tuple(part for entry in parts for part in entry.parts), joined=True) if name in names else parts[0]
+        Entry(name, tuple(part for entry in parts for part in entry.parts), joined=True)
+        if name in names
+        else parts[0]
         for name, parts in found.items()
     ]
 
@@ -82,7 +92,9 @@ class Table:
     def sizes(self) -> Floats:
         """Root mean square of each; 0 without any element."""
         with np.errstate(all="ignore"):
-            return np.where(self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0)
+            return np.where(
+                self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0
+            )
 
     def statistics(self) -> Floats:
         """(tensors, 5): what stands for each without samples."""
@@ -127,8 +139,14 @@ class Pairs:
             elif (one.missing or other.missing) and self.partial:
                 found[at] = "unseen", 0.0, ""
             elif one.missing or other.missing:
-                found[at] = "fault", math.inf, f"{one.missing or other.missing} elements were logged by no rank"
-            elif not (self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]):
+                found[at] = (
+                    "fault",
+                    math.inf,
+                    f"{one.missing or other.missing} elements were logged by no rank",
+                )
+            elif not (
+                self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]
+            ):
                 found[at] = "too coarse", 0.0, "logs below level 2 hold no values"
         return found
 
@@ -136,13 +154,17 @@ class Pairs:
     def sampled(self) -> NDArray[np.bool_]:
         """Whether both runs have the same samples."""
         lengths = self.gatherings[0].lengths[self.ours]
-        found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (lengths >= 0)
+        found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (
+            lengths >= 0
+        )
         return found
 
     @cached_property
     def segments(self) -> Segments:
         """Of the values of each: its samples, or statistics instead of them."""
-        return Segments.of(np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist())
+        return Segments.of(
+            np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
+        )
 
     @cached_property
     def _reading(self) -> tuple[Places, Places, Places, Places]:
@@ -159,7 +181,9 @@ class Pairs:
         """Of both, one tensor after the other."""
         to, first, second, rest = self._reading
         found = np.empty(self.segments.size), np.empty(self.segments.size)
-        for values, table, places, which in zip(found, tables, (first, second), (self.ours, self.theirs), strict=True):
+        for values, table, places, which in zip(
+            found, tables, (first, second), (self.ours, self.theirs), strict=True
+        ):
             values[to] = table.samples[places]
             if len(rest):
                 values[rest] = table.statistics()[which[~self.sampled]].reshape(-1)
@@ -207,17 +231,30 @@ class Pairs:
         for at, (verdict, distance, why) in self.fixed.items():
             verdicts[at], distances[at], words[at] = verdict, distance, why
             bounds[at] = bounds[at] if verdict == "fault" else 0.0
-        parted = np.array([at for at, verdict in enumerate(verdicts) if verdict == "fault" and at not in words], np.int64)
-        return Judged(verdicts, distances, bounds, words | self.looks(parted, values, ratios), values)
+        parted = np.array(
+            [at for at, verdict in enumerate(verdicts) if verdict == "fault" and at not in words],
+            np.int64,
+        )
+        return Judged(
+            verdicts, distances, bounds, words | self.looks(parted, values, ratios), values
+        )
 
-    def looks(self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]) -> dict[int, str]:
+    def looks(
+        self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]
+    ) -> dict[int, str]:
         """What the differences of these look like."""
         if not len(which):
             return {}
         elements = self.segments.elements(which)
         phases = [self.tensors[at][0].name.phase for at in which.tolist()]
         own = Segments.of(self.segments.lengths[which].tolist())
-        return dict(zip(which.tolist(), causes(values[0][elements], values[1][elements], own, ratios, phases), strict=True))
+        return dict(
+            zip(
+                which.tolist(),
+                causes(values[0][elements], values[1][elements], own, ratios, phases),
+                strict=True,
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +298,9 @@ class Pairing:
         )
         self.ours, self.theirs = _alike(*shared)
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
-        self.sections = tuple({section(entry.name) for entry in entries} for entries in (self.ours, self.theirs))
+        self.sections = tuple(
+            {section(entry.name) for entry in entries} for entries in (self.ours, self.theirs)
+        )
         known = {key(entry.name): at for at, entry in enumerate(self.theirs)}
         # What is left of `known` is in B alone.
         found = [(at, known.pop(key(entry.name), None)) for at, entry in enumerate(self.ours)]
@@ -269,9 +308,15 @@ class Pairing:
         both = [(at, other) for at, other in found if other is not None]
         late = [self.ours[at].name.phase == "update" for at, _ in both]
         self.early, self.late = (
-            self._pairs([pair for pair, is_late in zip(both, late, strict=True) if is_late is wanted]) for wanted in (False, True)
+            self._pairs(
+                [pair for pair, is_late in zip(both, late, strict=True) if is_late is wanted]
+            )
+            for wanted in (False, True)
         )
-        names = [*(self.ours[at].name for at, _ in found), *(self.theirs[at].name for at in self.alone[1])]
+        names = [
+            *(self.ours[at].name for at, _ in found),
+            *(self.theirs[at].name for at in self.alone[1]),
+        ]
         self.order = sorted(range(len(names)), key=lambda at: first.order(names[at]))
         self._by_section: dict[Section, list[int]] = defaultdict(list)
         for at, entry in enumerate(self.theirs):
@@ -281,7 +326,11 @@ class Pairing:
     def _pairs(self, rows: Sequence[tuple[int, int]]) -> Pairs:
         ours, theirs = (np.array([row[side] for row in rows], np.int64) for side in (0, 1))
         return Pairs(
-            self.gatherings, ours, theirs, tuple((self.ours[at], self.theirs[other]) for at, other in rows), self._partial
+            self.gatherings,
+            ours,
+            theirs,
+            tuple((self.ours[at], self.theirs[other]) for at, other in rows),
+            self._partial,
         )
 
     def scales(self, table: Table) -> Mapping[Section, float]:

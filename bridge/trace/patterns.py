@@ -18,7 +18,11 @@ SAME = 1e-6
 
 
 def causes(
-    values: Floats, others: Floats, segments: Segments, ratios: Mapping[str, float], phases: Sequence[str] = ()
+    values: Floats,
+    others: Floats,
+    segments: Segments,
+    ratios: Mapping[str, float],
+    phases: Sequence[str] = (),
 ) -> list[str]:
     """What the difference of each tensor looks like, in words: A's `values` against B's, in that phase of a step. Elements lie
     one tensor after the other in `segments`.
@@ -28,14 +32,24 @@ def causes(
         product = segments.sums(values * others)
         # Least squares: the multiple of B that is nearest to A, and the share that it leaves.
         factors = product / np.maximum(sizes**2, TINY)
-        rest = np.sqrt(segments.sums((values - segments.spread(factors) * others) ** 2)) / np.maximum(norms, TINY)
+        rest = np.sqrt(
+            segments.sums((values - segments.spread(factors) * others) ** 2)
+        ) / np.maximum(norms, TINY)
         alike = product / (sizes * norms)
     same = _same(values, others, segments)
     # The same values whatever their order: each tensor's are sorted within its own segment.
     ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
     again = _same(ours, theirs, segments)
     found = []
-    rows = zip(norms.tolist(), sizes.tolist(), factors.tolist(), rest.tolist(), alike.tolist(), again.tolist(), strict=True)
+    rows = zip(
+        norms.tolist(),
+        sizes.tolist(),
+        factors.tolist(),
+        rest.tolist(),
+        alike.tolist(),
+        again.tolist(),
+        strict=True,
+    )
     for at, (norm, size, factor, left, cosine, other_order) in enumerate(rows):
         if not size or not norm:
             found.append("A is all zeros" if size else "B is all zeros")
@@ -72,7 +86,10 @@ TINY = 1e-300
 
 def _factor(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
-        for wanted, words in ((size, f"the number of {what}"), (1 / size, f"one over the number of {what}")):
+        for wanted, words in (
+            (size, f"the number of {what}"),
+            (1 / size, f"one over the number of {what}"),
+        ):
             if abs(factor - wanted) <= CLOSE * wanted:
                 return f"A is {factor:.6g} times B: {words}"
     return f"A is {factor:.6g} times B"

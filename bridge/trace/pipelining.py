@@ -23,7 +23,9 @@ def stages_of(target: Any) -> tuple[Any, ...]:
     if hasattr(target, "submod") and hasattr(target, "stage_index"):
         return (target,)
     found = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
-    return tuple(stage for stage in found if hasattr(stage, "submod") and hasattr(stage, "stage_index"))
+    return tuple(
+        stage for stage in found if hasattr(stage, "submod") and hasattr(stage, "stage_index")
+    )
 
 
 class Stages(nn.Module):
@@ -55,7 +57,9 @@ class PipelineSource(ModuleSource):
         self._counts = [0] * len(self.stages)
         self.number = int(getattr(schedule, "_n_microbatches", 0)) or None
         self.scaled = bool(getattr(schedule, "scale_grads", False))
-        super().__init__(Stages(self.stages, self._apart), optimizer, self.number, mesh_of(self.stages[0]))
+        super().__init__(
+            Stages(self.stages, self._apart), optimizer, self.number, mesh_of(self.stages[0])
+        )
 
     def _enter(self) -> None:
         for index, stage in enumerate(self.stages):
@@ -111,7 +115,11 @@ class PipelineSource(ModuleSource):
         place = max(self._counts[self._running] - 1, 0)
         if self.number is None:
             return Now(self._step, place, None, part=(self.data.index, self.data.size))
-        return Now(self._step, place % self.number * self.data.size + self.data.index, self.number * self.data.size)
+        return Now(
+            self._step,
+            place % self.number * self.data.size + self.data.index,
+            self.number * self.data.size,
+        )
 
     def _name(self, stage: int, name: str) -> str:
         return f"stage{stage}.{name}".removesuffix(".") if self._apart else name
@@ -129,7 +137,10 @@ class PipelineSource(ModuleSource):
 
     def factors(self) -> Mapping[Unit, float]:
         """A schedule that scales gradients does so at the end of a step."""
-        return {"parameter": 1.0, "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1)}
+        return {
+            "parameter": 1.0,
+            "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1),
+        }
 
     @property
     def entrance(self) -> str:
@@ -147,8 +158,13 @@ def mesh_of(stage: Any) -> Comm:
     size = stage.group_size
     ranks = tuple(dist.get_process_group_ranks(stage.group or dist.group.WORLD))
     # The first axis is the fastest: pipeline ranks are far apart, or next to each other.
-    grids = (Mesh({"data": world // size, "pipeline": size}), Mesh({"pipeline": size, "data": world // size}))
+    grids = (
+        Mesh({"data": world // size, "pipeline": size}),
+        Mesh({"pipeline": size, "data": world // size}),
+    )
     found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
     if found is None:
-        raise BridgeError(f"attach: found pipeline ranks {ranks} of {world}, expected a row of a grid of pipeline and data ranks")
+        raise BridgeError(
+            f"attach: found pipeline ranks {ranks} of {world}, expected a row of a grid of pipeline and data ranks"
+        )
     return Comm(found, rank)

@@ -30,14 +30,18 @@ class Placement:
         return cls(shape, (0,) * len(shape), shape, 0, prod(shape), replicas)
 
     @classmethod
-    def box(cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()) -> Placement:
+    def box(
+        cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()
+    ) -> Placement:
         """A rectangular part."""
         return cls(whole, offsets, sizes, 0, prod(sizes), replicas)
 
     def split(self, dim: int, index: int, parts: int) -> Placement:
         """The whole of which this is part `index` of equal `parts` along `dim`."""
         size, change = self.sizes[dim], {dim: self.sizes[dim] * index}
-        whole = tuple(length * parts if at == dim else length for at, length in enumerate(self.whole))
+        whole = tuple(
+            length * parts if at == dim else length for at, length in enumerate(self.whole)
+        )
         offsets = tuple(offset + change.get(at, 0) for at, offset in enumerate(self.offsets))
         assert size * parts == whole[dim], "parts along a dimension are equal"
         return Placement(whole, offsets, self.sizes, self.start, self.stop, self.replicas)

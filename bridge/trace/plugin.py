@@ -26,11 +26,15 @@ def same_run(first: Folder, second: Folder) -> None:
     found = compare(Run.read(first), Run.read(second), every=False)
     parted, why = found.divergence, found.diagnosis
     if parted is not None:
-        settings = [f"settings differ: {setting}" for setting in found.settings if not setting.layout]
+        settings = [
+            f"settings differ: {setting}" for setting in found.settings if not setting.layout
+        ]
         told = [f"they part at {parted.name}: {parted.verdict}; {parted.cause}", *settings]
         if why is not None:
             told += [f"cause: {why.claim}"] if why.claim else []
             told += [f"evidence: {line}" for line in why.evidence]
         raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(told))
     if not any(line.verdict in ("equal", "rounding") for line in found.lines):
-        raise AssertionError(f"{first} and {second}: no tensor was logged with values in both: nothing is proved")
+        raise AssertionError(
+            f"{first} and {second}: no tensor was logged with values in both: nothing is proved"
+        )

@@ -25,7 +25,9 @@ class Roots:
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if not recomputing() and isinstance(several, list | tuple):
-            self._found += [root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1]
+            self._found += [
+                root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1
+            ]
 
     def take(self) -> float | None:
         """Their sum, as passes of one step share its loss; None if there was none. Waits for it."""

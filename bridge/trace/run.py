@@ -56,7 +56,9 @@ class Part:
         if found is None:
             raise SourceError(f"{path}: it has no tensor {shown(key)}; it is damaged")
         if found.dim() != 1 or (count is not None and len(found) != count):
-            raise SourceError(f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged")
+            raise SourceError(
+                f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged"
+            )
         return found.double()
 
 
@@ -64,14 +66,18 @@ class Part:
 def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
     """A file's tensors, read once; `written`, its time, tells it from a later one of that name."""
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
-        raise SourceError(f"{path}: it is not what was written, {STEPS} has another digest; it is damaged")
+        raise SourceError(
+            f"{path}: it is not what was written, {STEPS} has another digest; it is damaged"
+        )
     return load_file(regular(path, path.parent.parent))
 
 
 def _room(elements: int, present: int, name: object) -> None:
     """Raises `SourceError` if a tensor is too large for what was logged of it, so that its log cannot be right."""
     if elements > MOST_MISSING * max(present, 1):
-        raise SourceError(f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged")
+        raise SourceError(
+            f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,16 @@ class Entry:
         first = {place(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
             part = first[place(copy.record.placement)]
-            if (copy.record.summary, copy.record.factor) != (part.record.summary, part.record.factor):
-                yield copy, Entry(self.name, tuple(copy if other is part else other for other in self.parts))
+            if (copy.record.summary, copy.record.factor) != (
+                part.record.summary,
+                part.record.factor,
+            ):
+                yield (
+                    copy,
+                    Entry(
+                        self.name, tuple(copy if other is part else other for other in self.parts)
+                    ),
+                )
 
     @property
     def first(self) -> Record:
@@ -106,12 +120,20 @@ class Entry:
     @property
     def missing(self) -> int:
         """Elements of which no rank logged anything."""
-        return 0 if self.joined else prod(self.shape) - sum(part.record.placement.count for part in self.parts)
+        return (
+            0
+            if self.joined
+            else prod(self.shape) - sum(part.record.placement.count for part in self.parts)
+        )
 
     @cached_property
     def summary(self) -> Summary | None:
         """Of all parts; None below level 2."""
-        found = [_scaled(part.record.summary, part.record.factor) for part in self.parts if part.record.summary]
+        found = [
+            _scaled(part.record.summary, part.record.factor)
+            for part in self.parts
+            if part.record.summary
+        ]
         return Summary.merged(found) if found else None
 
     @cached_property
@@ -124,13 +146,23 @@ class Entry:
         found = [part for part in self.parts if part.record.samples]
         if not found:
             return None
-        if len(found) == 1 and found[0].record.placement.complete:  # as most are: all samples, in order
-            only = found[0].tensor(found[0].record.samples, len(sampled(self.shape, self.first.level)))
+        if (
+            len(found) == 1 and found[0].record.placement.complete
+        ):  # as most are: all samples, in order
+            only = found[0].tensor(
+                found[0].record.samples, len(sampled(self.shape, self.first.level))
+            )
             return None if only is None else only * found[0].record.factor
         values = [part.tensor(part.record.samples) for part in found]
         # Before memory is taken: a shape that is damaged must not ask for all of it.
-        _room(min(prod(self.shape), 2**self.first.level), sum(len(part) for part in values if part is not None), self.name)
-        samples = torch.full((len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64)
+        _room(
+            min(prod(self.shape), 2**self.first.level),
+            sum(len(part) for part in values if part is not None),
+            self.name,
+        )
+        samples = torch.full(
+            (len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64
+        )
         for part, held in zip(found, values, strict=True):
             assert held is not None, "asked only where there are samples"
             key = part.record.samples
@@ -152,7 +184,9 @@ class Entry:
         flat = torch.full((prod(self.shape),), math.nan, dtype=torch.float64)
         for part in self.parts:
             if part.record.placement.whole != self.shape:
-                raise SourceError(f"{part.folder}: {self.name}: found a part of a tensor of another shape; it is damaged")
+                raise SourceError(
+                    f"{part.folder}: {self.name}: found a part of a tensor of another shape; it is damaged"
+                )
             if (values := part.tensor(part.record.full, part.record.placement.count)) is not None:
                 flat[part.record.placement.places()] = values * part.record.factor
         return flat.view(self.shape)
@@ -162,7 +196,9 @@ class Entry:
         found: dict[int, list[Summary]] = defaultdict(list)
         for part in self.parts:
             if part.record.microbatch is not None and part.record.summary:
-                found[part.record.microbatch].append(_scaled(part.record.summary, part.record.factor))
+                found[part.record.microbatch].append(
+                    _scaled(part.record.summary, part.record.factor)
+                )
         return {index: Summary.merged(summaries) for index, summaries in sorted(found.items())}
 
 
@@ -186,7 +222,10 @@ class Run:
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
         about = head(path)
         sealed, ranks = about["format"] != UNSEALED, range(about["ranks"])
-        logged = {rank_folder(path, rank): {line.step: line for line in lines(path, rank, sealed)} for rank in ranks}
+        logged = {
+            rank_folder(path, rank): {line.step: line for line in lines(path, rank, sealed)}
+            for rank in ranks
+        }
         return cls(path, about, logged)
 
     @property
@@ -195,13 +234,18 @@ class Run:
         axes = [f"{axis} {size}" for axis, size in self.about.get("mesh", {}).items() if size > 1]
         count = self.about.get("accumulation")
         word = "microbatch" if count == 1 else "microbatches"
-        passes = "microbatches as they came" if count is None else f"{count} {word} of a rank in a step"
+        passes = (
+            "microbatches as they came" if count is None else f"{count} {word} of a rank in a step"
+        )
         return f"{self.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What is not in this log, in words."""
-        found, left = [*notes(self.keep), *self.filter.notes()], [step for step in self.steps if step not in self._kept]
+        found, left = (
+            [*notes(self.keep), *self.filter.notes()],
+            [step for step in self.steps if step not in self._kept],
+        )
         if left:
             budget = f"for its budget of {self.keep.get('budget')} bytes"
             found.append(
@@ -222,7 +266,11 @@ class Run:
 
     @cached_property
     def _kept(self) -> frozenset[int]:
-        return frozenset(step for step in self.steps if not any(lines[step].left for lines in self.lines.values()))
+        return frozenset(
+            step
+            for step in self.steps
+            if not any(lines[step].left for lines in self.lines.values())
+        )
 
     @cached_property
     def logged(self) -> tuple[int, ...]:
@@ -247,7 +295,11 @@ class Run:
         found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
         for part in parts:
             found[part.record.name][place(part.record.placement)].append(part)
-        entries = (entry for name, places in found.items() for entry in _wholes(name, list(places.values())))
+        entries = (
+            entry
+            for name, places in found.items()
+            for entry in _wholes(name, list(places.values()))
+        )
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
     def order(self, name: Name) -> Any:
@@ -269,8 +321,12 @@ class Run:
         """The layers of which the first rank logged an output, in the order of its first step that has some."""
         known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
         for step in self.logged[:LOOKED]:
-            names = [part.record.name for part in self._of(rank_folder(self.folder, 0), first[step])]
-            found = dict.fromkeys(name.layer for name in names if (name.phase, name.kind) == ("forward", "output"))
+            names = [
+                part.record.name for part in self._of(rank_folder(self.folder, 0), first[step])
+            ]
+            found = dict.fromkeys(
+                name.layer for name in names if (name.phase, name.kind) == ("forward", "output")
+            )
             if found:
                 return [layer for layer in found if layer in known]
         return []
@@ -286,7 +342,10 @@ class Run:
 
     def _of(self, folder: Path, line: Line) -> Iterator[Part]:
         content, where = line.read(), f"{folder / STEPS}: step {line.step}"
-        yield from (Part(record(fields, line.step, where), folder, content.tensors) for fields in content.records)
+        yield from (
+            Part(record(fields, line.step, where), folder, content.tensors)
+            for fields in content.records
+        )
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
@@ -297,8 +356,16 @@ def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
     for parts in copies:
         wholes[parts[0].record.placement.whole].append(parts)
     for number, found in enumerate(wholes.values()):
-        own = name if len(wholes) == 1 else name._replace(tensor=f"{name.tensor} {APART} {number}".strip())
-        yield Entry(own, tuple(parts[0] for parts in found), tuple(part for parts in found for part in parts[1:]))
+        own = (
+            name
+            if len(wholes) == 1
+            else name._replace(tensor=f"{name.tensor} {APART} {number}".strip())
+        )
+        yield Entry(
+            own,
+            tuple(parts[0] for parts in found),
+            tuple(part for parts in found for part in parts[1:]),
+        )
 
 
 APART = "part"
@@ -311,7 +378,11 @@ def place(placement: Placement) -> Any:
 
 
 def _scaled(summary: Summary, factor: float) -> Summary:
-    low, high = sorted((summary.low * factor, summary.high * factor)) if summary.finite else (math.inf, -math.inf)
+    low, high = (
+        sorted((summary.low * factor, summary.high * factor))
+        if summary.finite
+        else (math.inf, -math.inf)
+    )
     # not `factor**2`, which is an error where it is beyond a float
     total, squares = summary.total * factor, summary.squares * factor * factor
     return replace(summary, total=total, squares=squares, low=low, high=high)

@@ -89,7 +89,9 @@ class Line:
                 file.seek(self.begin)
                 raw = file.read(self.size)
         except OSError as error:
-            raise SourceError(f"{self.path}: {error.strerror}; expected a file that can be read") from None
+            raise SourceError(
+                f"{self.path}: {error.strerror}; expected a file that can be read"
+            ) from None
         found = _parsed(raw, self.where, self.sealed)
         return _content(found, self.step, self.where)
 
@@ -110,9 +112,14 @@ def head(run: Path) -> dict[str, Any]:
     try:
         Head.model_validate(found)
     except ValidationError as error:
-        raise SourceError(*(_problem(path, one) for one in error.errors(include_url=False)[:5])) from None
+        raise SourceError(
+            *(_problem(path, one) for one in error.errors(include_url=False)[:5])
+        ) from None
     unknown = (name for name in found.get("formats", ()) if not _is_format(name))
-    SourceError.raise_if(f"{path}: formats: found {shown(name)}, which torch does not have; it is damaged" for name in unknown)
+    SourceError.raise_if(
+        f"{path}: formats: found {shown(name)}, which torch does not have; it is damaged"
+        for name in unknown
+    )
     return found
 
 
@@ -173,7 +180,10 @@ def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
 def _holds(raw: bytes) -> bool:
     """Whether a line is what was written."""
     seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
-    return seal is not None and hashlib.sha256(memoryview(raw)[: seal.start()]).hexdigest() == seal[1].decode()
+    return (
+        seal is not None
+        and hashlib.sha256(memoryview(raw)[: seal.start()]).hexdigest() == seal[1].decode()
+    )
 
 
 def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
@@ -188,7 +198,9 @@ def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise SourceError(f"{where}: not UTF-8 at byte {error.start} of the line; the file is damaged") from None
+        raise SourceError(
+            f"{where}: not UTF-8 at byte {error.start} of the line; the file is damaged"
+        ) from None
     return unseal(text, where) if sealed else parsed(text, where)
 
 
@@ -197,7 +209,11 @@ NO_LINE = "expected a line of a log, with its step and records; it is damaged"
 
 def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
     records, tensors, loss = found.get("records"), found.get("tensors"), found.get("loss")
-    right = found.get("step") == step and isinstance(tensors, str | None) and isinstance(loss, float | int | None)
+    right = (
+        found.get("step") == step
+        and isinstance(tensors, str | None)
+        and isinstance(loss, float | int | None)
+    )
     if not right or not isinstance(records, list):
         raise SourceError(f"{where}: {NO_LINE}")
     return Content(records, tensors, loss)
@@ -230,7 +246,11 @@ def _reason(found: Record, step: int) -> str:
         return f"found level {found.level}, expected 0 to {MOST_LEVEL}"
     if not _is_format(found.dtype):
         return f"found number format {shown(found.dtype)}, which torch does not have"
-    return "" if _possible(found.placement) else f"found a part {shown(found.placement)} that does not lie in its whole"
+    return (
+        ""
+        if _possible(found.placement)
+        else f"found a part {shown(found.placement)} that does not lie in its whole"
+    )
 
 
 def _is_format(name: str) -> bool:
@@ -242,8 +262,13 @@ def _possible(place: Placement) -> bool:
         return False
     each = zip(place.offsets, place.sizes, place.whole, strict=True)
     # Below 2^62, so that what is worked out with them stays within 64 bits.
-    inner = all(offset >= 0 and size >= 0 and offset + size <= length < 2**62 for offset, size, length in each)
-    return inner and prod(place.whole) < 2**62 and 0 <= place.start <= place.stop <= prod(place.sizes)
+    inner = all(
+        offset >= 0 and size >= 0 and offset + size <= length < 2**62
+        for offset, size, length in each
+    )
+    return (
+        inner and prod(place.whole) < 2**62 and 0 <= place.start <= place.stop <= prod(place.sizes)
+    )
 
 
 def _problem(where: object, problem: Any) -> str:

@@ -57,5 +57,7 @@ class Segments:
 def ranges(begins: Places, lengths: Places) -> Places:
     """The whole numbers from each of `begins` on, as many as its length, one range behind the other."""
     ends = np.cumsum(lengths)
-    found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
+    found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        begins - (ends - lengths), lengths
+    )
     return found

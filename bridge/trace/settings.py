@@ -21,9 +21,27 @@ class Setting:
         return f"{self.path}: {self.first} in A, {self.second} in B"
 
 
-LAYOUT = ("parallel.", "batch.", "zero.", "schedule.", "stages.", "recompute.", "debug.", "accumulation", "zero_optimization.")
+LAYOUT = (
+    "parallel.",
+    "batch.",
+    "zero.",
+    "schedule.",
+    "stages.",
+    "recompute.",
+    "debug.",
+    "accumulation",
+    "zero_optimization.",
+)
 """Settings that begin so decide who computes what, or what is logged."""
-SPEED = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "decoupled_weight_decay", "param_names")
+SPEED = (
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "initial_lr",
+    "decoupled_weight_decay",
+    "param_names",
+)
 """Settings of torch's optimizers that are no numbers of the update, or follow from its class."""
 SHARED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.name", "optimizer"),
@@ -45,22 +63,41 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Se
         ours, theirs = _shared(ours), _shared(theirs)
         pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     else:
-        pairs = [(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))]
-    found = [Setting(name, one, other, name.startswith(LAYOUT)) for name, one, other in pairs if not _same(one, other)]
+        pairs = [
+            (name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))
+        ]
+    found = [
+        Setting(name, one, other, name.startswith(LAYOUT))
+        for name, one, other in pairs
+        if not _same(one, other)
+    ]
     if first.get("mesh", {}) != second.get("mesh", {}):
         found.append(Setting("ranks", _told(first), _told(second), True))
     if sorted(first.get("formats", ())) != sorted(second.get("formats", ())):
-        found.append(Setting("number formats", ", ".join(first.get("formats", ())), ", ".join(second.get("formats", ()))))
+        found.append(
+            Setting(
+                "number formats",
+                ", ".join(first.get("formats", ())),
+                ", ".join(second.get("formats", ())),
+            )
+        )
     return tuple(sorted(found, key=lambda setting: setting.layout))
 
 
 def _told(about: Mapping[str, Any]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in about.get("mesh", {}).items() if size > 1) or "one"
+    return (
+        ", ".join(f"{axis} {size}" for axis, size in about.get("mesh", {}).items() if size > 1)
+        or "one"
+    )
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name, without those of `SPEED`; a text that spells a number or a list becomes one."""
-    return {name: _value(value) for name, value in settings.items() if name.rpartition(".")[2] not in SPEED}
+    return {
+        name: _value(value)
+        for name, value in settings.items()
+        if name.rpartition(".")[2] not in SPEED
+    }
 
 
 def _value(value: Any) -> Any:
@@ -74,8 +111,15 @@ def _value(value: Any) -> Any:
 
 
 def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: [settings[key] for key in keys if settings.get(key) is not None] for name, keys in SHARED.items()}
-    return {name: str(values[0]).lower() if name == "optimizer" else values[0] for name, values in found.items() if values}
+    found = {
+        name: [settings[key] for key in keys if settings.get(key) is not None]
+        for name, keys in SHARED.items()
+    }
+    return {
+        name: str(values[0]).lower() if name == "optimizer" else values[0]
+        for name, values in found.items()
+        if values
+    }
 
 
 def _same(one: Any, other: Any) -> bool:

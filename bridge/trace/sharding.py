@@ -26,13 +26,17 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
 
     Of two or more dimensions over which batches are split, the last one shards and the first ones replicate.
     """
-    found = [weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)]
+    found = [
+        weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)
+    ]
     if not found or world == 1:
         return Mesh({"tensor": 1, "data": world})
     # Parts of a model may lie on meshes that are smaller than that of the whole.
     device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
     # Our first axis is the fastest, torch's the slowest.
-    axes = dict(zip(_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True))
+    axes = dict(
+        zip(_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True)
+    )
     # Ranks beyond the mesh hold copies of what lies on it.
     rest = world // device_mesh.size()
     if rest > 1:
@@ -48,7 +52,9 @@ def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
     names = device_mesh.mesh_dim_names or ("",) * device_mesh.ndim
     found: list[str] = []
     for name in reversed(names):
-        tensor = name in TENSOR_AXES or (device_mesh.ndim == 1 and not fully_sharded and name not in ("dp", "data", "fsdp"))
+        tensor = name in TENSOR_AXES or (
+            device_mesh.ndim == 1 and not fully_sharded and name not in ("dp", "data", "fsdp")
+        )
         wanted = "replica"
         if tensor and "tensor" not in found:
             wanted = "tensor"
@@ -81,7 +87,9 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
         # Partial sums, and shards that are strided: all ranks together make them whole.
         gathered: Tensor = tensor.full_tensor()
         return gathered, Placement.full(tuple(gathered.shape))
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     split: set[str | None] = set()
     for at, place in enumerate(tensor.placements):
         if not place.is_replicate():
@@ -91,7 +99,9 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
             split.add(next(same, None))
     alike = tuple(axis for axis in others if axis not in split) if None not in split else ()
     sizes = sizes if tensor._local_tensor.numel() else tuple(tensor._local_tensor.shape)
-    return tensor._local_tensor, Placement.box(tuple(tensor.shape), tuple(offsets), tuple(sizes), alike)
+    return tensor._local_tensor, Placement.box(
+        tuple(tensor.shape), tuple(offsets), tuple(sizes), alike
+    )
 
 
 def local(tensor: Any) -> Tensor:
@@ -110,7 +120,9 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 
 def in_boxes(tensor: Tensor) -> bool:
     """Whether each rank holds a box of it, so that where that lies is known without the others."""
-    return not isinstance(tensor, DTensor) or all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
+    return not isinstance(tensor, DTensor) or all(
+        type(placement) in (Shard, Replicate) for placement in tensor.placements
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,9 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
             pieces = list(_pieces(flat, _prefix(model, root)))
             found[id(flat)] = [piece for piece, _ in pieces]
             # An original parameter is a view that begins with its own elements.
-            found |= {id(own): [replace(piece, offset=0)] for piece, own in pieces if own is not None}
+            found |= {
+                id(own): [replace(piece, offset=0)] for piece, own in pieces if own is not None
+            }
     return found
 
 
@@ -153,11 +167,18 @@ def _prefix(model: nn.Module, wrapper: nn.Module) -> str:
 def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None]]:
     # With use_orig_params, these are the parameters that are views of the flat one.
     own = flat._params if flat._params is not None else [None] * len(flat._fqns)
-    for fqn, shape, part, parameter in zip(flat._fqns, flat._shapes, flat._shard_param_infos, own, strict=True):
-        name = ".".join(word for word in (*prefix.split("."), *fqn.split(".")) if word and word not in _HIDDEN)
+    for fqn, shape, part, parameter in zip(
+        flat._fqns, flat._shapes, flat._shard_param_infos, own, strict=True
+    ):
+        name = ".".join(
+            word for word in (*prefix.split("."), *fqn.split(".")) if word and word not in _HIDDEN
+        )
         if part.in_shard:
             start = part.intra_param_start_idx
-            yield Piece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard), parameter
+            yield (
+                Piece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard),
+                parameter,
+            )
         else:
             # Named even if nothing of it lies here: all ranks list the same tensors.
             yield Piece(name, tuple(shape), 0, 0, 0), parameter

@@ -65,7 +65,11 @@ class Summary:
     @property
     def std(self) -> float:
         """Of the finite elements, as a population."""
-        return math.sqrt(max(0.0, self.squares / self.finite - self.mean**2)) if self.finite else math.nan
+        return (
+            math.sqrt(max(0.0, self.squares / self.finite - self.mean**2))
+            if self.finite
+            else math.nan
+        )
 
     @property
     def norm(self) -> float:
@@ -96,7 +100,11 @@ EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
 
 def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
     # In fp32 at least: squares of 16-bit values run over. A copy in fp64 would take memory.
-    squares = torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32)).double().square()
+    squares = (
+        torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32))
+        .double()
+        .square()
+    )
     count = total.new_full((1,), finite.numel())
     return torch.cat([count, odd, torch.stack([total, squares, low.double(), high.double()])])
 

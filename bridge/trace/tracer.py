@@ -68,7 +68,9 @@ class Tracer:
         hidden: Collection[str] = getattr(self.source, "hidden", ())
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._wanted(INPUT):
-            self._handles.append(layers[self.source.entrance].register_forward_pre_hook(self._batch_hook))
+            self._handles.append(
+                layers[self.source.entrance].register_forward_pre_hook(self._batch_hook)
+            )
         for layer, module in layers.items():
             if self._wanted(OUTPUT):
                 self._handles.append(module.register_forward_hook(self._output_hook(layer)))
@@ -109,7 +111,9 @@ class Tracer:
         now = self.source.now()
         if module.training and not (now.again or recomputing()):
             for held in self.source.batch():
-                self._saw(now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement)
+                self._saw(
+                    now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement
+                )
 
     def _output_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -119,7 +123,16 @@ class Tracer:
                 call = self._call(now, layer, OUTPUT, again)
                 for index, tensor in _tensors(output):
                     placement = self.source.activation(layer, tensor, True)
-                    self._saw(now, "forward", layer, OUTPUT, (call + index).strip(), _plain(tensor), placement, again)
+                    self._saw(
+                        now,
+                        "forward",
+                        layer,
+                        OUTPUT,
+                        (call + index).strip(),
+                        _plain(tensor),
+                        placement,
+                        again,
+                    )
 
         return hook
 
@@ -173,7 +186,9 @@ class Tracer:
         placement: Placement,
         again: bool = False,
     ) -> None:
-        name = Name(now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor)
+        name = Name(
+            now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor
+        )
         batched: Callable[[Tensor], bool] = getattr(self.source, "batched", lambda tensor: True)
         if not batched(local):
             if kind == GRADIENT:

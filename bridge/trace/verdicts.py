@@ -8,7 +8,17 @@ from typing import Literal
 
 from bridge.trace.record import Name
 
-Verdict = Literal["equal", "rounding", "fault", "nan", "only in A", "only in B", "other shape", "too coarse", "unseen"]
+Verdict = Literal[
+    "equal",
+    "rounding",
+    "fault",
+    "nan",
+    "only in A",
+    "only in B",
+    "other shape",
+    "too coarse",
+    "unseen",
+]
 
 FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other shape")
 """Verdicts that rounding does not explain."""

@@ -93,7 +93,9 @@ class Suspect:
 
     def meaning(self, config: Config) -> Plan:
         """The plan of a changed config, with the same model."""
-        model = {path: value for path, value in self.plan.values().items() if path.startswith("model.")}
+        model = {
+            path: value for path, value in self.plan.values().items() if path.startswith("model.")
+        }
         return made(self.backend.meaning(config), model)
 
 
@@ -140,7 +142,9 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
     try:
         for trial in trials:
             optional = trial in suspect.backend.optional
-            config = without(config, trial) if optional else edited(config, _whole(trial, world), world)
+            config = (
+                without(config, trial) if optional else edited(config, _whole(trial, world), world)
+            )
     except BridgeError:
         return None
     return config if config.given != suspect.config.given else None
@@ -168,7 +172,9 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
     """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
-        if finding.effect.reaches(Effect.NUMBERS) and any(finding.id not in left for left in healed):
+        if finding.effect.reaches(Effect.NUMBERS) and any(
+            finding.id not in left for left in healed
+        ):
             yield f"{finding.path}: {finding.message}"
 
 
@@ -189,7 +195,9 @@ def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Confi
     left out.
     """
     for forms in TRIALS:
-        yield list(_forms(config, [partial(edited, config, _whole(form, world), world) for form in forms]))
+        yield list(
+            _forms(config, [partial(edited, config, _whole(form, world), world) for form in forms])
+        )
     for settings in backend.optional:
         yield list(_forms(config, [partial(without, config, settings)]))
 
@@ -213,7 +221,9 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The settings that changed, in the stack's words. An unset setting that is now off is left
     out, unless nothing else changed.
     """
-    changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
+    changed = [
+        path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
+    ]
     told = [path for path in changed if path in before or after[path]] or changed
     return " and ".join(f"{path} {_said(after.get(path))}" for path in told)
 
@@ -237,7 +247,9 @@ def plan_causes(
     felt = partial(_felt, source, bench, wanted, rounding)
     for changed in _alone(list(groups.values()), felt):
         told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
-        words = (f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told)
+        words = (
+            f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told
+        )
         yield tuple(changed), " and ".join(words)
 
 
@@ -248,7 +260,11 @@ def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Ite
     """The groups that are felt alone."""
     # By halves, since most groups are not felt: a half that is not felt as a whole needs no more
     # runs. If a half does not run, it is divided all the same.
-    found = felt({path: value for changed in groups for path, value in changed.items()}) if groups else False
+    found = (
+        felt({path: value for changed in groups for path, value in changed.items()})
+        if groups
+        else False
+    )
     if len(groups) > 1 and found is not False:
         middle = len(groups) // 2
         yield from (*_alone(groups[:middle], felt), *_alone(groups[middle:], felt))
@@ -256,12 +272,20 @@ def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Ite
         yield from groups
 
 
-def _felt(source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes) -> bool | None:
+def _felt(
+    source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes
+) -> bool | None:
     """Whether `changed` changes the numbers of `source`; None if the changed plan does not run."""
     with suppress(BridgeError):
         return parted(bench.expected(made(source, changed)), wanted, rounding)
     return None
 
 
-TOGETHER = ("batch.", "optimizer.schedule.", "optimizer.decay_ramp.", "precision.loss_scale.", "model.rotary.scaling.")
+TOGETHER = (
+    "batch.",
+    "optimizer.schedule.",
+    "optimizer.decay_ramp.",
+    "precision.loss_scale.",
+    "model.rotary.scaling.",
+)
 """Sections whose fields make sense only together."""

@@ -15,8 +15,25 @@ from bridge.dialect import Written
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.verify.cause import TRIALS, Bench, Suspect, known_misdeeds, plan_causes, plan_loss, stack_cures
-from bridge.verify.measure import LOSS, MARGIN, Distance, Measured, OtherModelError, Run, distance, parted
+from bridge.verify.cause import (
+    TRIALS,
+    Bench,
+    Suspect,
+    known_misdeeds,
+    plan_causes,
+    plan_loss,
+    stack_cures,
+)
+from bridge.verify.measure import (
+    LOSS,
+    MARGIN,
+    Distance,
+    Measured,
+    OtherModelError,
+    Run,
+    distance,
+    parted,
+)
 from bridge.verify.pair import Pair, Side, in_small
 from bridge.verify.size import TWO, is_taken, made, steps_for
 
@@ -62,7 +79,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """"differs" if any run gave other numbers, and "not run" if none did but no translation
+        """ "differs" if any run gave other numbers, and "not run" if none did but no translation
         ran. Otherwise "same" if both sides ran whole on their own stacks, else "in part".
         """
         if any(row.verdict == "differs" for row in self.rows):
@@ -78,8 +95,18 @@ class Report:
         """
         silent = [row for row in self.rows if row.written and row.verdict == "not run"]
         engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
-        idle = [f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"] if silent else []
-        taken = [f"{path} {before} -> {after}" for path, (before, after) in self.changes.items() if is_taken(path, before, after)]
+        idle = (
+            [
+                f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"
+            ]
+            if silent
+            else []
+        )
+        taken = [
+            f"{path} {before} -> {after}"
+            for path, (before, after) in self.changes.items()
+            if is_taken(path, before, after)
+        ]
         beside = [row.lacks for row in self.rows if row.lacks]
         # A difference that was found may well be one of these.
         hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
@@ -94,7 +121,10 @@ class Report:
             "no_script": list(self.nearest),
             "steps": self.steps,
             "ranks": self.world,
-            "changes": {path: {"before": before, "after": after} for path, (before, after) in self.changes.items()},
+            "changes": {
+                path: {"before": before, "after": after}
+                for path, (before, after) in self.changes.items()
+            },
             "rounding": _plain(self.rounding),
             "left_out": list(self.rounding.noise if self.rounding else ()),
             "runs": [_row(row) for row in self.rows],
@@ -116,7 +146,11 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _plain(distance: Distance | None) -> dict[str, Any] | None:
-    return {name: finite(value) for name, value in asdict(distance).items() if name != "noise"} if distance else None
+    return (
+        {name: finite(value) for name, value in asdict(distance).items() if name != "noise"}
+        if distance
+        else None
+    )
 
 
 def finite(value: Any) -> Any:
@@ -151,12 +185,24 @@ def verify(
     note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     # The same plan in the next wider format: its distance is what this format rounds away.
-    rounding = distance(bench.expected(_wider(plan)), reference).at_least(DIGITS.get(plan.precision.compute or "fp32", 0.0))
+    rounding = distance(bench.expected(_wider(plan)), reference).at_least(
+        DIGITS.get(plan.precision.compute or "fp32", 0.0)
+    )
     rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
-    court = Court(pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {})
-    told = (*(f"{path}: {message}" for path, message in pair.told), *(pair.nearest if pair.script else ()))
-    hidden, unwritten = tuple(f"not shown in {steps} steps: {line}" for line in told), () if pair.script else pair.nearest
-    return Report((*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, unwritten)
+    court = Court(
+        pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {}
+    )
+    told = (
+        *(f"{path}: {message}" for path, message in pair.told),
+        *(pair.nearest if pair.script else ()),
+    )
+    hidden, unwritten = (
+        tuple(f"not shown in {steps} steps: {line}" for line in told),
+        () if pair.script else pair.nearest,
+    )
+    return Report(
+        (*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, unwritten
+    )
 
 
 Note = Callable[[str], object]
@@ -181,7 +227,12 @@ def _wider(plan: Plan) -> Plan:
 
 def _exact(plan: Plan) -> Plan:
     """The plan with all numbers in fp64."""
-    formats = {"precision.compute": "fp64", "precision.reduce": "fp64", "precision.communicate": None, "precision.master": "fp64"}
+    formats = {
+        "precision.compute": "fp64",
+        "precision.reduce": "fp64",
+        "precision.communicate": None,
+        "precision.master": "fp64",
+    }
     return made(plan, formats)
 
 
@@ -222,7 +273,13 @@ class Court:
         config = self.pair.config(side)
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
-            return Row(side, config.dialect.title, True, "not run", "there is no engine of this stack to run it on")
+            return Row(
+                side,
+                config.dialect.title,
+                True,
+                "not run",
+                "there is no engine of this stack to run it on",
+            )
         row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
         # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
         if row.verdict != "same" or self.finer is None:
@@ -230,19 +287,35 @@ class Court:
         finer = self.finer._written(side, meant)
         if finer.verdict != "differs":
             return row
-        return replace(row, verdict="differs", cause=f"in fp32 {finer.cause}", measured=finer.measured, distance=finer.distance)
+        return replace(
+            row,
+            verdict="differs",
+            cause=f"in fp32 {finer.cause}",
+            measured=finer.measured,
+            distance=finer.distance,
+        )
 
     def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
         """The row of a side on its own stack: by its `script`, or, if there is none that runs, by
         the file in a script of ours.
         """
-        title = f"{backend.title} {backend.release or ''}".strip() + (", its script and model" if script else "")
-        run = partial(self.bench.measure, Run(backend, self.pair.config(side), script=script), self.pair.plans[side])
-        row = self._judged(Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant))
+        title = f"{backend.title} {backend.release or ''}".strip() + (
+            ", its script and model" if script else ""
+        )
+        run = partial(
+            self.bench.measure,
+            Run(backend, self.pair.config(side), script=script),
+            self.pair.plans[side],
+        )
+        row = self._judged(
+            Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant)
+        )
         if script is None or row.verdict != "not run":
             return row
         alone = self._ran(side, backend, meant, None)
-        return replace(alone, lacks=f"the script and the model's config.json did not run: {row.cause}")
+        return replace(
+            alone, lacks=f"the script and the model's config.json did not run: {row.cause}"
+        )
 
     @cached_property
     def finer(self) -> Court | None:
@@ -256,13 +329,20 @@ class Court:
             return None
         plans: dict[Side, Plan] = {side: made(plan, FP32) for side, plan in self.pair.plans.items()}
         try:
-            configs = {side: in_small(self.pair.config(side), FP32, self.pair.size, self.backends) for side in plans}
+            configs = {
+                side: in_small(self.pair.config(side), FP32, self.pair.size, self.backends)
+                for side in plans
+            }
         except BridgeError:
             return None
         reference = self.bench.expected(plans["source"])
-        rounding = distance(self.bench.expected(_wider(plans["source"])), reference).at_least(DIGITS["fp32"])
+        rounding = distance(self.bench.expected(_wider(plans["source"])), reference).at_least(
+            DIGITS["fp32"]
+        )
         pair = replace(self.pair, source=configs["source"], target=configs["target"], plans=plans)
-        court = replace(self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), scaled=False)
+        court = replace(
+            self, pair=pair, reference=reference, rounding=replace(rounding, scale=""), scaled=False
+        )
         return replace(court, note=self._note_in_fp32)
 
     def _note_in_fp32(self, line: str) -> None:
@@ -309,7 +389,9 @@ class Court:
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
         # schedule.
         first, expected = measured.steps[0], self.reference.steps[0]
-        if _far(first.loss, expected.loss, self.rounding.loss) or _far(first.grad_norm, expected.grad_norm, self.rounding.norm):
+        if _far(first.loss, expected.loss, self.rounding.loss) or _far(
+            first.grad_norm, expected.grad_norm, self.rounding.norm
+        ):
             told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
             return f"the model's config.json, or what the script makes of it, is another model: {told}, {wanted}; {same}"
@@ -318,7 +400,10 @@ class Court:
 
     def _elsewhere(self) -> Iterator[Row]:
         """Rows of the source's plan on engines of other stacks."""
-        plan, own = self.pair.plans["source"], {self.pair.source.dialect.name, self.pair.target.dialect.name}
+        plan, own = (
+            self.pair.plans["source"],
+            {self.pair.source.dialect.name, self.pair.target.dialect.name},
+        )
         for name, backend in self.backends.items():
             if name in own or backend.release is None:
                 continue
@@ -335,7 +420,11 @@ class Court:
         if these show no difference.
         """
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
-        row = self._judged(Row("target", NATIVE.title, False, "same"), partial(self.bench.expected, theirs), self._changed)
+        row = self._judged(
+            Row("target", NATIVE.title, False, "same"),
+            partial(self.bench.expected, theirs),
+            self._changed,
+        )
         if row.verdict != "same":
             return row
         mine, theirs = _exact(mine), _exact(theirs)
@@ -344,13 +433,16 @@ class Court:
         further = gap.beyond(EXACT)
         if not further:
             return row
-        words = f"in fp64 {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+        words = (
+            f"in fp64 {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+        )
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _changed(self, measured: Measured) -> str:
-        """The fields that the translation changed, in words, by runs in the formats of the plans.
-        """
-        return self._translated(self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding)
+        """The fields that the translation changed, in words, by runs in the formats of the plans."""
+        return self._translated(
+            self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
+        )
 
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """The fields that the translation changed and that change numbers, in words."""
@@ -360,20 +452,46 @@ class Court:
         found = [f"{words}{self.pair.said(paths)}" for paths, words in causes]
         return f"{self.pair.fault}, it means something else: {'; '.join(found) or 'several fields together'}"
 
-    def _judged(self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]) -> Row:
-        self.note(f"{row.engine}: " + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means"))
+    def _judged(
+        self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]
+    ) -> Row:
+        self.note(
+            f"{row.engine}: "
+            + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means")
+        )
         try:
             measured = run()
         except BridgeError as error:
-            return Row(row.side, row.engine, row.written, "not run", "; ".join(dict.fromkeys(error.problems)))
+            return Row(
+                row.side,
+                row.engine,
+                row.written,
+                "not run",
+                "; ".join(dict.fromkeys(error.problems)),
+            )
         try:
             gap = distance(measured, self.reference, self.rounding.noise)
             gap = gap if self.scaled else replace(gap, scale="")
         except OtherModelError as error:
-            return Row(row.side, row.engine, row.written, "differs", f"{error.problems[0]}: {cause(measured)}", measured)
+            return Row(
+                row.side,
+                row.engine,
+                row.written,
+                "differs",
+                f"{error.problems[0]}: {cause(measured)}",
+                measured,
+            )
         further = gap.beyond(self.rounding)
         words = f"{in_numbers(further, gap)}: {cause(measured)}" if further else ""
-        return Row(row.side, row.engine, row.written, "differs" if further else "same", words, measured, gap)
+        return Row(
+            row.side,
+            row.engine,
+            row.written,
+            "differs" if further else "same",
+            words,
+            measured,
+            gap,
+        )
 
 
 def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:

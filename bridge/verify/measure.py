@@ -105,7 +105,9 @@ def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Me
         trainer.close()
 
 
-def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start: Path | None) -> Measured:
+def _train(
+    trainer: Trainer, workload: Workload, steps: int, padded: bool, start: Path | None
+) -> Measured:
     first = trainer.resume(start) if start else 0
     shape = workload.architecture
     drawn = workload.folder is not None
@@ -119,7 +121,9 @@ def _train(trainer: Trainer, workload: Workload, steps: int, padded: bool, start
     return Measured(tuple(done), tuple(weights), first)
 
 
-def batches(text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False) -> Iterator[Batch]:
+def batches(
+    text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False
+) -> Iterator[Batch]:
     """This data rank's microbatches of a step: tokens and targets, each (rows, sequence). Every
     layout with the same global batch takes the same samples in a step.
     """
@@ -133,7 +137,9 @@ def batches(text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool
         tokens = torch.stack([text.sample(first + row) for row in range(rows)])
         targets = tokens[:, 1:].contiguous()
         if padded:
-            targets[[row for row in range(rows) if (first + row) % 3 == 0], text.sequence // 2 :] = IGNORED
+            targets[
+                [row for row in range(rows) if (first + row) % 3 == 0], text.sequence // 2 :
+            ] = IGNORED
         yield tokens[:, :-1].contiguous(), targets
 
 
@@ -168,14 +174,21 @@ class Distance:
         """
         # A loss averages over many tokens and a norm over many weights, an update over nothing.
         norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
-        return replace(self, loss=max(self.loss, digits / 80), norm=norm, update=max(self.update, digits * 2), share=1 - share)
+        return replace(
+            self,
+            loss=max(self.loss, digits / 80),
+            norm=norm,
+            update=max(self.update, digits * 2),
+            share=1 - share,
+        )
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
-        """The parts in which it is more than rounding explains: "loss", "norm", "weights", "scale".
-        """
+        """The parts in which it is more than rounding explains: "loss", "norm", "weights", "scale"."""
         loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
-        turned = noise * noise / 2  # what noise of that length, in any direction, takes from the share
+        turned = (
+            noise * noise / 2
+        )  # what noise of that length, in any direction, takes from the share
         too_far = self.update > noise + update
         too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update
         found = {
@@ -202,12 +215,20 @@ class OtherModelError(BridgeError):
 
 
 def _unlike(run: Measured, other: Measured) -> str:
-    """The tensors that only one of two runs has, or that have another shape, in words; else empty.
-    """
-    mine, theirs = ({name: tuple(weight.shape) for name, weight in one.weights[0].items()} for one in (run, other))
+    """The tensors that only one of two runs has, or that have another shape, in words; else empty."""
+    mine, theirs = (
+        {name: tuple(weight.shape) for name, weight in one.weights[0].items()}
+        for one in (run, other)
+    )
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    told = "; ".join(f"{name} {mine.get(name, 'none')} for {theirs.get(name, 'none')}" for name in names[:SHOWN])
-    return f"other tensors: {told}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}" if names else ""
+    told = "; ".join(
+        f"{name} {mine.get(name, 'none')} for {theirs.get(name, 'none')}" for name in names[:SHOWN]
+    )
+    return (
+        f"other tensors: {told}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+        if names
+        else ""
+    )
 
 
 SHOWN = 3
@@ -236,7 +257,9 @@ def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Dis
 
 
 def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distance:
-    loss = max(_relative(first, second) for first, second in zip(run.losses, other.losses, strict=True))
+    loss = max(
+        _relative(first, second) for first, second in zip(run.losses, other.losses, strict=True)
+    )
     told = [(one.grad_norm, two.grad_norm) for one, two in zip(run.steps, other.steps, strict=True)]
     norms = [_relative(one, two) for one, two in told if one is not None and two is not None]
     # What training added to each tensor in both runs, after the first step and in the end.
@@ -255,7 +278,15 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
     each = {name: _apart([pair])[0] for name, pair in ends[-1].items()}
     worst = max(each, key=lambda name: each[name])
     random = tuple(name for name, off in each.items() if off > RANDOM) if whole[0] < RANDOM else ()
-    return Distance(loss, max(norms, default=None), *whole, worst, each[worst], _scales(run, other), noise=random)
+    return Distance(
+        loss,
+        max(norms, default=None),
+        *whole,
+        worst,
+        each[worst],
+        _scales(run, other),
+        noise=random,
+    )
 
 
 RANDOM = 0.9

@@ -30,7 +30,9 @@ from bridge.verify.size import Size, made, steps_for
 
 OWN_MODEL = ("megatron",)
 """Engines that train a model of their own, with the weights of the user's."""
-UNDROPPED = dict.fromkeys(("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0)
+UNDROPPED = dict.fromkeys(
+    ("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0
+)
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,30 @@ class Given:
         """The workload of an engine. An engine with a model of its `own` also gets the weights,
         under native names.
         """
-        said = made(lift(self.model), {"model.sequence": self.rows.sequence, "model.embedding.padded_vocab": None, **UNDROPPED})
+        said = made(
+            lift(self.model),
+            {
+                "model.sequence": self.rows.sequence,
+                "model.embedding.padded_vocab": None,
+                **UNDROPPED,
+            },
+        )
         words = said.model.vocab or int(self.rows.planes[:, 0].max()) + 1
         shape = Architecture(vocab=words, sequence=self.rows.sequence)
         first = None
         if own and facts is not None:
             plain = opened(self.folder, self.seed, drops=False)
-            first = neutral({name: weight.detach() for name, weight in plain.named_parameters()}, facts)
-        return Workload(shape, self.seed, model=said.model if own else None, folder=self.folder, first=first, rows=self.rows)
+            first = neutral(
+                {name: weight.detach() for name, weight in plain.named_parameters()}, facts
+            )
+        return Workload(
+            shape,
+            self.seed,
+            model=said.model if own else None,
+            folder=self.folder,
+            first=first,
+            rows=self.rows,
+        )
 
     def _blind(self) -> list[int]:
         """Rows with a loss at a token that may attend to nothing: padding on the left, up to the first real token."""
@@ -62,7 +80,9 @@ class Given:
             return []
         # Attention is causal, so that a token sees the ones before it that the mask leaves.
         unseeing = mask.cumsum(1) == 0
-        found: list[int] = (unseeing & (self.rows.targets != IGNORED)).any(1).nonzero().view(-1).tolist()
+        found: list[int] = (
+            (unseeing & (self.rows.targets != IGNORED)).any(1).nonzero().view(-1).tolist()
+        )
         return found
 
     def refused(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
@@ -71,14 +91,22 @@ class Given:
         for engine in engines.values():
             if engine.name not in OWN_MODEL:
                 continue
-            yield from (f"{engine.name}: {name}: its model does not take it" for name in self.rows.names if name not in known)
+            yield from (
+                f"{engine.name}: {name}: its model does not take it"
+                for name in self.rows.names
+                if name not in known
+            )
             blind = self._blind()
             if blind:
                 told = "torch gives these zeros and Megatron does not; set their labels to -100"
                 yield f"{engine.name}: attention_mask: row {blind[0]} has losses for tokens that see no token before them; {told}"
             positions = self.rows.named(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"
-            if rotary and positions is not None and bool((positions[:, 1:] != positions[:, :-1] + 1).any()):
+            if (
+                rotary
+                and positions is not None
+                and bool((positions[:, 1:] != positions[:, :-1] + 1).any())
+            ):
                 yield f"{engine.name}: position_ids: found others than one after the other; its rotary positions count from 0"
 
 
@@ -106,7 +134,11 @@ class OnBatch(Bench):
 
 
 def judged(
-    pair: Pair, engines: Mapping[Side, Backend], given: Given, steps: int | None, note: Callable[[str], object] = print
+    pair: Pair,
+    engines: Mapping[Side, Backend],
+    given: Given,
+    steps: int | None,
+    note: Callable[[str], object] = print,
 ) -> Report:
     """Judge two configs on the user's model and batch. The reference is the plan of the first, on
     the native engine.
@@ -116,14 +148,22 @@ def judged(
     facts = names.described(given.model) if any(own) else None
     trained = {wanted: given.workload(wanted, facts) for wanted in {*own, False}}
     steps = steps or max(map(steps_for, pair.plans.values()))
-    bench = OnBatch(pair.size.micro, steps, False, pair.size.world, NATIVE, trained=trained, facts=facts)
+    bench = OnBatch(
+        pair.size.micro, steps, False, pair.size.world, NATIVE, trained=trained, facts=facts
+    )
     dropped = {name: (value, 0.0) for name, value in dropping(settings(given.folder)).items()}
     whole = replace(pair, changes={**pair.changes, **dropped})
     report = verify(whole, {}, None, note=note, engines=engines, bench=bench)
     return replace(report, rows=tuple(_remodelled(row, pair, given.model) for row in report.rows))
 
 
-UNLIKE = ("model.embedding.padded_vocab", "model.embedding.max_positions", "model.sequence", "model.init.", *UNDROPPED)
+UNLIKE = (
+    "model.embedding.padded_vocab",
+    "model.embedding.max_positions",
+    "model.sequence",
+    "model.init.",
+    *UNDROPPED,
+)
 """Fields in which two descriptions of one model may differ."""
 
 
@@ -137,6 +177,13 @@ def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
     told = [
         f"{path}: found {said[path]}, config.json has {known[path]}"
         for path in known
-        if path.startswith("model.") and not path.startswith(UNLIKE) and path in said and said[path] != known[path]
+        if path.startswith("model.")
+        and not path.startswith(UNLIKE)
+        and path in said
+        and said[path] != known[path]
     ]
-    return replace(row, cause=f"its config describes another model: {'; '.join(told)} ({row.cause})") if told else row
+    return (
+        replace(row, cause=f"its config describes another model: {'; '.join(told)} ({row.cause})")
+        if told
+        else row
+    )

@@ -48,7 +48,9 @@ class AsMeant(Backend):
         from bridge.comm import joined
 
         plan = lift(run) if isinstance(run, Config) else run
-        plan = Plan.of({path: value for path, value in plan.values().items() if not path.startswith("model.")})
+        plan = Plan.of(
+            {path: value for path, value in plan.values().items() if not path.startswith("model.")}
+        )
         BridgeError.raise_if(self.inner.refusals(plan, (joined() or (0, 1))[1]))
         return self.inner.open(plan, workload)
 
@@ -56,18 +58,26 @@ class AsMeant(Backend):
 def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
     """The engine of that name. Raises `BridgeError` with the nearest name."""
     if name not in known:
-        raise BridgeError(f"--on: found {name}, expected two of {', '.join(sorted(known))}{nearest(name, known)}")
+        raise BridgeError(
+            f"--on: found {name}, expected two of {', '.join(sorted(known))}{nearest(name, known)}"
+        )
     return known[name]
 
 
-def engines_of(configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]) -> dict[Side, Backend]:
+def engines_of(
+    configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]
+) -> dict[Side, Backend]:
     """The engine of each side: the one that was named, else that of its own stack."""
     found: dict[Side, Backend] = {}
     for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
         own = config.dialect.name
         name = on[at] if on else own
         if name == own:
-            BridgeError.raise_if([] if own in known else [f"{own}: there is no engine of this stack; name one with --on A,B"])
+            BridgeError.raise_if(
+                []
+                if own in known
+                else [f"{own}: there is no engine of this stack; name one with --on A,B"]
+            )
             found[side] = known[own]
         else:
             found[side] = AsMeant(engine_named(name, known))
@@ -78,7 +88,10 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
     """Both configs on the same few local ranks, with batches in the proportion of theirs. The model
     stays as it is.
     """
-    plans = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, configs, strict=True)]
+    plans = [
+        meant(config, {config.dialect.name: engines[side]})
+        for side, config in zip(SIDES, configs, strict=True)
+    ]
     # With an open number of data ranks there are two of them, whatever the configs ask for.
     open_ = [made(plan, {"parallel.data": None}) for plan in plans]
     size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
@@ -87,10 +100,19 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
     theirs = _unmodelled(changes_like(plans[1], other, plans[0], wanted))
     small = [
         in_small(config, wish, place, {config.dialect.name: engines[side]})
-        for side, config, wish, place in zip(SIDES, configs, (wanted, theirs), (size, other), strict=True)
+        for side, config, wish, place in zip(
+            SIDES, configs, (wanted, theirs), (size, other), strict=True
+        )
     ]
-    told = {path: (plans[0].values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
-    after = [meant(config, {config.dialect.name: engines[side]}) for side, config in zip(SIDES, small, strict=True)]
+    told = {
+        path: (plans[0].values().get(path), value)
+        for path, value in wanted.items()
+        if not path.startswith("debug.")
+    }
+    after = [
+        meant(config, {config.dialect.name: engines[side]})
+        for side, config in zip(SIDES, small, strict=True)
+    ]
     meanings: dict[Side, Plan] = {"source": alone(after[0], size), "target": alone(after[1], other)}
     return Pair(small[0], small[1], meanings, told, size, translated=False)
 

@@ -43,7 +43,9 @@ class Pair:
     @property
     def fault(self) -> str:
         """The words for the fault if the target means something else."""
-        return "the translation is at fault" if self.translated else "the second config is another run"
+        return (
+            "the translation is at fault" if self.translated else "the second config is another run"
+        )
 
     @cached_property
     def script(self) -> Written | None:
@@ -67,11 +69,25 @@ class Pair:
         if not self.translated:
             return ""
         wanted = set(paths)
-        rules = [rule for config in (self.source, self.target) for rule in config.dialect.rules if wanted & {*rule.ours}]
-        carried = (field for rule in rules for field, stands_for in rule.carries.items() if wanted & {*stands_for})
+        rules = [
+            rule
+            for config in (self.source, self.target)
+            for rule in config.dialect.rules
+            if wanted & {*rule.ours}
+        ]
+        carried = (
+            field
+            for rule in rules
+            for field, stands_for in rule.carries.items()
+            if wanted & {*stands_for}
+        )
         fields = {*wanted, *carried, *(field for rule in rules for field in rule.theirs)}
         found = [message for field, message in self.told if field in fields]
-        return f" (`convert` says so: {'; '.join(dict.fromkeys(found))})" if found else " (`convert` says nothing of it)"
+        return (
+            f" (`convert` says so: {'; '.join(dict.fromkeys(found))})"
+            if found
+            else " (`convert` says nothing of it)"
+        )
 
     def config(self, side: Side) -> Config:
         """The config of a side."""
@@ -91,7 +107,12 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     # A stack may be unable to make one number smaller alone. The target follows what the source
     # became.
     became = meant(smaller, backends).values()
-    theirs = changes_like(second, size.like(first, second), first, {**wanted, **{path: became.get(path) for path in wanted}})
+    theirs = changes_like(
+        second,
+        size.like(first, second),
+        first,
+        {**wanted, **{path: became.get(path) for path in wanted}},
+    )
     small = smaller, in_small(target, theirs, size, backends)
     # Changes to what watches a run, and to axes of experts that the model does not have, are none
     # to the run.
@@ -101,7 +122,10 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
         for path, value in wanted.items()
         if not path.startswith(idle)
     }
-    plans: dict[Side, Plan] = {"source": meant(small[0], backends), "target": meant(small[1], backends)}
+    plans: dict[Side, Plan] = {
+        "source": meant(small[0], backends),
+        "target": meant(small[1], backends),
+    }
     if None in (first.model.hidden, second.model.hidden):
         # One of the configs does not describe its model, which the training script brings. Both
         # train that of the source.
@@ -114,17 +138,27 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
             if path.startswith("model.")
         }
         plans["target"] = made(plans["target"], {**unsaid, **own})
-    model, findings = described(result) if first.model.hidden and not second.model.hidden else (None, result.findings)
+    model, findings = (
+        described(result)
+        if first.model.hidden and not second.model.hidden
+        else (None, result.findings)
+    )
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
     return Pair(*small, plans, told, size, differ, model is not None, nearest)
 
 
-def in_small(config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]) -> Config:
+def in_small(
+    config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]
+) -> Config:
     """`config` with those fields of a plan changed, by its stack's backend if there is one."""
     backend = backends.get(config.dialect.name)
-    return backend.edited(config, changed, size.world) if backend else edited(config, changed, size.world)
+    return (
+        backend.edited(config, changed, size.world)
+        if backend
+        else edited(config, changed, size.world)
+    )
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:

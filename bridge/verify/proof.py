@@ -21,7 +21,15 @@ from bridge.state.hub import Hub, Model, Origin, Parameter
 from bridge.state.lazy import Held
 from bridge.underway import Course
 from bridge.verify.judge import DIGITS, finite, in_numbers
-from bridge.verify.measure import Distance, Measured, OtherModelError, Run, Weights, distance, measure
+from bridge.verify.measure import (
+    Distance,
+    Measured,
+    OtherModelError,
+    Run,
+    Weights,
+    distance,
+    measure,
+)
 from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
@@ -56,14 +64,30 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
     batch, ranks = plan.batch, plan.parallel
     solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
     micro, accumulation = min(solved.micro or TWO, TWO), min(solved.accumulation or 1, TWO)
-    sizes = {"batch.micro": micro, "batch.accumulation": accumulation, "batch.global_": micro * accumulation * world}
-    axes = dict.fromkeys(("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert"), 1)
-    wanted = {"parallel.data": world, **axes, **sizes, **dict(here()), **({"model.layers": layers} if layers else {})}
+    sizes = {
+        "batch.micro": micro,
+        "batch.accumulation": accumulation,
+        "batch.global_": micro * accumulation * world,
+    }
+    axes = dict.fromkeys(
+        ("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert"), 1
+    )
+    wanted = {
+        "parallel.data": world,
+        **axes,
+        **sizes,
+        **dict(here()),
+        **({"model.layers": layers} if layers else {}),
+    }
     values = plan.values()
-    return {path: value for path, value in wanted.items() if path in values and values[path] != value}
+    return {
+        path: value for path, value in wanted.items() if path in values and values[path] != value
+    }
 
 
-def small(config: Config, backend: Backend, world: int, layers: int | None = None) -> tuple[Config, dict[str, Any]]:
+def small(
+    config: Config, backend: Backend, world: int, layers: int | None = None
+) -> tuple[Config, dict[str, Any]]:
     """`config` on `world` ranks, and the fields that were changed for that, by plan path: before
     and after.
     """
@@ -71,15 +95,25 @@ def small(config: Config, backend: Backend, world: int, layers: int | None = Non
     wanted = changes(plan, world, layers)
     if not wanted and config.world_size == world:
         return config, {}
-    told = {path: (plan.values().get(path), value) for path, value in wanted.items() if not path.startswith("debug.")}
+    told = {
+        path: (plan.values().get(path), value)
+        for path, value in wanted.items()
+        if not path.startswith("debug.")
+    }
     found = backend.edited(config, wanted, world)
     # Lengths in samples follow the smaller batch. They are set again to the steps that they were.
     schedule, after = (dict(it.values()) for it in (plan, backend.meaning(found)))
-    moved = {path: schedule[path] for path in LENGTHS if path in schedule and schedule[path] != after.get(path)}
+    moved = {
+        path: schedule[path]
+        for path in LENGTHS
+        if path in schedule and schedule[path] != after.get(path)
+    }
     return (backend.edited(found, moved, world) if moved else found), told
 
 
-LENGTHS = tuple(f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps"))
+LENGTHS = tuple(
+    f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps")
+)
 """Lengths that a config may count in samples, of which a small step has fewer."""
 
 
@@ -137,7 +171,10 @@ def neutral(weights: Weights, facts: Model) -> Weights:
     if not weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
-    return {name: held.weight.whole() for name, held in names.renamed(hub, names.Neutral(), facts).parameters.items()}
+    return {
+        name: held.weight.whole()
+        for name, held in names.renamed(hub, names.Neutral(), facts).parameters.items()
+    }
 
 
 def _apart(source: Measured, target: Measured) -> str:
@@ -146,7 +183,9 @@ def _apart(source: Measured, target: Measured) -> str:
     """
     if source.first != target.first:
         return f"the source goes on from step {source.first}, the target from step {target.first}"
-    for number, (one, two) in enumerate(zip(source.steps, target.steps, strict=True), source.first + 1):
+    for number, (one, two) in enumerate(
+        zip(source.steps, target.steps, strict=True), source.first + 1
+    ):
         if one.updated != two.updated:
             return f"step {number} is {'taken' if one.updated else 'skipped'} by the source alone"
         if one.lr is not None and two.lr is not None and abs(one.lr - two.lr) > RATE * abs(one.lr):
@@ -175,16 +214,29 @@ def _fields(
             "engine": f"{party.backend.title} {party.backend.release or ''}".strip(),
             "problem": problems.get(party.side, ""),
             "first": runs[party.side].first if party.side in runs else None,
-            "losses": [finite(step.loss) for step in runs[party.side].steps] if party.side in runs else [],
-            "grad_norms": [finite(step.grad_norm) for step in runs[party.side].steps] if party.side in runs else [],
+            "losses": [finite(step.loss) for step in runs[party.side].steps]
+            if party.side in runs
+            else [],
+            "grad_norms": [finite(step.grad_norm) for step in runs[party.side].steps]
+            if party.side in runs
+            else [],
             "lr": [step.lr for step in runs[party.side].steps] if party.side in runs else [],
-            "loss_scale": [step.scale for step in runs[party.side].steps] if party.side in runs else [],
+            "loss_scale": [step.scale for step in runs[party.side].steps]
+            if party.side in runs
+            else [],
         }
         for party in (source, target)
     ]
     found = {**_far(gap), "tensor": gap.tensor} if gap else None
     known = _far(rounding) if rounding else None
-    return {"verdict": verdict, "steps": steps, "cause": cause, "distance": found, "rounding": known, "runs": rows}
+    return {
+        "verdict": verdict,
+        "steps": steps,
+        "cause": cause,
+        "distance": found,
+        "rounding": known,
+        "runs": rows,
+    }
 
 
 def _far(distance: Distance) -> dict[str, float | str | None]:

@@ -55,7 +55,13 @@ class Size:
         solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
         # With fewer microbatches than pipeline ranks, never are all ranks at work.
         accumulation = max(min(solved.accumulation or 1, TWO), axes["pipeline"])
-        return cls(axes["data"], axes["tensor"], axes["pipeline"], min(solved.micro or TWO, TWO), accumulation)
+        return cls(
+            axes["data"],
+            axes["tensor"],
+            axes["pipeline"],
+            min(solved.micro or TWO, TWO),
+            accumulation,
+        )
 
     def like(self, plan: Plan, other: Plan) -> Size:
         """The size of `other`, in the proportion to this one in which `other` stands to `plan`."""
@@ -86,7 +92,9 @@ def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
 def _batch(plan: Plan) -> int:
     """Sequences in a step; sizes that the plan leaves open are 1."""
     batch = plan.batch
-    return batch.global_ or prod((batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1))
+    return batch.global_ or prod(
+        (batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1)
+    )
 
 
 USUAL: Mapping[str, Any] = {
@@ -124,8 +132,14 @@ SIZES: Mapping[str, int] = {
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
     """The fields to change in `plan` for it to be of that size. None unsets a field."""
     values, wanted = plan.values(), dict(_wanted(plan, size))
-    known = {path: value for path, value in wanted.items() if path in values and values[path] != value}
-    return {**known, **_length(plan), **(PLAIN_CHOICE if plan.model.moe.balance == "sinkhorn" else {})}
+    known = {
+        path: value for path, value in wanted.items() if path in values and values[path] != value
+    }
+    return {
+        **known,
+        **_length(plan),
+        **(PLAIN_CHOICE if plan.model.moe.balance == "sinkhorn" else {}),
+    }
 
 
 PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
@@ -139,7 +153,11 @@ def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]
     plans differ in the small.
     """
     mine, theirs, own = plan.values(), other.values(), changes(plan, size)
-    both = [path for path in SCALED if path in mine and theirs.get(path) and changed.get(path) is not None]
+    both = [
+        path
+        for path in SCALED
+        if path in mine and theirs.get(path) and changed.get(path) is not None
+    ]
     return {**own, **{path: _alike(theirs[path], changed[path], mine[path]) for path in both}}
 
 
@@ -164,7 +182,11 @@ def steps_for(plan: Plan) -> int:
     """Steps after which everything in the small `plan` that moves has moved."""
     optimizer, scale = plan.optimizer, plan.precision.loss_scale
     dynamic = plan.precision.compute == "fp16" and scale.static is None
-    moves = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps or optimizer.decay_ramp.shape
+    moves = (
+        optimizer.schedule.name not in (None, "constant")
+        or optimizer.schedule.warmup_steps
+        or optimizer.decay_ramp.shape
+    )
     return ENOUGH if moves or dynamic else FEW
 
 
@@ -183,7 +205,11 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     yield from ((f"parallel.{axis}", 1) for axis in ("context", "expert", "expert_tensor"))
     if size.tensor == 1:
         yield "parallel.sequence", False
-    yield from (("batch.micro", size.micro), ("batch.accumulation", size.accumulation), ("batch.global_", size.batch))
+    yield from (
+        ("batch.micro", size.micro),
+        ("batch.accumulation", size.accumulation),
+        ("batch.global_", size.batch),
+    )
     # All microbatches of a step run in the order that the plan asks for.
     broad = (plan.schedule.breadth_first or 1) > 1
     yield "schedule.depth_first", 1 if broad else size.accumulation
@@ -232,7 +258,10 @@ def _experts(model: Model) -> Iterator[tuple[str, Any]]:
     if model.experts:
         count = min(model.experts, EXPERTS)
         yield "model.experts", count
-        yield "model.moe.ffn", SIZES["model.ffn"] if model.moe.ffn == model.ffn else 32  # some families have one width for both
+        yield (
+            "model.moe.ffn",
+            SIZES["model.ffn"] if model.moe.ffn == model.ffn else 32,
+        )  # some families have one width for both
         yield "model.moe.top_k", min(model.moe.top_k or 1, max(1, count - 1))
     if model.moe.shared_ffn:
         yield "model.moe.shared_ffn", 32
@@ -242,9 +271,16 @@ HEAD, EXPERTS = 8, 8
 LATENT = "model.attention.latent."
 ABSENT: Mapping[str, Any] = {
     **dict.fromkeys(("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0),
-    **dict.fromkeys(("model.attention.sinks", "model.embedding.norm", "model.moe.balance_bias"), False),
-    **dict.fromkeys(("model.embedding.width", "model.mlp.clamp", "model.mlp.offset", "model.predicted"), None),
-    **dict.fromkeys(("model.moe.groups", "model.moe.top_groups", "model.moe.group_best", "model.moe.capacity"), None),
+    **dict.fromkeys(
+        ("model.attention.sinks", "model.embedding.norm", "model.moe.balance_bias"), False
+    ),
+    **dict.fromkeys(
+        ("model.embedding.width", "model.mlp.clamp", "model.mlp.offset", "model.predicted"), None
+    ),
+    **dict.fromkeys(
+        ("model.moe.groups", "model.moe.top_groups", "model.moe.group_best", "model.moe.capacity"),
+        None,
+    ),
     **dict.fromkeys(("model.moe.aux_loss", "model.moe.z_loss", "model.moe.balance_rate"), 0.0),
 }
 """Features that the native model does not have, or that no two stacks draw alike, with the values
@@ -310,7 +346,11 @@ def here() -> Iterator[tuple[str, Any]]:
     """Settings that are turned off on one machine: offloading, replicas, 8-bit products and
     debugging.
     """
-    yield from (("zero.offload.optimizer", "none"), ("zero.offload.optimizer_ratio", None), ("zero.offload.parameters", "none"))
+    yield from (
+        ("zero.offload.optimizer", "none"),
+        ("zero.offload.optimizer_ratio", None),
+        ("zero.offload.parameters", "none"),
+    )
     yield from (("zero.replicas", None), ("precision.fp8", None))
     yield from ((path, None) for path in paths() if path.startswith("debug."))
 

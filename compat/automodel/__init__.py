@@ -97,7 +97,9 @@ class AutoModelDialect(PackagedDialect):
         from compat.automodel.effective import effective
         from compat.automodel.releases import release
 
-        return Values(effective(config.given, release(config.version), config.world_size, config.entry))
+        return Values(
+            effective(config.given, release(config.version), config.world_size, config.entry)
+        )
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Findings for a missing model, optimizer or data set, without which a recipe cannot start."""
@@ -111,7 +113,9 @@ class AutoModelDialect(PackagedDialect):
     def names_run(self, config: Config) -> bool:
         """Whether it names the model and the data that it trains."""
         data = config.given.get("dataset.*") or {}
-        return config.entry == RECIPE and bool(config.given.get("model._target_") and data.get("_target_"))
+        return config.entry == RECIPE and bool(
+            config.given.get("model._target_") and data.get("_target_")
+        )
 
     def whole(self, config: Config) -> bool:
         """Whether it names the recipe, the model or the data."""
@@ -137,7 +141,9 @@ class AutoModelDialect(PackagedDialect):
         """Code that loads a torch checkpoint in a script. The recipe's own loop cannot read these folders."""
         grouped = GROUPED.format(file=groups) if groups else ""
         imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
-        return replace(written, snippet=LOADING.format(folder=folder, grouped=grouped, imports=imports))
+        return replace(
+            written, snippet=LOADING.format(folder=folder, grouped=grouped, imports=imports)
+        )
 
     def recognises(self, data: Any) -> int:
         """Number of a mapping's sections that are a recipe's. Sections with AutoModel's own spelling count twice."""
@@ -166,10 +172,19 @@ class AutoModelDialect(PackagedDialect):
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
 
     def config(
-        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
     ) -> Config:
         """A config from values by schema path, None for unset, checked as `read` checks."""
-        return super().config({path: value for path, value in given.items() if value is not None}, version, world_size, entry)
+        return super().config(
+            {path: value for path, value in given.items() if value is not None},
+            version,
+            world_size,
+            entry,
+        )
 
     def to_object(self, config: Config) -> Any:
         """The installed AutoModel's own PipelineConfig; `VersionError` if there is none, or it is another release."""
@@ -195,8 +210,12 @@ ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "Pipeline
 def __getattr__(name: str) -> Any:
     """Load the engine when a script first asks for it, so that reading recipes needs no torch."""
     if name not in ENTRIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; of AutoModel's own it has {', '.join(ENTRIES)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; of AutoModel's own it has {', '.join(ENTRIES)}"
+        )
     for library in ("torch", "transformers"):
         if find_spec(library) is None:
-            raise BridgeError(f"{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'")
+            raise BridgeError(
+                f"{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'"
+            )
     return getattr(import_module(f"compat.automodel.runtime.{ENTRIES[name]}"), name)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, convert, counted, each_only_ours, rename, scaled
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    convert,
+    counted,
+    each_only_ours,
+    rename,
+    scaled,
+)
 from compat.automodel.pipeline_rules import D
 
 STEP = "step_scheduler."
@@ -14,10 +24,15 @@ SEED = convert(
     SEEDS,
     "run.seed",
     # The first that is given: the training recipes read the top level, and ignore the section.
-    lambda values, context: {"run.seed": next((values[path] for path in SEEDS if values.get(path) is not None), None)},
+    lambda values, context: {
+        "run.seed": next((values[path] for path in SEEDS if values.get(path) is not None), None)
+    },
     lambda values, context: {"seed": values.get("run.seed")},
     effect=EFFECTS["run.seed"],
-    blurs=lambda values: None not in (values.get("seed"), values.get("rng.seed")) and values["seed"] != values["rng.seed"],
+    blurs=lambda values: (
+        None not in (values.get("seed"), values.get("rng.seed"))
+        and values["seed"] != values["rng.seed"]
+    ),
     lossy="a plan has one seed",
     source="recipes/llm/train_ft.py: StatefulRNG(seed=cfg.get('seed', 42)); the section rng is not read",
 )
@@ -26,7 +41,9 @@ SEED = convert(
 BACKEND = convert(
     BACKENDS,
     "run.backend",
-    lambda values, context: {"run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)},
+    lambda values, context: {
+        "run.backend": next((values[path] for path in BACKENDS if values.get(path)), None)
+    },
     lambda values, context: {BACKENDS[0]: values.get("run.backend")},
     effect=Effect.COST,
     source="components/distributed/init_utils.py: initialize_distributed",
@@ -35,7 +52,11 @@ BACKEND = convert(
 EPOCHS = convert(
     STEP + "num_epochs",
     "run.epochs",
-    lambda values, context: {"run.epochs": float(values[STEP + "num_epochs"])} if values.get(STEP + "num_epochs") else {},
+    lambda values, context: (
+        {"run.epochs": float(values[STEP + "num_epochs"])}
+        if values.get(STEP + "num_epochs")
+        else {}
+    ),
     # A plan may have parts of an epoch.
     lambda values, context: (
         {STEP + "num_epochs": int(values["run.epochs"])}
@@ -62,7 +83,9 @@ SAVES = convert(
     "run.save_interval",
     _saves,
     lambda values, context: (
-        {SAVED: False} if values.get("run.save_interval") == 0 else {EVERY: values.get("run.save_interval")}
+        {SAVED: False}
+        if values.get("run.save_interval") == 0
+        else {EVERY: values.get("run.save_interval")}
     ),
     effect=EFFECTS["run.save_interval"],
     blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
@@ -79,11 +102,17 @@ RULES = (
     rename("wandb.project", "run.project"),
     rename("wandb.entity", "run.entity"),
     rename("checkpoint.is_async", "run.async_save"),
-    rename("model.backend.gate_precision", "precision.router", source="components/models/common/utils.py: BackendConfig"),
+    rename(
+        "model.backend.gate_precision",
+        "precision.router",
+        source="components/models/common/utils.py: BackendConfig",
+    ),
     convert(
         DISPATCHER,
         "parallel.dispatcher",
-        lambda values, context: {"parallel.dispatcher": DISPATCHERS.get(values.get(DISPATCHER) or "")},
+        lambda values, context: {
+            "parallel.dispatcher": DISPATCHERS.get(values.get(DISPATCHER) or "")
+        },
         lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
         effect=EFFECTS["parallel.dispatcher"],
         blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
@@ -93,7 +122,9 @@ RULES = (
     SEED,
     EPOCHS,
     BACKEND,
-    rename(STEP + "max_steps", "run.steps", source="components/training/step_scheduler.py: max_steps"),
+    rename(
+        STEP + "max_steps", "run.steps", source="components/training/step_scheduler.py: max_steps"
+    ),
     SAVES,
     counted(STEP + "val_every_steps", "run.eval_interval", never=None),
     rename(STEP + "gc_every_steps", "run.collect_interval"),

@@ -19,7 +19,11 @@ from compat.automodel.virtual_stages import boundaries, filled, number, repeated
 
 D = "distributed."
 PP = PIPELINE + "."
-MANAGERS: Mapping[str, str] = {"FSDP2Manager": "fsdp2", "MegatronFSDPManager": "megatron_fsdp", "NVFSDPManager": "megatron_fsdp"}
+MANAGERS: Mapping[str, str] = {
+    "FSDP2Manager": "fsdp2",
+    "MegatronFSDPManager": "megatron_fsdp",
+    "NVFSDPManager": "megatron_fsdp",
+}
 SAME = {"megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp"}
 SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size")
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
@@ -48,7 +52,9 @@ def size(given: Given, name: str) -> int:
     return int(given.get(D + name) or 1)
 
 
-def effective(given: Given, release: Release, world_size: int | None = None, entry: str = "recipe") -> dict[str, Any]:
+def effective(
+    given: Given, release: Release, world_size: int | None = None, entry: str = "recipe"
+) -> dict[str, Any]:
     """Values that a run starts with, by path. Raises one `ConfigError` with every reason to stop."""
     # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
@@ -57,7 +63,11 @@ def effective(given: Given, release: Release, world_size: int | None = None, ent
     # Sizes of the model from its class, where the recipe does not
     # override them, must fit the ranks too.
     kind, whole = strategy(given, release), {**sizes(given), **given}
-    problems = [f"{path}: {history(path, release)}" for path in given if not release.reads(path) and path not in IGNORED]
+    problems = [
+        f"{path}: {history(path, release)}"
+        for path in given
+        if not release.reads(path) and path not in IGNORED
+    ]
     if given.get("clip_grad_norm.max_norm") == 0:
         problems.append(
             "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out for 1.0, or give a high bound"
@@ -95,7 +105,10 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
     """Problems of mesh sizes that do not fit the strategy or
     the world size (distributed/mesh_utils.py)."""
-    alone = {"ddp": ("tp_size", "pp_size", "cp_size", "ep_size"), "megatron_fsdp": ("pp_size", "ep_size")}.get(kind, ())
+    alone = {
+        "ddp": ("tp_size", "pp_size", "cp_size", "ep_size"),
+        "megatron_fsdp": ("pp_size", "ep_size"),
+    }.get(kind, ())
     for name in alone:
         if size(given, name) > 1:
             yield f"{D}{name}: found {size(given, name)}; strategy {kind} has no such axis, use fsdp2"
@@ -115,7 +128,11 @@ def _shared(given: Given) -> Iterator[str]:
 
     Source: distributed/parallelizer.py, validate_tp_mesh; for experts components/moe.
     """
-    shared = {"num_attention_heads": "tp_size", "num_key_value_heads": "tp_size", **dict.fromkeys(EXPERTS, "ep_size")}
+    shared = {
+        "num_attention_heads": "tp_size",
+        "num_key_value_heads": "tp_size",
+        **dict.fromkeys(EXPERTS, "ep_size"),
+    }
     for name, axis in shared.items():
         count, ranks = given.get(f"model.config.{name}"), size(given, axis)
         if count and count % ranks:
@@ -144,7 +161,11 @@ def data_ranks(given: Given, world_size: int | None) -> int | None:
 
 
 def _data(given: Given, release: Release, world_size: int | None) -> Iterator[str]:
-    data, replicas, experts = data_ranks(given, world_size), size(given, "dp_replicate_size"), size(given, "ep_size")
+    data, replicas, experts = (
+        data_ranks(given, world_size),
+        size(given, "dp_replicate_size"),
+        size(given, "ep_size"),
+    )
     if data is None:
         return
     if data % replicas or (replicas >= data and replicas > 1):
@@ -212,7 +233,11 @@ def _passes(given: Given) -> Iterator[str]:
     """
     batch, micro = passed(given)
     if batch is not None and batch % micro:
-        where = "step_scheduler.local_batch_size" if "step_scheduler.local_batch_size" in given else PP + "pp_batch_size"
+        where = (
+            "step_scheduler.local_batch_size"
+            if "step_scheduler.local_batch_size" in given
+            else PP + "pp_batch_size"
+        )
         yield f"{where}: found {batch}, expected a multiple of pp_microbatch_size ({micro})"
 
 
@@ -244,14 +269,24 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
 
     Source: functional.py: split_model_into_stages.
     """
-    ranks, parts, layers = size(given, "pp_size"), given.get(PP + "module_fqns_per_model_part"), given.get(LAYERS)
+    ranks, parts, layers = (
+        size(given, "pp_size"),
+        given.get(PP + "module_fqns_per_model_part"),
+        given.get(LAYERS),
+    )
     if parts is not None:
-        yield from (f"{PP}module_fqns_per_model_part: {problem}" for problem in _parts(parts, ranks, layers, kind))
+        yield from (
+            f"{PP}module_fqns_per_model_part: {problem}"
+            for problem in _parts(parts, ranks, layers, kind)
+        )
     if given.get("model.config.tie_word_embeddings"):
         yield "model.config.tie_word_embeddings: found true; a pipeline cannot tie embeddings, set it to false"
     if layers is None:
         return
-    wanted, rounding = given.get(PP + "layers_per_stage"), given.get(PP + "round_virtual_stages_to_pp_multiple")
+    wanted, rounding = (
+        given.get(PP + "layers_per_stage"),
+        given.get(PP + "round_virtual_stages_to_pp_multiple"),
+    )
     try:
         # AutoModel counts the stages even if the recipe names the
         # parts, and stops if the numbers do not fit.
@@ -263,7 +298,9 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
         yield from (PP + problem for problem in error.problems)
 
 
-def _parts(parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule) -> Iterator[str]:
+def _parts(
+    parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule
+) -> Iterator[str]:
     """Parts that AutoModel refuses, and parts with which it leaves out layers without a message."""
     if not parts or len(parts) % ranks:
         yield f"found {len(parts)} parts, expected a multiple of pp_size ({ranks})"
@@ -295,7 +332,11 @@ def _steps(given: Given, world_size: int | None) -> Iterator[str]:
 def _learning_rate(given: Given) -> Iterator[str]:
     """Problems of the learning-rate schedule
     (optim/scheduler.py: OptimizerParamScheduler.__init__)."""
-    section = {path.partition(".")[2]: value for path, value in given.items() if path.startswith("lr_scheduler.")}
+    section = {
+        path.partition(".")[2]: value
+        for path, value in given.items()
+        if path.startswith("lr_scheduler.")
+    }
     if not section:
         return
     values = learning_rate(given)
@@ -308,9 +349,15 @@ def _learning_rate(given: Given) -> Iterator[str]:
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
         yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; give it"
     # get_lr finds no shape for the decay, but only in the first step that decays.
-    if section.get("lr_decay_style") == "WSD" and section.get("lr_wsd_decay_style") is None and section.get("wsd_decay_steps"):
+    if (
+        section.get("lr_decay_style") == "WSD"
+        and section.get("lr_wsd_decay_style") is None
+        and section.get("wsd_decay_steps")
+    ):
         yield "lr_scheduler.lr_wsd_decay_style: missing; training stops when WSD's final decay starts; give it"
-    if section.get("override_opt_param_scheduler") and section.get("use_checkpoint_opt_param_scheduler", True):
+    if section.get("override_opt_param_scheduler") and section.get(
+        "use_checkpoint_opt_param_scheduler", True
+    ):
         yield "lr_scheduler.override_opt_param_scheduler: excludes use_checkpoint_opt_param_scheduler; set that to false"
 
 
@@ -322,7 +369,9 @@ def learning_rate(given: Given) -> dict[str, Any]:
     the data, only `max_steps` tells how long that is.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
-    default = argument_defaults(given.get("optimizer._target_")).get("optimizer.lr", given.get("lr_scheduler.max_lr"))
+    default = argument_defaults(given.get("optimizer._target_")).get(
+        "optimizer.lr", given.get("lr_scheduler.max_lr")
+    )
     base = given.get("optimizer.lr", default)
     total = given.get("lr_scheduler.lr_decay_steps") or given.get("step_scheduler.max_steps")
     run = given.get("step_scheduler.max_steps")
@@ -341,7 +390,11 @@ def learning_rate(given: Given) -> dict[str, Any]:
 
 
 def _filled(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
-    values = {**release.defaults(""), **release.defaults(kind), **argument_defaults(given.get("optimizer._target_"))}
+    values = {
+        **release.defaults(""),
+        **release.defaults(kind),
+        **argument_defaults(given.get("optimizer._target_")),
+    }
     values |= given
     if release.nested:
         values[D + "strategy"] = kind
@@ -349,7 +402,11 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
     # starts in bf16 (_transformers/auto_model.py). Only from_config
     # takes a config that is made from a class or a model type.
     builder = given.get(BUILT)
-    anew = str(builder).endswith(".from_config") if builder else any(given.get(path) is not None for path in NAMED)
+    anew = (
+        str(builder).endswith(".from_config")
+        if builder
+        else any(given.get(path) is not None for path in NAMED)
+    )
     if given.get("model.torch_dtype", "auto") == "auto" and anew:
         values["model.torch_dtype"] = "bf16"
     # Before 0.3.0 recipes clip at a constant and do not read the key.
@@ -358,12 +415,18 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
     data = data_ranks(given, world_size)
     values |= {D + "dp_size": data} if data is not None else {}
     if any(path.startswith("lr_scheduler.") for path in given):
-        values |= {f"lr_scheduler.{name}": value for name, value in learning_rate(given).items() if value is not None}
+        values |= {
+            f"lr_scheduler.{name}": value
+            for name, value in learning_rate(given).items()
+            if value is not None
+        }
     if kind == "fsdp2":
         values |= _formats(given, release)
         # In a pipeline each micro batch would gather the weights
         # again (distributed/config.py: FSDP2Config).
-        values[D + "reshard_after_forward"] = given.get(D + "reshard_after_forward", not piped(given))
+        values[D + "reshard_after_forward"] = given.get(
+            D + "reshard_after_forward", not piped(given)
+        )
     return {**values, **_piped(given, release, values)} if piped(given) else values
 
 
@@ -378,7 +441,10 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
     """The pipeline as recipes start it, with batch, backward and sequence length from other sections (llm/train_ft.py)."""
-    pipeline = {**release.defaults("pipeline"), **{path: value for path, value in given.items() if path.startswith(PP)}}
+    pipeline = {
+        **release.defaults("pipeline"),
+        **{path: value for path, value in given.items() if path.startswith(PP)},
+    }
     pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
     batch, micro = passed(given)
     packing = (given.get("packed_sequence.*") or {}).get("packing_strategy")

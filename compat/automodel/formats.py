@@ -16,7 +16,17 @@ from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.families import NULL
 from bridge.families.schema import spelled
-from bridge.files import Document, OutsideError, check_nested, find, folder_of, load, own, read_text, scalar
+from bridge.files import (
+    Document,
+    OutsideError,
+    check_nested,
+    find,
+    folder_of,
+    load,
+    own,
+    read_text,
+    scalar,
+)
 from bridge.findings import Finding, Origin, twice
 from bridge.rules import Effect
 from compat.automodel import signatures
@@ -72,7 +82,9 @@ def tree() -> Tree:
 @cache
 def formats() -> frozenset[str]:
     """Settings that name a number format."""
-    return frozenset(path for path in fields(AutoModel) if expected(path).startswith("a number format"))
+    return frozenset(
+        path for path in fields(AutoModel) if expected(path).startswith("a number format")
+    )
 
 
 @cache
@@ -91,7 +103,9 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     reader.findings += twice(document)
     reader.recipe(data)
     reader.schedule_file(folder_of(document or source))
-    found = Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque)
+    found = Reading(
+        Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque
+    )
     return found.unless(reader.problems)
 
 
@@ -109,7 +123,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     if words is not None:
         return overrides(words), None, RECIPE
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping, list of flags or PipelineConfig")
+        raise SourceError(
+            f"source: found {shown(source)}, expected a path, text, mapping, list of flags or PipelineConfig"
+        )
     document = load(source)
     if document.format == "flags":
         return overrides(document.data), None, RECIPE
@@ -126,7 +142,9 @@ def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
 
 def _mapping(document: Document) -> Mapping[str, Any]:
     if not isinstance(document.data, Mapping):
-        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a recipe, a mapping of sections")
+        raise SourceError(
+            f"{document.name}: found {shown(document.data)}, expected a recipe, a mapping of sections"
+        )
     return document.data
 
 
@@ -137,13 +155,17 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or (not equals and not rest):
-            raise SourceError(f"overrides: found {shown(name)}, expected --section.name and a value")
+            raise SourceError(
+                f"overrides: found {shown(name)}, expected --section.name and a value"
+            )
         flat[name[2:]] = scalar(value if equals else rest.pop(0))
     try:
         return nest(flat)
     # A name that is a value cannot hold another name too.
     except (AttributeError, TypeError):
-        raise SourceError("overrides: one is the value of a section, another a setting inside it; keep one") from None
+        raise SourceError(
+            "overrides: one is the value of a section, another a setting inside it; keep one"
+        ) from None
 
 
 STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
@@ -169,7 +191,9 @@ class _Reader:
         old, distributed = sections.get(OLD), sections.get("distributed")
         nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
         if isinstance(old, Mapping) and old and nested is not None:
-            self.problem(OLD, f"given beside {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one")
+            self.problem(
+                OLD, f"given beside {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one"
+            )
         elif isinstance(old, Mapping):
             self.old_layout(sections.pop(OLD))
         self.section(sections, "", tree())
@@ -187,7 +211,11 @@ class _Reader:
         if path in EMPTY and not data:
             name, value, what = EMPTY[path]
             self.given[f"{path}.{name}"] = value
-            self.finding(path, f"empty, which switches {what} on with defaults; {name} is written out", Effect.NONE)
+            self.finding(
+                path,
+                f"empty, which switches {what} on with defaults; {name} is written out",
+                Effect.NONE,
+            )
         self.walk(data, path, level)
 
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
@@ -217,7 +245,9 @@ class _Reader:
         if others:
             self.set(level.get(REST) or f"{path}.{REST}", others, path)
 
-    def free(self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree) -> None:
+    def free(
+        self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree
+    ) -> None:
         """Note findings about a free-form setting, as far as AutoModel's own recipes tell its meaning."""
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
             self.finding(written, remark, Effect.NUMBERS)
@@ -231,7 +261,9 @@ class _Reader:
             else:
                 self.finding(place, message, Effect.NONE if apart else Effect.NUMBERS)
 
-    def no_mapping(self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]) -> None:
+    def no_mapping(
+        self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]
+    ) -> None:
         """A text or list in place of a section. Free-form sections accept it."""
         if REST in level and written not in STRICT:
             others[name] = _plain(value)
@@ -249,7 +281,10 @@ class _Reader:
         elif (meant := _meant(path, value)) is not None:
             self.value(written, path, meant, others)
         elif path == f"{PIPELINE}.pp_schedule":
-            self.problem(written, "found null; AutoModel's splitter needs a name, also with a CSV file; name the schedule")
+            self.problem(
+                written,
+                "found null; AutoModel's splitter needs a name, also with a CSV file; name the schedule",
+            )
 
     def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
         try:
@@ -263,7 +298,11 @@ class _Reader:
             return
         flaw = _flaw(known)
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
-            self.finding(written, f"AutoModel refuses {shown(value)}; write {SPELLED.get(known, known)}", Effect.STOPS)
+            self.finding(
+                written,
+                f"AutoModel refuses {shown(value)}; write {SPELLED.get(known, known)}",
+                Effect.STOPS,
+            )
         if flaw:
             self.problem(written, flaw)
         else:
@@ -279,7 +318,10 @@ class _Reader:
 
     def unknown(self, written: str, level: Tree) -> None:
         """A setting that no release has."""
-        self.unread(written, f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}")
+        self.unread(
+            written,
+            f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
+        )
 
     def unread(self, written: str, message: str) -> None:
         """Note an error about a setting that is not read, or a finding if reading is lenient."""
@@ -307,7 +349,11 @@ class _Reader:
             # A mapping has no folder, so its name is taken as it stands.
             path = find(name, folder) if self.document else own(name)
             if path is None:
-                self.finding(f"{PIPELINE}.pp_schedule_csv", f"{shown(name)} was not found, so it was not checked", Effect.NONE)
+                self.finding(
+                    f"{PIPELINE}.pp_schedule_csv",
+                    f"{shown(name)} was not found, so it was not checked",
+                    Effect.NONE,
+                )
             else:
                 self.fits(table(read_text(path), name), name)
         except OutsideError as error:
@@ -317,7 +363,10 @@ class _Reader:
 
     def fits(self, found: Table, name: str) -> None:
         """Compare a CSV schedule with the sizes in the recipe."""
-        ranks, batch = self.given.get("distributed.pp_size"), self.given.get("step_scheduler.local_batch_size")
+        ranks, batch = (
+            self.given.get("distributed.pp_size"),
+            self.given.get("step_scheduler.local_batch_size"),
+        )
         if ranks and len(found.ranks) != ranks:
             self.problem(
                 f"{PIPELINE}.pp_schedule_csv",
@@ -345,7 +394,13 @@ class _Reader:
     def finding(self, path: str, message: str, effect: Effect) -> None:
         """Note a remark. A remark with effect NONE is no loss."""
         self.findings.append(
-            Finding(path, message, effect, given=effect is not Effect.NONE, origin=Origin(self.line(path), path))
+            Finding(
+                path,
+                message,
+                effect,
+                given=effect is not Effect.NONE,
+                origin=Origin(self.line(path), path),
+            )
         )
 
 
@@ -373,7 +428,9 @@ def _flaw(value: Any) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"found a value that no file can hold ({str(error).lower()}); use plain finite values"
+        return (
+            f"found a value that no file can hold ({str(error).lower()}); use plain finite values"
+        )
     return ""
 
 
@@ -405,7 +462,11 @@ def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
 def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
     """Path of a setting in that layout, level by level."""
     old = f"{OLD}.{TARGET}" in given or not release.nested
-    return tuple((path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split("."))
+    return tuple(
+        (path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split(
+            "."
+        )
+    )
 
 
 @cache
@@ -447,7 +508,9 @@ def _block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
         if isinstance(value, Mapping) and value:
             yield key
             yield from _block(value, indent + "  ")
-        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
+        elif isinstance(value, list | tuple) and any(
+            isinstance(item, Mapping | list | tuple) for item in value
+        ):
             yield key
             yield from (f"{indent}- {_inline(item)}" for item in value)
         else:
@@ -456,7 +519,11 @@ def _block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(name)}: {_inline(inner)}" for name, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_word(name)}: {_inline(inner)}" for name, inner in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
     if isinstance(value, float):
@@ -475,7 +542,12 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 def _word(text: str) -> str:
     """A text, quoted if a loader would read the bare text as another type."""
-    if PLAIN.fullmatch(text) and text.isascii() and text not in (".", "..") and scalar(text) == text:
+    if (
+        PLAIN.fullmatch(text)
+        and text.isascii()
+        and text not in (".", "..")
+        and scalar(text) == text
+    ):
         return text
     # YAML refuses characters that do not print, except as escapes.
     found = ""

@@ -15,13 +15,22 @@ TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy",
 PARTS = "nemo_automodel.components."
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("distributed.config:FSDP2Config", "distributed.fsdp2:FSDP2Manager"),
-    "megatron_fsdp": ("distributed.config:MegatronFSDPConfig", "distributed.megatron_fsdp:MegatronFSDPManager"),
+    "megatron_fsdp": (
+        "distributed.config:MegatronFSDPConfig",
+        "distributed.megatron_fsdp:MegatronFSDPManager",
+    ),
     "ddp": ("distributed.config:DDPConfig", "distributed.ddp:DDPManager"),
 }
 """Class that takes the options of a strategy: a config since 0.3.0, a manager before."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "distributed.pipeline": ("distributed.pipelining.config:PipelineConfig", "distributed.pipelining.autopipeline:AutoPipeline"),
-    "distributed.moe": ("distributed.config:MoEParallelizerConfig", "moe.config:MoEParallelizerConfig"),
+    "distributed.pipeline": (
+        "distributed.pipelining.config:PipelineConfig",
+        "distributed.pipelining.autopipeline:AutoPipeline",
+    ),
+    "distributed.moe": (
+        "distributed.config:MoEParallelizerConfig",
+        "moe.config:MoEParallelizerConfig",
+    ),
     "step_scheduler": ("training.step_scheduler:StepScheduler",),
     "lr_scheduler": ("optim.scheduler:OptimizerParamScheduler",),
     "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
@@ -29,7 +38,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Class that takes each other section of a recipe."""
 FREE: Mapping[str, tuple[str, ...]] = {
-    "checkpoint": ("checkpoint.config:CheckpointingConfig", "checkpoint.checkpointing:CheckpointingConfig"),
+    "checkpoint": (
+        "checkpoint.config:CheckpointingConfig",
+        "checkpoint.checkpointing:CheckpointingConfig",
+    ),
     "compile": ("utils.compile_utils:CompileConfig",),
     "fp8": ("quantization.fp8:FP8Config",),
     "model.backend": SECTIONS["model.backend"],
@@ -43,7 +55,9 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
     "step_scheduler": frozenset(("dp_size", "dataloader", "process_group")),
     "lr_scheduler": frozenset(("optimizer",)),
     "distributed": frozenset(("device_mesh", "rank", "config")),
-    "distributed.pipeline": frozenset(("world_mesh", "moe_mesh", "device", "dp_axis_names", "ep_shard_axis_names", *AXES)),
+    "distributed.pipeline": frozenset(
+        ("world_mesh", "moe_mesh", "device", "dp_axis_names", "ep_shard_axis_names", *AXES)
+    ),
 }
 """Arguments that a recipe's code always sets itself."""
 DEVICE = "model.backend"
@@ -61,7 +75,9 @@ def facts(tree: Tree) -> Facts:
         found += _taken_by(places, {"section": "distributed", "strategy": name})
     # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
     for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
-        found.append({"section": "distributed", "name": name, "type": "int | None", "default": value})
+        found.append(
+            {"section": "distributed", "name": name, "type": "int | None", "default": value}
+        )
     unread: list[str] = []
     known: dict[str, list[str]] = {}
     for section, places in FREE.items():
@@ -97,7 +113,11 @@ def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, lis
     except Exception as error:  # old releases raise many kinds of errors on import
         unread.append(f"{what}: {type(error).__name__}: {error}")
         return {}
-    return {} if cls is None else {what: sorted(row["name"] for row in arguments(cls) if "." not in row["name"])}
+    return (
+        {}
+        if cls is None
+        else {what: sorted(row["name"] for row in arguments(cls) if "." not in row["name"])}
+    )
 
 
 def path_of(file: str, row: Row) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from bridge.rules import Context, Group, convert
 
-STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "inverse-square-root": "inverse_sqrt", "WSD": "wsd"}
+STYLES = {
+    "constant": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "inverse-square-root": "inverse_sqrt",
+    "WSD": "wsd",
+}
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
@@ -22,7 +28,10 @@ def _read(values: Group, context: Context) -> Group:
     # Without the section AutoModel builds no scheduler, and the rate stays.
     if L + "lr_decay_style" not in values:
         return {S + "name": "constant", S + "warmup_steps": 0}
-    name, warmup = STYLES.get(values.get(L + "lr_decay_style") or ""), values.get(L + "lr_warmup_steps")
+    name, warmup = (
+        STYLES.get(values.get(L + "lr_decay_style") or ""),
+        values.get(L + "lr_warmup_steps"),
+    )
     # A constant rate without warmup has no length. With a warmup
     # it has one: lr_decay_steps must be more than the warmup.
     ends = name != "constant" or bool(warmup)
@@ -64,8 +73,26 @@ def _write(values: Group, context: Context) -> Group:
 
 
 RULE = convert(
-    (*(L + name for name in ("lr_decay_style", "lr_warmup_steps", "init_lr", "lr_decay_steps", "min_lr")), LENGTH, LAST),
-    tuple(S + name for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")),
+    (
+        *(
+            L + name
+            for name in ("lr_decay_style", "lr_warmup_steps", "init_lr", "lr_decay_steps", "min_lr")
+        ),
+        LENGTH,
+        LAST,
+    ),
+    tuple(
+        S + name
+        for name in (
+            "name",
+            "warmup_steps",
+            "warmup_from",
+            "total_steps",
+            "minimum",
+            "decay_steps",
+            "decay_shape",
+        )
+    ),
     _read,
     _write,
     sees=(RAMP, RESUMED),

@@ -21,4 +21,6 @@ typed, expected = LEAVES.typed, LEAVES.expected
 @cache
 def takes_text(path: str) -> bool:
     """Whether a setting takes text, so that a loader must not turn it into a number."""
-    return "text" in expected(path) or expected(path).startswith(("a number format", "true, false or", "one of", "a list"))
+    return "text" in expected(path) or expected(path).startswith(
+        ("a number format", "true, false or", "one of", "a list")
+    )

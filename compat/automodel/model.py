@@ -36,7 +36,11 @@ MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
 MODULE = "transformers."
 BASE = "model.rotary.base"
-POSITIONS, MOST, REACH = "model.embedding.positions", "model.embedding.max_positions", "max_position_embeddings"
+POSITIONS, MOST, REACH = (
+    "model.embedding.positions",
+    "model.embedding.max_positions",
+    "max_position_embeddings",
+)
 
 
 BALANCE, LOSS, CHOSEN = "model.moe.balance", "model.moe.aux_loss", "model.moe.top_k"
@@ -123,7 +127,9 @@ def sizes(given: Group) -> Mapping[str, Any]:
     if not family(given).name or problems(given):
         return {}
     said = meant(given)
-    return {C + key: said[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in said}
+    return {
+        C + key: said[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in said
+    }
 
 
 def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
@@ -146,7 +152,9 @@ def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]
     """The family to write a plan's model in, and its keys with their values."""
     # Rotary settings in one group, rope_parameters, unless the
     # file that is written anew has them apart.
-    grouped = context.since(GROUPED) and not apart([KEYS[path] for path in context.had if path in KEYS])
+    grouped = context.since(GROUPED) and not apart(
+        [KEYS[path] for path in context.had if path in KEYS]
+    )
     return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
 
 
@@ -156,7 +164,9 @@ def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Ma
     plan = dict(model)
     chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan, grouped)
     written = spelling(_of_each_block(plan, chosen), chosen, grouped, beyond=True)
-    return chosen, {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
+    return chosen, {
+        key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
+    }
 
 
 def _inferred(plan: Group, grouped: bool) -> Family:
@@ -192,7 +202,9 @@ FAMILY = convert(
     _write_family,
     # A plan starts from random weights; any other way to build the model brings weights of its own.
     effect=lambda values: (
-        Effect.NUMBERS if _strange(values) or values.get(BUILT) not in (None, ANEW) else EFFECTS["model.family"]
+        Effect.NUMBERS
+        if _strange(values) or values.get(BUILT) not in (None, ANEW)
+        else EFFECTS["model.family"]
     ),
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
@@ -228,7 +240,11 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     """The rule between keys of the model's config and fields
     of the plan's model, both without their leading sections."""
     theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
-    carries = {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {CLASS: ours}
+    carries = (
+        {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys}
+        if keys
+        else {CLASS: ours}
+    )
     tied = TIE in theirs
     write = _tied(_write(theirs)) if tied else _write(theirs)
     return convert(
@@ -237,7 +253,10 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         _read(ours),
         write,
         effect=min((EFFECTS[path] for path in ours), key=lambda effect: effect.rank),
-        sees=(*(path for path in OTHERS if path not in (*theirs, *ours)), *((PIPELINE,) if tied else ())),
+        sees=(
+            *(path for path in OTHERS if path not in (*theirs, *ours)),
+            *((PIPELINE,) if tied else ()),
+        ),
         carries=carries,
         blurs=_unread_by_family(keys) if keys else None,
         lossy="AutoModel refuses tied embeddings in a pipeline; train without a pipeline, or untie them"

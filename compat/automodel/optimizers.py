@@ -38,7 +38,9 @@ CLASSES: Mapping[str, Class_] = {
 }
 """Classes with their constructors' defaults (torch 2.13, flashoptim, Transformer Engine)."""
 
-TORCH = {known.ours: target for target, known in CLASSES.items() if target.startswith("torch.optim.")}
+TORCH = {
+    known.ours: target for target, known in CLASSES.items() if target.startswith("torch.optim.")
+}
 NAMES = ("lr", "betas", "eps", "momentum", "weight_decay")
 MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
 
@@ -67,7 +69,11 @@ def _taken(name: str | None) -> tuple[str, ...]:
 def _read(values: Group, context: Context) -> Group:
     name = _name(values)
     read = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
-    return {"optimizer.name": name, **read, "optimizer.lr": values.get(PEAK, values.get("optimizer.lr"))}
+    return {
+        "optimizer.name": name,
+        **read,
+        "optimizer.lr": values.get(PEAK, values.get("optimizer.lr")),
+    }
 
 
 def _write(values: Group, context: Context) -> Group:
@@ -88,7 +94,10 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 def _fused(values: Group) -> bool:
     """Whether a plan needs Transformer Engine's Adam: it has
     no bias correction, or moments in formats of their own."""
-    own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (None, ("fp32", "fp32"))
+    own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (
+        None,
+        ("fp32", "fp32"),
+    )
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 
 
@@ -112,7 +121,10 @@ def _write_switches(values: Group, context: Context) -> Group:
     for switch in SWITCHES:
         value = values.get(f"optimizer.{switch}")
         # A usual value is left out: torch's Adam takes no bias_correction at all.
-        if values.get("optimizer.name") in TAKING[switch] and value not in (None, ADAM[f"optimizer.{switch}"]):
+        if values.get("optimizer.name") in TAKING[switch] and value not in (
+            None,
+            ADAM[f"optimizer.{switch}"],
+        ):
             found[f"optimizer.{switch}"] = value
     return found
 
@@ -142,8 +154,11 @@ RULE: Rule = convert(
     },
     # These make the same steps as torch's. The formats of
     # Transformer Engine's moments have their own row.
-    blurs=lambda values: not (
-        str(values.get("optimizer._target_")).startswith("torch.optim.") or is_fused(values.get("optimizer._target_"))
+    blurs=lambda values: (
+        not (
+            str(values.get("optimizer._target_")).startswith("torch.optim.")
+            or is_fused(values.get("optimizer._target_"))
+        )
     ),
     lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in other formats",
     source="recipes name the class; its constructor has the defaults",

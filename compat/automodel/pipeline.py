@@ -63,13 +63,19 @@ def live(config: Config) -> Any:
     try:
         have = installed("nemo-automodel")
     except PackageNotFoundError:
-        raise VersionError("automodel: nemo-automodel is not installed; install it, or write the recipe as YAML") from None
+        raise VersionError(
+            "automodel: nemo-automodel is not installed; install it, or write the recipe as YAML"
+        ) from None
     # The main branch of a day calls itself by the release before it, without the day.
     if have.partition("+")[0] != config.version.partition(".post")[0]:
-        raise VersionError(f"automodel: the config is for {config.version}, but {have} is installed; read the config for {have}")
+        raise VersionError(
+            f"automodel: the config is for {config.version}, but {have} is installed; read the config for {have}"
+        )
     if not config.effective.get(PP + "pp_schedule"):
         raise ConfigError("distributed.pp_size: there is no pipeline; set it above 1")
     values = pipeline(config).to_dict()
     if values["dtype"] is not None:
         values["dtype"] = getattr(import_module("torch"), TORCH[values["dtype"]])
-    return import_module("nemo_automodel.components.distributed.pipelining.config").PipelineConfig(**values)
+    return import_module("nemo_automodel.components.distributed.pipelining.config").PipelineConfig(
+        **values
+    )

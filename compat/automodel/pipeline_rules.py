@@ -19,7 +19,11 @@ def pipeline_ranks(values: Group) -> int:
     return values.get(D + "pp_size") or 1
 
 
-SPLIT = (PP + "layers_per_stage", PP + "round_virtual_stages_to_pp_multiple", PP + "module_fqns_per_model_part")
+SPLIT = (
+    PP + "layers_per_stage",
+    PP + "round_virtual_stages_to_pp_multiple",
+    PP + "module_fqns_per_model_part",
+)
 
 STAGES = convert(
     SPLIT,
@@ -27,7 +31,14 @@ STAGES = convert(
     lambda values, context: _read_stages(values),
     lambda values, context: _write_stages(values),
     effect=Effect.COST,
-    sees=(D + "pp_size", PP + "pp_schedule", LAYERS, "parallel.pipeline", "schedule.name", "model.layers"),
+    sees=(
+        D + "pp_size",
+        PP + "pp_schedule",
+        LAYERS,
+        "parallel.pipeline",
+        "schedule.name",
+        "model.layers",
+    ),
     carries={
         SPLIT[0]: ("schedule.virtual", "stages.rule", "stages.layers_per_stage"),
         SPLIT[1]: ("schedule.virtual", "stages.rule"),
@@ -46,7 +57,11 @@ def _read_stages(values: Group) -> Group:
         return {}
     if parts is not None:
         cuts = boundaries(parts)
-        return {"stages.rule": "explicit" if cuts else None, "stages.boundaries": cuts, "schedule.virtual": len(parts) // ranks}
+        return {
+            "stages.rule": "explicit" if cuts else None,
+            "stages.boundaries": cuts,
+            "schedule.virtual": len(parts) // ranks,
+        }
     virtual = _virtual(values, ranks)
     return {
         "stages.rule": "even",
@@ -58,7 +73,11 @@ def _read_stages(values: Group) -> Group:
 def _virtual(values: Group, ranks: int) -> int | None:
     """Virtual stages of each rank; None if they depend on a
     number of layers that the recipe does not tell."""
-    kind, layers, wanted = SCHEDULES[values[PP + "pp_schedule"].lower()], values.get(LAYERS), values.get(SPLIT[0])
+    kind, layers, wanted = (
+        SCHEDULES[values[PP + "pp_schedule"].lower()],
+        values.get(LAYERS),
+        values.get(SPLIT[0]),
+    )
     if kind.single:
         return 1
     # AutoModel's default for schedules with several stages
@@ -78,7 +97,9 @@ def _write_stages(values: Group) -> Group:
     # stage can only ask for even stages.
     if cuts and _nameable(cuts, ranks):
         return {SPLIT[2]: named(cuts)}
-    layers, virtual, wanted = (values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage"))
+    layers, virtual, wanted = (
+        values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage")
+    )
     kind = SCHEDULES[named_kind(values)]
     if virtual is None and wanted and values.get("stages.rule") == "even" and wanted == int(wanted):
         return {SPLIT[0]: int(wanted)}
@@ -98,7 +119,11 @@ def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
     # The cuts are the first layer of each stage and then the
     # number of layers, so there is one more than stages.
     stages = len(cuts) - 1
-    return cuts[-1] <= NAMEABLE and stages % ranks == 0 and all(first < last for first, last in pairwise(cuts))
+    return (
+        cuts[-1] <= NAMEABLE
+        and stages % ranks == 0
+        and all(first < last for first, last in pairwise(cuts))
+    )
 
 
 # In reverse, so that of two schedules with the same name in a
@@ -106,7 +131,10 @@ def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
 """Schedules for several stages on each rank, by their form for one."""
-PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {"zero_bubble": "1f1b", "zero_bubble_v": "1f1b"}
+PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {
+    "zero_bubble": "1f1b",
+    "zero_bubble_v": "1f1b",
+}
 """Schedules for one stage on each rank, by their form for
 several. A split backward needs several."""
 
@@ -117,8 +145,15 @@ SCHEDULE = convert(
     lambda values, context: _write_schedule(values, context),
     effect=Effect.COST,
     sees=(D + "pp_size", SPLIT[2], "parallel.pipeline", "schedule.virtual", "stages.boundaries"),
-    carries={PP + "pp_schedule": "schedule.name", PP + "pp_schedule_csv": "schedule.csv", "autopipeline._target_": ()},
-    blurs=lambda values: PP + "pp_schedule_csv" in values or values.get(PP + "pp_schedule", "").lower() == "dualpipev",
+    carries={
+        PP + "pp_schedule": "schedule.name",
+        PP + "pp_schedule_csv": "schedule.csv",
+        "autopipeline._target_": (),
+    },
+    blurs=lambda values: (
+        PP + "pp_schedule_csv" in values
+        or values.get(PP + "pp_schedule", "").lower() == "dualpipev"
+    ),
     note="the class in the layout before 0.3.0",
     lossy="torch has some schedules for one stage on each rank, and others for several",
     source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",

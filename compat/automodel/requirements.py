@@ -10,18 +10,27 @@ from bridge.requirements import Need, said
 STOPS = "the recipe stops without it"
 TRAIN = "recipes/llm/train_ft.py: setup"
 NEEDS = (
-    Need(("model._target_",), STOPS, f"{TRAIN}, build_model", example=" (nemo_automodel.NeMoAutoModelForCausalLM.from_config)"),
+    Need(
+        ("model._target_",),
+        STOPS,
+        f"{TRAIN}, build_model",
+        example=" (nemo_automodel.NeMoAutoModelForCausalLM.from_config)",
+    ),
     Need(
         ("model.pretrained_model_name_or_path", "model.config"),
         "the model's class needs one of them",
         "_transformers/auto_model.py: from_pretrained, from_config",
-        unless=lambda given: not str(given.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM"),
+        unless=lambda given: (
+            not str(given.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM")
+        ),
     ),
     Need(
         ("model.config.pretrained_model_name_or_path",),
         "from_pretrained of model.config stops without it",
         "transformers: models/auto/configuration_auto.py: AutoConfig.from_pretrained",
-        unless=lambda given: not str(given.get("model.config._target_", "")).endswith(".from_pretrained"),
+        unless=lambda given: (
+            not str(given.get("model.config._target_", "")).endswith(".from_pretrained")
+        ),
     ),
     Need(("optimizer._target_", "optimizer"), STOPS, f"{TRAIN}, optimizer.build"),
     Need(("dataset._target_", "dataset"), STOPS, f"{TRAIN}, dataloader", sized=False),

@@ -48,7 +48,9 @@ def mesh_rules() -> tuple[Rule, ...]:
             (),
             "parallel.expert_tensor",
             # Only a plan with expert ranks has a size for them.
-            lambda values, context: {"parallel.expert_tensor": 1} if (values.get(D + "ep_size") or 1) > 1 else {},
+            lambda values, context: (
+                {"parallel.expert_tensor": 1} if (values.get(D + "ep_size") or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.ROUNDING,
             sees=(D + "ep_size",),
@@ -57,7 +59,10 @@ def mesh_rules() -> tuple[Rule, ...]:
         convert(
             D + "sequence_parallel",
             "parallel.sequence",
-            lambda values, context: {"parallel.sequence": bool(values.get(D + "sequence_parallel")) and _can_split_norms(values)},
+            lambda values, context: {
+                "parallel.sequence": bool(values.get(D + "sequence_parallel"))
+                and _can_split_norms(values)
+            },
             lambda values, context: (
                 {D + "sequence_parallel": True}
                 if values.get("parallel.sequence") and strategy(values, context) == "fsdp2"
@@ -80,7 +85,10 @@ def mesh_rules() -> tuple[Rule, ...]:
 
 def _axis(theirs: str, ours: str) -> Rule:
     return rename(
-        D + theirs, f"parallel.{ours}", effect=Effect.ROUNDING, source="components/distributed/mesh.py: ParallelismSizes"
+        D + theirs,
+        f"parallel.{ours}",
+        effect=Effect.ROUNDING,
+        source="components/distributed/mesh.py: ParallelismSizes",
     )
 
 
@@ -90,15 +98,29 @@ def _can_split_norms(values: Group) -> bool:
 
 # Batch
 
-STEP, PASS, MICRO = "step_scheduler.global_batch_size", "step_scheduler.local_batch_size", PP + "pp_microbatch_size"
+STEP, PASS, MICRO = (
+    "step_scheduler.global_batch_size",
+    "step_scheduler.local_batch_size",
+    PP + "pp_microbatch_size",
+)
 
 BATCH = convert(
     (STEP, PASS, MICRO, D + "dp_size"),
     ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data"),
     lambda values, context: _read_batch(values),
     lambda values, context: _write_batch(values),
-    sees=(PP + "pp_batch_size", D + "pp_size", "parallel.pipeline", "schedule.name", "schedule.virtual", "stages.boundaries"),
-    blurs=lambda values: pipeline_ranks(values) > 1 and (values.get(STEP) is None or values.get(D + "dp_size") is None),
+    sees=(
+        PP + "pp_batch_size",
+        D + "pp_size",
+        "parallel.pipeline",
+        "schedule.name",
+        "schedule.virtual",
+        "stages.boundaries",
+    ),
+    blurs=lambda values: (
+        pipeline_ranks(values) > 1
+        and (values.get(STEP) is None or values.get(D + "dp_size") is None)
+    ),
     carries={
         STEP: ("batch.global_", "batch.accumulation"),
         PASS: ("batch.micro", "batch.accumulation"),
@@ -121,7 +143,12 @@ def _read_batch(values: Group) -> Group:
         # batch, and the samples are those of the local batch.
         micro = local * micro // passed
     steps = total // (micro * data) if total and micro and data else None
-    return {"batch.micro": micro, "batch.accumulation": steps, "batch.global_": total, "parallel.data": data}
+    return {
+        "batch.micro": micro,
+        "batch.accumulation": steps,
+        "batch.global_": total,
+        "parallel.data": data,
+    }
 
 
 def _write_batch(values: Group) -> Group:
@@ -136,7 +163,9 @@ def _write_batch(values: Group) -> Group:
     # The most micro batches that pass at once: bubbles are fewest
     # then. Torch's schedules with rounds need equal ones.
     counts = (count for count in divisors(steps) if count >= ranks)
-    together = next((count for count in counts if not rounds or count % (count // ranks) == 0), steps)
+    together = next(
+        (count for count in counts if not rounds or count % (count // ranks) == 0), steps
+    )
     return {**batch, MICRO: micro, PASS: micro * together}
 
 
@@ -150,7 +179,13 @@ def divisors(number: int) -> tuple[int, ...]:
 
 SHARDED = ("zero.stage", "zero.replicas")
 ZERO = convert(
-    (D + "strategy", D + "_target_", D + "reshard_after_forward", D + "zero_dp_strategy", D + "dp_replicate_size"),
+    (
+        D + "strategy",
+        D + "_target_",
+        D + "reshard_after_forward",
+        D + "zero_dp_strategy",
+        D + "dp_replicate_size",
+    ),
     SHARDED,
     lambda values, context: _read_zero(values),
     lambda values, context: _write_zero(values, context),
@@ -166,8 +201,14 @@ ZERO = convert(
         "schedule.name",
         *BUFFERED,
     ),
-    carries={D + "_target_": (), D + "dp_replicate_size": "zero.replicas", D + "reshard_after_forward": "zero.stage"},
-    blurs=lambda values: values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule")),
+    carries={
+        D + "_target_": (),
+        D + "dp_replicate_size": "zero.replicas",
+        D + "reshard_after_forward": "zero.stage",
+    },
+    blurs=lambda values: (
+        values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule"))
+    ),
     lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
     note="the class of the older layout",
     source="components/distributed/config.py: reshard_after_forward; reference: level 3 breaks schedules with a split backward",
@@ -189,13 +230,20 @@ def _read_zero(values: Group) -> Group:
     # gathered after forward are those of ZeRO stage 2.
     breaks = pipeline_ranks(values) > 1 and _split(values.get(PP + "pp_schedule"))
     resharded = values.get(D + "reshard_after_forward") and not breaks
-    return {"zero.stage": 3 if resharded else 2, "zero.replicas": values.get(D + "dp_replicate_size")}
+    return {
+        "zero.stage": 3 if resharded else 2,
+        "zero.replicas": values.get(D + "dp_replicate_size"),
+    }
 
 
 def _managed(target: str | None) -> str:
     """The strategy of a manager class. FSDP2Manager is the default of the older layout."""
     name = (target or "").rpartition(".")[2]
-    return {"DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp", "NVFSDPManager": "megatron_fsdp"}.get(name, "fsdp2")
+    return {
+        "DDPManager": "ddp",
+        "MegatronFSDPManager": "megatron_fsdp",
+        "NVFSDPManager": "megatron_fsdp",
+    }.get(name, "fsdp2")
 
 
 MANAGERS = {
@@ -267,12 +315,17 @@ def _read_precision(values: Group) -> Group:
     if kind == "fsdp2":
         # Weights are gathered in one format, and stored and updated in another.
         compute = values.get(POLICY + "param_dtype") or stored
-        return {**_formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute), **_autocast(values)}
+        return {
+            **_formats(compute, stored, values.get(POLICY + "reduce_dtype") or compute),
+            **_autocast(values),
+        }
     if kind == "ddp":
         return {**_formats(stored, stored, stored), **_autocast(values)}
     # Megatron-FSDP computes in the stored format, and has a switch for each of the other two.
     reduce = "fp32" if values.get(D + "grad_reduce_in_fp32") else stored
-    return _formats(stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce)
+    return _formats(
+        stored, "fp32" if stored and values.get(D + "preserve_fp32_weights") else stored, reduce
+    )
 
 
 def _autocast(values: Group) -> Group:
@@ -284,14 +337,28 @@ def _formats(compute: str | None, master: str | None, reduce: str | None) -> Gro
 
 
 def _write_precision(values: Group, context: Context) -> Group:
-    compute, master, reduce, cast = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce", "autocast"))
+    compute, master, reduce, cast = (
+        values.get(f"precision.{name}") for name in ("compute", "master", "reduce", "autocast")
+    )
     kind = strategy(values, context)
     if kind == "fsdp2":
-        policy = {"param_dtype": compute, "reduce_dtype": reduce, "output_dtype": compute, "cast_forward_inputs": True}
-        return {MODEL_DTYPE: master, D + "autocast_dtype": cast, **{POLICY + name: value for name, value in policy.items()}}
+        policy = {
+            "param_dtype": compute,
+            "reduce_dtype": reduce,
+            "output_dtype": compute,
+            "cast_forward_inputs": True,
+        }
+        return {
+            MODEL_DTYPE: master,
+            D + "autocast_dtype": cast,
+            **{POLICY + name: value for name, value in policy.items()},
+        }
     if kind == "ddp":
         # DDP has one format for everything. Autocast is its only way to compute in another.
-        return {MODEL_DTYPE: master, D + "autocast_dtype": cast or (compute if compute != master else None)}
+        return {
+            MODEL_DTYPE: master,
+            D + "autocast_dtype": cast or (compute if compute != master else None),
+        }
     return {
         MODEL_DTYPE: compute,
         D + "preserve_fp32_weights": master == "fp32",
@@ -318,7 +385,11 @@ RECOMPUTE = convert(
 
 def _mode(values: Group, context: Context) -> bool | str:
     granularity = values.get("recompute.granularity")
-    if granularity == "selective" and context.since("0.5.0") and selects(strategy(values, context), context):
+    if (
+        granularity == "selective"
+        and context.since("0.5.0")
+        and selects(strategy(values, context), context)
+    ):
         return "selective"
     return granularity in ("full", "selective")
 
@@ -326,7 +397,11 @@ def _mode(values: Group, context: Context) -> bool | str:
 def _read_recompute(values: Group) -> Group:
     mode = values.get(CHECKPOINTS)
     if mode is True:
-        return {"recompute.granularity": "full", "recompute.method": "uniform", "recompute.layers": 1}
+        return {
+            "recompute.granularity": "full",
+            "recompute.method": "uniform",
+            "recompute.layers": 1,
+        }
     return {"recompute.granularity": "selective" if mode == "selective" else "none"}
 
 
@@ -342,7 +417,9 @@ CLIP = convert(
         else values.get("clip_grad_norm.max_norm")
     },
     lambda values, context: (
-        {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND} if values.get("optimizer.clip") is not None else {}
+        {"clip_grad_norm.max_norm": values.get("optimizer.clip") or UNBOUND}
+        if values.get("optimizer.clip") is not None
+        else {}
     ),
     lossy="AutoModel always clips: 1e9 means no clipping, and before 0.3.0 the bound is always 1.0",
     blurs=lambda values: (values.get("clip_grad_norm.max_norm") or 0) >= UNBOUND,
@@ -381,7 +458,9 @@ ASYNC = convert(
 
 def _read_async(values: Group) -> Group:
     works = (values.get(D + "tp_size") or 1) > 1 and _kind(values) == "fsdp2"
-    return {"parallel.tensor_overlap": values.get(D + "enable_async_tensor_parallel")} if works else {}
+    return (
+        {"parallel.tensor_overlap": values.get(D + "enable_async_tensor_parallel")} if works else {}
+    )
 
 
 SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
@@ -398,7 +477,13 @@ OVERLAP = convert(
     ("zero.overlap", "zero.overlap_gather"),
     lambda values, context: _read_overlap(values, context),
     lambda values, context: (
-        dict(zip(SWITCHES, (values.get("zero.overlap"), values.get("zero.overlap_gather")), strict=True))
+        dict(
+            zip(
+                SWITCHES,
+                (values.get("zero.overlap"), values.get("zero.overlap_gather")),
+                strict=True,
+            )
+        )
         if strategy(values, context) == "megatron_fsdp"
         else {}
     ),
@@ -408,8 +493,13 @@ OVERLAP = convert(
         *switches.BUFFERS,
         *STRATEGY_SEES,
     ),
-    blurs=lambda values: _kind(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES),
-    carries={D + "overlap_grad_reduce": "zero.overlap", D + "overlap_param_gather": "zero.overlap_gather"},
+    blurs=lambda values: (
+        _kind(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES)
+    ),
+    carries={
+        D + "overlap_grad_reduce": "zero.overlap",
+        D + "overlap_param_gather": "zero.overlap_gather",
+    },
     lossy="FSDP2 and DDP always overlap; only Megatron-FSDP has a switch for each overlap",
     source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
 )
@@ -422,13 +512,18 @@ def _read_overlap(values: Group, context: Context) -> Group:
         # strategy, whose overlap is then the one that the plan has.
         sizes = {f"parallel.{ours}": values.get(D + theirs) for theirs, ours in SIZES.items()}
         buffers = {ours: values.get(theirs) for theirs, ours in switches.BUFFERS.items()}
-        kind = strategy({**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context)
+        kind = strategy(
+            {**sizes, **buffers, "zero.stage": values.get(D + "zero_dp_strategy")}, context
+        )
     if kind == "ddp":
         # Every rank holds all weights, so nothing is gathered.
         return {"zero.overlap": True}
     if kind == "fsdp2":
         return {"zero.overlap": True, "zero.overlap_gather": True}
-    found = {"zero.overlap": values.get(SWITCHES[0]), "zero.overlap_gather": values.get(SWITCHES[1])}
+    found = {
+        "zero.overlap": values.get(SWITCHES[0]),
+        "zero.overlap_gather": values.get(SWITCHES[1]),
+    }
     return {path: value for path, value in found.items() if value is not None}
 
 
@@ -439,9 +534,15 @@ def missing_rules() -> tuple[Rule, ...]:
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
         lacks("precision.loss_scale", "AutoModel does not scale the loss"),
         only_ours(
-            "precision.frozen", note="AutoModel keeps frozen weights in the format in which they are loaded", effect=Effect.COST
+            "precision.frozen",
+            note="AutoModel keeps frozen weights in the format in which they are loaded",
+            effect=Effect.COST,
         ),
-        only_ours("recompute.kept_microbatches", note="AutoModel recomputes in every micro batch", effect=Effect.COST),
+        only_ours(
+            "recompute.kept_microbatches",
+            note="AutoModel recomputes in every micro batch",
+            effect=Effect.COST,
+        ),
         only_ours(
             "recompute.ratio",
             "recompute.partition",
@@ -458,7 +559,9 @@ def missing_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
         ),
         *each_only_ours("zero.prescale", "zero.predivide", note="FSDP2 divides gradients once"),
-        only_ours("zero.offload.optimizer_ratio", note="FSDP2 offloads all or nothing", effect=Effect.COST),
+        only_ours(
+            "zero.offload.optimizer_ratio", note="FSDP2 offloads all or nothing", effect=Effect.COST
+        ),
         only_ours(
             "schedule.group",
             "schedule.depth_first",
@@ -467,22 +570,32 @@ def missing_rules() -> tuple[Rule, ...]:
             note="torch's schedules choose the order of micro batches",
             effect=Effect.COST,
         ),
-        always("loss", "per_token", "AutoModel divides the sum of losses by the tokens of the whole step"),
+        always(
+            "loss",
+            "per_token",
+            "AutoModel divides the sum of losses by the tokens of the whole step",
+        ),
     )
 
 
-OFFLOADED, PINNED = ("zero.offload.optimizer", "zero.offload.parameters"), D + "offload_policy.pin_memory"
+OFFLOADED, PINNED = (
+    ("zero.offload.optimizer", "zero.offload.parameters"),
+    D + "offload_policy.pin_memory",
+)
 OFFLOAD = convert(
     (D + "offload_policy._target_", D + "offload_policy.pin_memory"),
     (*OFFLOADED, "zero.offload.pinned"),
     lambda values, context: {
         **dict.fromkeys(OFFLOADED, _device(values)),
         # Torch's CPUOffloadPolicy pins host memory by default.
-        "zero.offload.pinned": values.get(PINNED) is not False if _device(values) == "cpu" else None,
+        "zero.offload.pinned": values.get(PINNED) is not False
+        if _device(values) == "cpu"
+        else None,
     },
     lambda values, context: (
         {PINNED: values.get("zero.offload.pinned") is not False}
-        if any(values.get(path) in ("cpu", "nvme") for path in OFFLOADED) and strategy(values, context) == "fsdp2"
+        if any(values.get(path) in ("cpu", "nvme") for path in OFFLOADED)
+        and strategy(values, context) == "fsdp2"
         else {}
     ),
     effect=Effect.COST,
@@ -493,7 +606,14 @@ OFFLOAD = convert(
 
 
 def _device(values: Group) -> str:
-    return "cpu" if any(values.get(f"{D}offload_policy.{name}") is not None for name in ("_target_", "pin_memory")) else "none"
+    return (
+        "cpu"
+        if any(
+            values.get(f"{D}offload_policy.{name}") is not None
+            for name in ("_target_", "pin_memory")
+        )
+        else "none"
+    )
 
 
 Weight = Effect | Callable[[Group], Effect]
@@ -504,10 +624,22 @@ def _if_on(values: Group) -> Effect:
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
-KERNELS = {"attn_implementation": Effect.ROUNDING, "use_liger_kernel": Effect.ROUNDING, "trust_remote_code": Effect.NONE}
-FORMS = dict.fromkeys(("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"), Effect.NONE)
+KERNELS = {
+    "attn_implementation": Effect.ROUNDING,
+    "use_liger_kernel": Effect.ROUNDING,
+    "trust_remote_code": Effect.NONE,
+}
+FORMS = dict.fromkeys(
+    ("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"),
+    Effect.NONE,
+)
 """Keys of free-form sections with a known effect."""
-ENTROPIES = ("MaskedCrossEntropy", "ChunkedCrossEntropy", "FusedLinearCrossEntropy", "TEParallelCrossEntropy")
+ENTROPIES = (
+    "MaskedCrossEntropy",
+    "ChunkedCrossEntropy",
+    "FusedLinearCrossEntropy",
+    "TEParallelCrossEntropy",
+)
 """Classes for the cross entropy of the next token, the loss of every stack."""
 
 
@@ -543,13 +675,19 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "optimizer.foreach": ("the kernels of the optimizer's step", Effect.ROUNDING),
     "optimizer.fused": ("the kernels of the optimizer's step", Effect.ROUNDING),
     "model": ("the choice of the model and of its first weights", Effect.NUMBERS),
-    "model.*": ("the choice of the model and of its first weights", lambda values: _beyond(values, "model.*", KERNELS)),
+    "model.*": (
+        "the choice of the model and of its first weights",
+        lambda values: _beyond(values, "model.*", KERNELS),
+    ),
     "model.backend": ("how the model is computed", Effect.ROUNDING),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
     "fp8": ("8-bit products of torchao", Effect.NUMBERS),
-    "model.backend.enable_fsdp_optimizations": ("how gradients of stages are exchanged", Effect.COST),
+    "model.backend.enable_fsdp_optimizations": (
+        "how gradients of stages are exchanged",
+        Effect.COST,
+    ),
     "packed_sequence": ("how samples are packed", Effect.NUMBERS),
     "dataset": ("the training data", Effect.NUMBERS),
     "dataloader": ("how the training data is drawn", Effect.NUMBERS),
@@ -561,8 +699,14 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
     "rng": ("how random states are kept", Effect.NUMBERS),
-    "checkpoint": ("AutoModel's checkpoints, and the weights that a run starts from", Effect.NUMBERS),
-    "checkpoint.*": ("place and format of AutoModel's checkpoints", lambda values: _beyond(values, "checkpoint.*", FORMS)),
+    "checkpoint": (
+        "AutoModel's checkpoints, and the weights that a run starts from",
+        Effect.NUMBERS,
+    ),
+    "checkpoint.*": (
+        "place and format of AutoModel's checkpoints",
+        lambda values: _beyond(values, "checkpoint.*", FORMS),
+    ),
     "*": ("other sections of a recipe", Effect.NUMBERS),
 }
 """Sections and settings without a Plan field: the reason why no
@@ -570,7 +714,10 @@ plan has them, and the effect on the run if they are dropped.
 
 The longest entry that covers a setting is the one for it.
 """
-PIPELINE: tuple[str, Weight] = ("the way in which AutoModel splits a model into stages", Effect.NONE)
+PIPELINE: tuple[str, Weight] = (
+    "the way in which AutoModel splits a model into stages",
+    Effect.NONE,
+)
 SETTINGS: dict[str, tuple[str, Weight]] = {
     PP + "pp_batch_size": ("recipes overwrite it with the local batch size", Effect.NONE),
     PP + "pp_recv_buffer_pool": ("how many receive buffers a stage holds", Effect.COST),
@@ -586,9 +733,17 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     for path in fields(AutoModel):
         if path not in claimed:
             starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
-            section = PIPELINE if path.startswith(PP) else SECTIONS[max(starts, key=len)] if starts else OTHER
+            section = (
+                PIPELINE
+                if path.startswith(PP)
+                else SECTIONS[max(starts, key=len)]
+                if starts
+                else OTHER
+            )
             rows.setdefault(SETTINGS.get(path, section), []).append(path)
-    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+    return tuple(
+        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
+    )
 
 
 LACKS = {
@@ -608,7 +763,9 @@ CLASS = convert(
     "recipe",
     (),
     lambda values, context: {},
-    lambda values, context: {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {},
+    lambda values, context: (
+        {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {}
+    ),
     effect=Effect.NONE,
     note="the class that runs the recipe; the app refuses a file that names none",
     source="cli/app.py: main",

@@ -110,9 +110,14 @@ def table(text: str, name: str = "schedule") -> Table:
     backward (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
     """
     rows = cells(text, name)
-    problems: list[str] = [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []
+    problems: list[str] = (
+        [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []
+    )
     ranks = tuple(
-        tuple(_cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems) for step, cell in enumerate(row))
+        tuple(
+            _cell(cell, f"{name}: row {rank + 1}, column {step + 1}", problems)
+            for step, cell in enumerate(row)
+        )
         for rank, row in enumerate(rows)
     )
     ConfigError.raise_if(few(problems, "cells that are no actions"))

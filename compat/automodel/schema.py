@@ -60,7 +60,10 @@ NonNegative = Annotated[Real, Ge(0)]
 Positive = Annotated[Real, Gt(0)]
 Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value))]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value)),
+]
 Parts = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_tuple)]
 Mode = Annotated[bool | Literal["selective"], BeforeValidator(_mode)]
 Rounding = Literal["up", "down"]
@@ -82,64 +85,112 @@ def rest(what: str) -> Any:
 class StepScheduler(Section):
     """Batch sizes, length of the run, and intervals."""
 
-    global_batch_size: Count | None = field(None, description="Samples in one optimizer step over all ranks.")
+    global_batch_size: Count | None = field(
+        None, description="Samples in one optimizer step over all ranks."
+    )
     local_batch_size: Count | None = field(
-        None, description="Samples that one data rank takes at once; with a pipeline, all microbatches of one pass."
+        None,
+        description="Samples that one data rank takes at once; with a pipeline, all microbatches of one pass.",
     )
     num_epochs: Count | None = field(None, description="Passes over the data set.")
-    max_steps: Count | None = field(None, description="Optimizer steps after which the run ends in any case.")
+    max_steps: Count | None = field(
+        None, description="Optimizer steps after which the run ends in any case."
+    )
     ckpt_every_steps: Count | None = field(None, description="Steps between checkpoints.")
-    save_checkpoint_every_epoch: bool | None = field(None, description="A checkpoint at the end of each epoch too.")
-    validate_on_checkpoint: bool | None = field(None, description="A validation at each checkpoint too.")
+    save_checkpoint_every_epoch: bool | None = field(
+        None, description="A checkpoint at the end of each epoch too."
+    )
+    validate_on_checkpoint: bool | None = field(
+        None, description="A validation at each checkpoint too."
+    )
     val_every_steps: Count | None = field(None, description="Steps between validations.")
-    log_remote_every_steps: Count | None = field(None, description="Steps between entries in remote logs.")
-    loss_average_window_steps: Count | None = field(None, description="Steps in the running mean of the logged loss.")
-    gc_every_steps: Count | None = field(None, description="Steps between forced garbage collections.")
+    log_remote_every_steps: Count | None = field(
+        None, description="Steps between entries in remote logs."
+    )
+    loss_average_window_steps: Count | None = field(
+        None, description="Steps in the running mean of the logged loss."
+    )
+    gc_every_steps: Count | None = field(
+        None, description="Steps between forced garbage collections."
+    )
     start_step: Size | None = field(None, description="First step, when a run goes on.")
     start_epoch: Size | None = field(None, description="First epoch, when a run goes on.")
-    preemption_signal: int | Names | None = field(None, description="Signals on which a last checkpoint is written.")
+    preemption_signal: int | Names | None = field(
+        None, description="Signals on which a last checkpoint is written."
+    )
 
 
 class Pipeline(Section):
     """PipelineConfig: schedule, split and patches of a pipelined model."""
 
-    pp_schedule: str | None = field(None, description="Schedule of torch.distributed.pipelining, in upper or lower case.")
-    pp_schedule_csv: str | None = field(None, description="Compute-only schedule; placement still follows pp_schedule.")
+    pp_schedule: str | None = field(
+        None, description="Schedule of torch.distributed.pipelining, in upper or lower case."
+    )
+    pp_schedule_csv: str | None = field(
+        None, description="Compute-only schedule; placement still follows pp_schedule."
+    )
     pp_microbatch_size: Count | None = field(None, description="Samples in one microbatch.")
-    pp_batch_size: Count | None = field(None, description="Samples in one pass; recipes put the local batch size here.")
+    pp_batch_size: Count | None = field(
+        None, description="Samples in one pass; recipes put the local batch size here."
+    )
     layers_per_stage: Count | None = field(
         None,
         description="Decoder layers wanted in a virtual stage; it sets the number of stages, which share layers evenly.",
     )
     round_virtual_stages_to_pp_multiple: Rounding | None = field(
-        None, description="Direction in which the number of stages is rounded to a multiple of pp_size."
+        None,
+        description="Direction in which the number of stages is rounded to a multiple of pp_size.",
     )
-    module_fqns_per_model_part: Parts | None = field(None, description="Names of each virtual stage's modules, in order.")
-    patch_inner_model: bool | None = field(None, description="Replace the inner model's forward by one for stages.")
-    patch_causal_lm_model: bool | None = field(None, description="Replace the outer model's forward by one for stages.")
+    module_fqns_per_model_part: Parts | None = field(
+        None, description="Names of each virtual stage's modules, in order."
+    )
+    patch_inner_model: bool | None = field(
+        None, description="Replace the inner model's forward by one for stages."
+    )
+    patch_causal_lm_model: bool | None = field(
+        None, description="Replace the outer model's forward by one for stages."
+    )
     patch_stage_backward_maybe_with_nosync: bool | None = field(
         None, description="FSDP-aware backward of stages; recipes take it from the model's backend."
     )
     dtype: Dtype | None = field(None, description="Number format of activations between stages.")
-    scale_grads_in_schedule: bool | None = field(None, description="Divide gradients by the number of microbatches.")
-    loss_fn: str | Free | None = field(None, description="Loss of the last stage; recipes put their own loss here.")
-    pp_seq_len: Count | None = field(None, description="Tokens in a sequence, for stage shapes known ahead.")
-    pp_recv_buffer_pool: bool | None = field(None, description="Microbatches share receive buffers, as many as are in flight.")
-    pp_recv_buffer_pool_slack: Size | None = field(None, description="Receive buffers beyond those in flight.")
+    scale_grads_in_schedule: bool | None = field(
+        None, description="Divide gradients by the number of microbatches."
+    )
+    loss_fn: str | Free | None = field(
+        None, description="Loss of the last stage; recipes put their own loss here."
+    )
+    pp_seq_len: Count | None = field(
+        None, description="Tokens in a sequence, for stage shapes known ahead."
+    )
+    pp_recv_buffer_pool: bool | None = field(
+        None, description="Microbatches share receive buffers, as many as are in flight."
+    )
+    pp_recv_buffer_pool_slack: Size | None = field(
+        None, description="Receive buffers beyond those in flight."
+    )
 
 
 class AutoPipeline(Section):
     """Settings of the layout before 0.3.0 that are not in `distributed.pipeline` now."""
 
-    target: str | None = field(None, alias="_target_", description="Class of the old layout; kept as text, never loaded.")
-    visualization_font_size_offset: Whole | None = field(None, description="Font size of a drawing of the schedule.")
+    target: str | None = field(
+        None, alias="_target_", description="Class of the old layout; kept as text, never loaded."
+    )
+    visualization_font_size_offset: Whole | None = field(
+        None, description="Font size of a drawing of the schedule."
+    )
 
 
 class Moe(Section):
     """Sharding of experts."""
 
-    ignore_router_for_ac: bool | None = field(None, description="Router results are saved instead of recomputed.")
-    reshard_after_forward: bool | None = field(None, description="Expert layers free their gathered weights after forward.")
+    ignore_router_for_ac: bool | None = field(
+        None, description="Router results are saved instead of recomputed."
+    )
+    reshard_after_forward: bool | None = field(
+        None, description="Expert layers free their gathered weights after forward."
+    )
     lm_head_precision: Dtype | None = field(None, description="Number format of the output head.")
     wrap_outer_model: bool | None = field(None, description="Shard the outer model as a unit too.")
     mp_policy: Free | None = field(None, description="Number formats of the sharded experts.")
@@ -148,17 +199,25 @@ class Moe(Section):
 class MixedPrecision(Section):
     """Number formats of FSDP2."""
 
-    target: str | None = field(None, alias="_target_", description="Class of the policy; kept as text, never loaded.")
-    param_dtype: Dtype | None = field(None, description="Format of gathered weights, in forward and backward.")
+    target: str | None = field(
+        None, alias="_target_", description="Class of the policy; kept as text, never loaded."
+    )
+    param_dtype: Dtype | None = field(
+        None, description="Format of gathered weights, in forward and backward."
+    )
     reduce_dtype: Dtype | None = field(None, description="Format in which gradients are reduced.")
     output_dtype: Dtype | None = field(None, description="Format of a sharded module's outputs.")
-    cast_forward_inputs: bool | None = field(None, description="Inputs are cast to the format of the weights.")
+    cast_forward_inputs: bool | None = field(
+        None, description="Inputs are cast to the format of the weights."
+    )
 
 
 class Offload(Section):
     """FSDP2's offload to host memory."""
 
-    target: str | None = field(None, alias="_target_", description="Class of the policy; kept as text, never loaded.")
+    target: str | None = field(
+        None, alias="_target_", description="Class of the policy; kept as text, never loaded."
+    )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
 
 
@@ -166,10 +225,18 @@ class FrameSharding(Section):
     """Frames of a vision encoder over context ranks."""
 
     enabled: bool | None = field(None, description="Ranks share the frames.")
-    mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(_tuple)] | None = field(None, description="Axes that share them.")
-    min_tokens: Size | None = field(None, description="Smallest number of visual tokens for which frames are shared.")
-    min_frames: Size | None = field(None, description="Number of frames from which on they are shared in any case.")
-    min_local_patch_rows: Size | None = field(None, description="Rows of patches on each rank after padding with zeros.")
+    mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(_tuple)] | None = field(
+        None, description="Axes that share them."
+    )
+    min_tokens: Size | None = field(
+        None, description="Smallest number of visual tokens for which frames are shared."
+    )
+    min_frames: Size | None = field(
+        None, description="Number of frames from which on they are shared in any case."
+    )
+    min_local_patch_rows: Size | None = field(
+        None, description="Rows of patches on each rank after padding with zeros."
+    )
     cost_alpha: Size | Literal["auto"] | None = field(
         None, description="Linear part of a frame's cost in the distribution of frames."
     )
@@ -184,64 +251,133 @@ class VisionSharding(Section):
 class Multimodal(Section):
     """Sharding of vision and audio modules."""
 
-    frozen_sharding: Literal["root", "per_layer", "replicate"] | None = field(None, description="How frozen modules are sharded.")
+    frozen_sharding: Literal["root", "per_layer", "replicate"] | None = field(
+        None, description="How frozen modules are sharded."
+    )
     vision: VisionSharding = field(VisionSharding(), description="Vision modules.")
 
 
 class Distributed(Section):
     """Mesh sizes, the strategy that shards over data ranks, and its options."""
 
-    target: str | None = field(None, alias="_target_", description="Manager class of the old layout; kept as text, never loaded.")
-    strategy: Strategy | None = field(None, description="Strategy that shards weights and gradients over data-parallel ranks.")
-    dp_size: Count | None = field(None, description="Data-parallel ranks; unset: all ranks that the other axes leave.")
-    dp_replicate_size: Count | None = field(None, description="Groups of data ranks that each hold all shards.")
+    target: str | None = field(
+        None,
+        alias="_target_",
+        description="Manager class of the old layout; kept as text, never loaded.",
+    )
+    strategy: Strategy | None = field(
+        None, description="Strategy that shards weights and gradients over data-parallel ranks."
+    )
+    dp_size: Count | None = field(
+        None, description="Data-parallel ranks; unset: all ranks that the other axes leave."
+    )
+    dp_replicate_size: Count | None = field(
+        None, description="Groups of data ranks that each hold all shards."
+    )
     tp_size: Count | None = field(None, description="Tensor-parallel ranks.")
     pp_size: Count | None = field(None, description="Pipeline ranks.")
     cp_size: Count | None = field(None, description="Context-parallel ranks.")
-    ep_size: Count | None = field(None, description="Expert-parallel ranks, taken from the data, context and tensor ranks.")
+    ep_size: Count | None = field(
+        None, description="Expert-parallel ranks, taken from the data, context and tensor ranks."
+    )
     pipeline: Pipeline = field(Pipeline(), description="Pipeline.")
     moe: Moe = field(Moe(), description="Experts.")
-    activation_checkpointing: Mode | None = field(None, description="Activations to recompute: all, selected ones, or none.")
-    activation_checkpointing_scope: Names | None = field(None, description="Layer groups to which that applies.")
-    sequence_parallel: bool | None = field(None, description="Norms split by tokens in a tensor group.")
+    activation_checkpointing: Mode | None = field(
+        None, description="Activations to recompute: all, selected ones, or none."
+    )
+    activation_checkpointing_scope: Names | None = field(
+        None, description="Layer groups to which that applies."
+    )
+    sequence_parallel: bool | None = field(
+        None, description="Norms split by tokens in a tensor group."
+    )
     tp_plan: Free | str | None = field(None, description="Own plan of tensor-parallel modules.")
     custom_tp_plan: Free | str | None = field(None, description="The same before 0.3.0.")
-    use_hf_tp_plan: bool | None = field(None, description="Take the tensor plan of the Hugging Face model.")
+    use_hf_tp_plan: bool | None = field(
+        None, description="Take the tensor plan of the Hugging Face model."
+    )
     mp_policy: MixedPrecision = field(MixedPrecision(), description="Number formats.")
     offload_policy: Offload = field(Offload(), description="Offload.")
-    autocast_dtype: Dtype | None = field(None, description="torch.autocast around the forward pass.")
-    defer_fsdp_grad_sync: bool | None = field(None, description="Gradients are reduced once, after the last microbatch.")
-    reshard_after_forward: bool | None = field(
-        None, description="Layers free their gathered weights after forward; unset: not with a pipeline, else all but the last."
+    autocast_dtype: Dtype | None = field(
+        None, description="torch.autocast around the forward pass."
     )
-    patch_is_packed_sequence: bool | None = field(None, description="Tell the model that no sequence is packed.")
-    enable_async_tensor_parallel: bool | None = field(None, description="Tensor-parallel messages overlap compute.")
+    defer_fsdp_grad_sync: bool | None = field(
+        None, description="Gradients are reduced once, after the last microbatch."
+    )
+    reshard_after_forward: bool | None = field(
+        None,
+        description="Layers free their gathered weights after forward; unset: not with a pipeline, else all but the last.",
+    )
+    patch_is_packed_sequence: bool | None = field(
+        None, description="Tell the model that no sequence is packed."
+    )
+    enable_async_tensor_parallel: bool | None = field(
+        None, description="Tensor-parallel messages overlap compute."
+    )
     enable_compile: bool | None = field(None, description="Compile each layer.")
-    enable_fsdp2_prefetch: bool | None = field(None, description="Gather weights ahead, by explicit chains.")
-    fsdp2_backward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in backward.")
-    fsdp2_forward_prefetch_depth: Size | None = field(None, description="Units gathered ahead in forward.")
-    multimodal: Multimodal = field(Multimodal(), description="Sharding of vision and audio modules.")
+    enable_fsdp2_prefetch: bool | None = field(
+        None, description="Gather weights ahead, by explicit chains."
+    )
+    fsdp2_backward_prefetch_depth: Size | None = field(
+        None, description="Units gathered ahead in backward."
+    )
+    fsdp2_forward_prefetch_depth: Size | None = field(
+        None, description="Units gathered ahead in forward."
+    )
+    multimodal: Multimodal = field(
+        Multimodal(), description="Sharding of vision and audio modules."
+    )
     zero_dp_strategy: UpToThree | None = field(None, description="ZeRO stage of Megatron-FSDP.")
-    megatron_fsdp_unit_modules: Names | None = field(None, description="Classes that Megatron-FSDP shards as units.")
-    init_fsdp_with_meta_device: bool | None = field(None, description="Build the model without memory first.")
-    grad_reduce_in_fp32: bool | None = field(None, description="Megatron-FSDP reduces gradients in fp32.")
-    preserve_fp32_weights: bool | None = field(None, description="Megatron-FSDP keeps fp32 weights for the optimizer.")
-    overlap_grad_reduce: bool | None = field(None, description="Megatron-FSDP's gradient reduction overlaps backward.")
-    overlap_param_gather: bool | None = field(None, description="Megatron-FSDP gathers weights ahead.")
-    check_for_nan_in_grad: bool | None = field(None, description="Old check of gradient buffers; no effect any more.")
-    report_nan_in_param_grad: bool | None = field(None, description="Check each parameter's gradient for NaN.")
-    average_in_collective: bool | None = field(None, description="Average inside of the collective.")
+    megatron_fsdp_unit_modules: Names | None = field(
+        None, description="Classes that Megatron-FSDP shards as units."
+    )
+    init_fsdp_with_meta_device: bool | None = field(
+        None, description="Build the model without memory first."
+    )
+    grad_reduce_in_fp32: bool | None = field(
+        None, description="Megatron-FSDP reduces gradients in fp32."
+    )
+    preserve_fp32_weights: bool | None = field(
+        None, description="Megatron-FSDP keeps fp32 weights for the optimizer."
+    )
+    overlap_grad_reduce: bool | None = field(
+        None, description="Megatron-FSDP's gradient reduction overlaps backward."
+    )
+    overlap_param_gather: bool | None = field(
+        None, description="Megatron-FSDP gathers weights ahead."
+    )
+    check_for_nan_in_grad: bool | None = field(
+        None, description="Old check of gradient buffers; no effect any more."
+    )
+    report_nan_in_param_grad: bool | None = field(
+        None, description="Check each parameter's gradient for NaN."
+    )
+    average_in_collective: bool | None = field(
+        None, description="Average inside of the collective."
+    )
     disable_bucketing: bool | None = field(None, description="One reduction for each parameter.")
-    calculate_per_token_loss: bool | None = field(None, description="Megatron-FSDP leaves the scaling by tokens to the loss.")
+    calculate_per_token_loss: bool | None = field(
+        None, description="Megatron-FSDP leaves the scaling by tokens to the loss."
+    )
     keep_fp8_transpose_cache: bool | None = field(None, description="Keep transposed fp8 weights.")
     nccl_ub: bool | None = field(None, description="NCCL user buffers.")
     fsdp_double_buffer: bool | None = field(None, description="Two buffers for gathered weights.")
-    broadcast_buffers: bool | None = field(None, description="DDP sends module buffers before each forward.")
-    find_unused_parameters: bool | None = field(None, description="DDP looks for parameters without gradient.")
-    static_graph: bool | None = field(None, description="DDP may trust that the graph never changes.")
+    broadcast_buffers: bool | None = field(
+        None, description="DDP sends module buffers before each forward."
+    )
+    find_unused_parameters: bool | None = field(
+        None, description="DDP looks for parameters without gradient."
+    )
+    static_graph: bool | None = field(
+        None, description="DDP may trust that the graph never changes."
+    )
     bucket_cap_mb: Positive | None = field(None, description="DDP's bucket in MiB.")
-    gradient_as_bucket_view: bool | None = field(None, description="Gradients are views of DDP's buckets.")
-    backend: str | None = field(None, description="Backend of torch.distributed; in dist_env since 0.5.0.")
+    gradient_as_bucket_view: bool | None = field(
+        None, description="Gradients are views of DDP's buckets."
+    )
+    backend: str | None = field(
+        None, description="Backend of torch.distributed; in dist_env since 0.5.0."
+    )
     world_size: Count | None = field(None, description="Number of ranks, before 0.3.0.")
 
 
@@ -249,7 +385,9 @@ class DistEnv(Section):
     """Process group."""
 
     backend: str | None = field(None, description="Backend of torch.distributed.")
-    timeout_minutes: Positive | None = field(None, description="Minutes after which a collective gives up.")
+    timeout_minutes: Positive | None = field(
+        None, description="Minutes after which a collective gives up."
+    )
     others: Free | None = rest("about the process group")
 
 
@@ -264,18 +402,30 @@ class Fp8(Section):
     """8-bit products by torchao."""
 
     enabled: bool | None = field(None, description="Switch FP8 on.")
-    recipe_name: str | None = field(None, description="Scaling recipe: tensorwise, rowwise or rowwise_with_gw_hp.")
-    enable_fsdp_float8_all_gather: bool | None = field(None, description="FSDP2 gathers weights in 8 bits.")
+    recipe_name: str | None = field(
+        None, description="Scaling recipe: tensorwise, rowwise or rowwise_with_gw_hp."
+    )
+    enable_fsdp_float8_all_gather: bool | None = field(
+        None, description="FSDP2 gathers weights in 8 bits."
+    )
     others: Free | None = rest("about them")
 
 
 class Peft(Section):
     """Low-rank adapters, as a class and its arguments."""
 
-    target: str | None = field(None, alias="_target_", description="Class of the adapters' config; kept as text, never loaded.")
+    target: str | None = field(
+        None,
+        alias="_target_",
+        description="Class of the adapters' config; kept as text, never loaded.",
+    )
     dim: Count | None = field(None, description="Width of an adapter.")
-    alpha: Positive | None = field(None, description="An adapter's output is scaled by alpha / dim.")
-    dropout: Annotated[Real, Ge(0), Le(1)] | None = field(None, description="Dropout of an adapter.")
+    alpha: Positive | None = field(
+        None, description="An adapter's output is scaled by alpha / dim."
+    )
+    dropout: Annotated[Real, Ge(0), Le(1)] | None = field(
+        None, description="Dropout of an adapter."
+    )
     others: Free | None = rest("about adapters")
 
 
@@ -285,27 +435,43 @@ class Backend(Section):
     attn: str | None = field(None, description="Implementation of attention.")
     linear: str | None = field(None, description="Implementation of linear layers.")
     experts: str | None = field(None, description="Implementation of experts' products.")
-    enable_fsdp_optimizations: bool | None = field(None, description="FSDP-aware gradient exchange, of stages too.")
-    fake_balanced_gate: bool | None = field(None, description="Tokens are spread evenly over experts; the router has no effect.")
+    enable_fsdp_optimizations: bool | None = field(
+        None, description="FSDP-aware gradient exchange, of stages too."
+    )
+    fake_balanced_gate: bool | None = field(
+        None, description="Tokens are spread evenly over experts; the router has no effect."
+    )
     gate_precision: Dtype | None = field(None, description="Number format of the router.")
     dispatcher: str | None = field(None, description="How tokens reach their experts.")
-    te_fp8: TransformerEngine = field(TransformerEngine(), description="8-bit products by Transformer Engine.")
+    te_fp8: TransformerEngine = field(
+        TransformerEngine(), description="8-bit products by Transformer Engine."
+    )
     others: Free | None = rest("about the model's implementation")
 
 
 class ModelConfig(ModelKeys):
     """Overrides of the model's Hugging Face config, or all of it."""
 
-    target: str | None = field(None, alias="_target_", description="Config class of the model; kept as text, never loaded.")
-    model_type: str | None = field(None, description="The model family, by its name in transformers.")
+    target: str | None = field(
+        None, alias="_target_", description="Config class of the model; kept as text, never loaded."
+    )
+    model_type: str | None = field(
+        None, description="The model family, by its name in transformers."
+    )
     others: Free | None = rest("in the model's config")
 
 
 class Model(Section):
     """What model to load or build."""
 
-    target: str | None = field(None, alias="_target_", description="What loads or builds the model; kept as text, never called.")
-    torch_dtype: ModelDtype | None = field(None, description="Format in which weights are stored, and so updated.")
+    target: str | None = field(
+        None,
+        alias="_target_",
+        description="What loads or builds the model; kept as text, never called.",
+    )
+    torch_dtype: ModelDtype | None = field(
+        None, description="Format in which weights are stored, and so updated."
+    )
     config: ModelConfig = field(ModelConfig(), description="Overrides.")
     backend: Backend = field(Backend(), description="Implementations.")
     others: Free | None = rest("about the model")
@@ -314,21 +480,37 @@ class Model(Section):
 class Optimizer(Section):
     """Optimizer class and its arguments."""
 
-    target: str | None = field(None, alias="_target_", description="Optimizer class; kept as text, never loaded.")
+    target: str | None = field(
+        None, alias="_target_", description="Optimizer class; kept as text, never loaded."
+    )
     lr: NonNegative | None = field(None, description="Peak learning rate.")
     betas: Betas | None = field(None, description="Decay of the two moments.")
-    eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
+    eps: NonNegative | None = field(
+        None, description="Term added to the root of the second moment."
+    )
     momentum: NonNegative | None = field(None, description="Momentum of SGD.")
     weight_decay: NonNegative | None = field(None, description="Weight decay.")
-    adam_w_mode: bool | None = field(None, description="Transformer Engine's FusedAdam decouples weight decay (AdamW).")
+    adam_w_mode: bool | None = field(
+        None, description="Transformer Engine's FusedAdam decouples weight decay (AdamW)."
+    )
     nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
     amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
-    foreach: bool | None = field(None, description="Torch's optimizers step many parameters in one kernel.")
-    fused: bool | None = field(None, description="Torch's optimizers step in one kernel of their own.")
-    bias_correction: bool | None = field(None, description="Transformer Engine's FusedAdam uses bias correction.")
-    exp_avg_dtype: Dtype | None = field(None, description="Format of the first moment in Transformer Engine's FusedAdam.")
+    foreach: bool | None = field(
+        None, description="Torch's optimizers step many parameters in one kernel."
+    )
+    fused: bool | None = field(
+        None, description="Torch's optimizers step in one kernel of their own."
+    )
+    bias_correction: bool | None = field(
+        None, description="Transformer Engine's FusedAdam uses bias correction."
+    )
+    exp_avg_dtype: Dtype | None = field(
+        None, description="Format of the first moment in Transformer Engine's FusedAdam."
+    )
     exp_avg_sq_dtype: Dtype | None = field(None, description="Format of its second moment.")
-    param_group_overrides: list[Any] | None = field(None, description="Factors on rate and decay of parameters, by pattern.")
+    param_group_overrides: list[Any] | None = field(
+        None, description="Factors on rate and decay of parameters, by pattern."
+    )
     others: Free | None = rest("the optimizer takes")
 
 
@@ -340,16 +522,28 @@ class LrScheduler(Section):
 
     lr_decay_style: Shape | None = field(None, description="Shape after warmup.")
     lr_warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
-    lr_decay_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    lr_decay_steps: Count | None = field(
+        None, description="Step at which the decay ends, warmup included."
+    )
     init_lr: NonNegative | None = field(None, description="Learning rate at the start of warmup.")
-    max_lr: NonNegative | None = field(None, description="Peak learning rate; the optimizer's unless set.")
+    max_lr: NonNegative | None = field(
+        None, description="Peak learning rate; the optimizer's unless set."
+    )
     min_lr: NonNegative | None = field(None, description="Learning rate after the decay.")
     start_wd: NonNegative | None = field(None, description="First weight decay.")
     end_wd: NonNegative | None = field(None, description="Last weight decay.")
-    wd_incr_steps: Size | None = field(None, description="Steps from the first weight decay to the last.")
-    wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(None, description="Shape between them.")
-    use_checkpoint_opt_param_scheduler: bool | None = field(None, description="A checkpoint's values override the recipe's.")
-    override_opt_param_scheduler: bool | None = field(None, description="The recipe's values override a checkpoint's.")
+    wd_incr_steps: Size | None = field(
+        None, description="Steps from the first weight decay to the last."
+    )
+    wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(
+        None, description="Shape between them."
+    )
+    use_checkpoint_opt_param_scheduler: bool | None = field(
+        None, description="A checkpoint's values override the recipe's."
+    )
+    override_opt_param_scheduler: bool | None = field(
+        None, description="The recipe's values override a checkpoint's."
+    )
     wsd_decay_steps: Size | None = field(None, description="Steps of WSD's last decay.")
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of WSD's last decay."
@@ -365,14 +559,18 @@ class ClipGradNorm(Section):
 class PackedSequence(Section):
     """Several samples in one sequence."""
 
-    packed_sequence_size: Size | None = field(None, description="Tokens in a packed sequence; 0 is off.")
+    packed_sequence_size: Size | None = field(
+        None, description="Tokens in a packed sequence; 0 is off."
+    )
     others: Free | None = rest("about packing")
 
 
 class Dataset(Section):
     """Training data."""
 
-    seq_len: Count | None = field(None, description="Tokens in a sample; with a pipeline, the length of its shapes.")
+    seq_len: Count | None = field(
+        None, description="Tokens in a sample; with a pipeline, the length of its shapes."
+    )
     others: Free | None = rest("about the data")
 
 
@@ -420,12 +618,20 @@ class AutoModel(Section):
     clip_grad_norm: ClipGradNorm = field(ClipGradNorm(), description="Clipping.")
     packed_sequence: PackedSequence = field(PackedSequence(), description="Packing.")
     dataset: Dataset = field(Dataset(), description="Training data.")
-    recipe: str | Free | None = field(None, description="Recipe class that runs the file; kept as text, never loaded.")
-    seed: Whole | None = field(None, description="Seed, for recipes without a random-state section.")
+    recipe: str | Free | None = field(
+        None, description="Recipe class that runs the file; kept as text, never loaded."
+    )
+    seed: Whole | None = field(
+        None, description="Seed, for recipes without a random-state section."
+    )
     rng: Rng = field(Rng(), description="Random numbers.")
-    loss_fn: Free | str | None = field(None, description="Loss class or function, with its arguments.")
+    loss_fn: Free | str | None = field(
+        None, description="Loss class or function, with its arguments."
+    )
     dataloader: Dataloader = field(Dataloader(), description="Loading of training data.")
-    validation_dataset: Free | None = field(None, description="Data set of validation, as a class and its arguments.")
+    validation_dataset: Free | None = field(
+        None, description="Data set of validation, as a class and its arguments."
+    )
     validation_dataloader: Free | None = field(None, description="Loading of validation data.")
     checkpoint: Checkpoint = field(Checkpoint(), description="Checkpoints.")
     peft: Peft = field(Peft(), description="Low-rank adapters.")

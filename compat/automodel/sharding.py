@@ -5,7 +5,13 @@ from __future__ import annotations
 from bridge.releases import Release
 from bridge.rules import Context, Group
 
-BUFFERED = ("zero.double_buffer", "zero.fp8_transposes", "zero.registered", "zero.meta_init", "zero.average_in_collective")
+BUFFERED = (
+    "zero.double_buffer",
+    "zero.fp8_transposes",
+    "zero.registered",
+    "zero.meta_init",
+    "zero.average_in_collective",
+)
 """Switches of Megatron-FSDP, which no other strategy has."""
 STRATEGY_SEES = (
     "zero.stage",
@@ -45,4 +51,8 @@ def strategy(values: Group, context: Context) -> str:
         return "megatron_fsdp"
     if stage not in levels:
         return "fsdp2"
-    return "ddp" if stage == 0 and not more("parallel.tensor") and not more("parallel.context") else "megatron_fsdp"
+    return (
+        "ddp"
+        if stage == 0 and not more("parallel.tensor") and not more("parallel.context")
+        else "megatron_fsdp"
+    )

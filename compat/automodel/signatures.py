@@ -22,7 +22,9 @@ APART = ("ci", "wandb", "benchmark")
 
 @cache
 def _facts() -> Mapping[str, Any]:
-    facts: Mapping[str, Any] = json.loads(files("compat.automodel.releases").joinpath("signatures.json").read_text("utf-8"))
+    facts: Mapping[str, Any] = json.loads(
+        files("compat.automodel.releases").joinpath("signatures.json").read_text("utf-8")
+    )
     return facts
 
 
@@ -39,10 +41,15 @@ def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     for before, name in enumerate(section):
         if name not in (TARGET, *takes, *BESIDE.get(path, ())):
-            yield str(name), f"not an argument of {target}, which refuses it{nearest(str(name), takes, before)}"
+            yield (
+                str(name),
+                f"not an argument of {target}, which refuses it{nearest(str(name), takes, before)}",
+            )
 
 
-def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int) -> str:
+def strange(
+    path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int
+) -> str:
     """Message about a name in a free-form section that no recipe of AutoModel's own has there; empty if a recipe has it.
 
     `before` is the number of names that had a message before it.
@@ -54,10 +61,16 @@ def strange(path: str, name: str, section: Mapping[str, Any], typed: Collection[
     if not path and name.startswith("_") and not name.endswith("_"):
         return ""
     # The arguments of another package's class are not known.
-    if isinstance(target, str) and not target.startswith(KNOWN_ROOTS) and target not in _facts()["named"]:
+    if (
+        isinstance(target, str)
+        and not target.startswith(KNOWN_ROOTS)
+        and target not in _facts()["named"]
+    ):
         return ""
     similar = nearest(name, {*known, *typed}, before)
-    return f"no recipe of AutoModel's own has it here, and no known code reads it; it is kept{similar}"
+    return (
+        f"no recipe of AutoModel's own has it here, and no known code reads it; it is kept{similar}"
+    )
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:

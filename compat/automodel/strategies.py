@@ -70,7 +70,9 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     ranks = sizes["pp_size"]
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
     # Before 0.3.0 the manager class told the strategy.
-    named = {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
+    named = (
+        {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
+    )
     first = {**named, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
     return [
@@ -97,7 +99,9 @@ def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
     explicit = case.world_size is None or draw(st.booleans())
     if kind == "fsdp2":
         sizes["ep_size"] = draw(st.sampled_from([size for size in (1, 2, 4) if left % size == 0]))
-        sizes["dp_replicate_size"] = draw(st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1]))
+        sizes["dp_replicate_size"] = draw(
+            st.sampled_from([size for size in (1, 2) if left % size == 0 and size < left] or [1])
+        )
     told = {"world_size": case.world_size} if case.world_size and draw(st.booleans()) else {}
     return {**sizes, **({"dp_size": left} if explicit else {}), **told}
 
@@ -106,9 +110,18 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     """A model's config with some of its sizes."""
     kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
     heads = kv * draw(st.sampled_from((1, 4)))
-    config = {"num_attention_heads": heads, "num_key_value_heads": kv, "hidden_size": 128 * heads, "vocab_size": 32000}
-    experts = {draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))}
-    kept = draw(st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads})))
+    config = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "hidden_size": 128 * heads,
+        "vocab_size": 32000,
+    }
+    experts = {
+        draw(st.sampled_from(EXPERTS)): sizes.get("ep_size", 1) * draw(st.sampled_from((2, 4)))
+    }
+    kept = draw(
+        st.sampled_from(({}, {}, config, {**config, **experts, "intermediate_size": 512 * heads}))
+    )
     return {f"model.config.{name}": size for name, size in kept.items()}
 
 
@@ -158,7 +171,11 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
     known = draw(st.sampled_from(({LAYERS: layers}, {LAYERS: layers}, {})))
     rounding = draw(
         st.sampled_from(
-            ({}, {PP + "round_virtual_stages_to_pp_multiple": "up"}, {PP + "round_virtual_stages_to_pp_multiple": "down"})
+            (
+                {},
+                {PP + "round_virtual_stages_to_pp_multiple": "up"},
+                {PP + "round_virtual_stages_to_pp_multiple": "down"},
+            )
         )
     )
     cuts = tuple(range(0, ranks * virtual * size + 1, size))
@@ -181,27 +198,55 @@ def _arguments(target: str) -> tuple[str, ...]:
         if is_fused(target)
         else [name for name in ("nesterov", "amsgrad") if CLASSES[target].ours in TAKING[name]]
     )
-    kernels = ("foreach", "fused") if target in ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD") else ()
-    return (*argument_defaults(target), *(f"optimizer.{name}" for name in (*switches, *kernels)), GROUPS)
+    kernels = (
+        ("foreach", "fused")
+        if target in ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
+        else ()
+    )
+    return (
+        *argument_defaults(target),
+        *(f"optimizer.{name}" for name in (*switches, *kernels)),
+        GROUPS,
+    )
 
 
 @cache
 def _optimizer(version: str) -> Groups:
-    known = [_group({"optimizer._target_": st.just(target)}, *_arguments(target)) for target in CLASSES]
-    return st.one_of(st.just({}), _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"), *known)
+    known = [
+        _group({"optimizer._target_": st.just(target)}, *_arguments(target)) for target in CLASSES
+    ]
+    return st.one_of(
+        st.just({}),
+        _group({"optimizer._target_": st.just("dion.Dion")}, "optimizer.lr", "optimizer.*"),
+        *known,
+    )
 
 
 @cache
 def _schedule(version: str) -> Groups:
-    steps = {L + "lr_warmup_steps": st.integers(0, 9), L + "lr_decay_steps": st.integers(10, 999), "optimizer.lr": st.just(0.01)}
+    steps = {
+        L + "lr_warmup_steps": st.integers(0, 9),
+        L + "lr_decay_steps": st.integers(10, 999),
+        "optimizer.lr": st.just(0.01),
+    }
     return st.one_of(
         st.just({}),
-        _group({L + "lr_decay_style": _field(L + "lr_decay_style"), "step_scheduler.max_steps": st.integers(1, 999)}),
+        _group(
+            {
+                L + "lr_decay_style": _field(L + "lr_decay_style"),
+                "step_scheduler.max_steps": st.integers(1, 999),
+            }
+        ),
         st.fixed_dictionaries(
-            {L + "lr_decay_style": _field(L + "lr_decay_style"), **steps}, optional={L + "min_lr": RATE, L + "init_lr": RATE}
+            {L + "lr_decay_style": _field(L + "lr_decay_style"), **steps},
+            optional={L + "min_lr": RATE, L + "init_lr": RATE},
         ),
         _group(
-            {L + "lr_decay_style": st.just("WSD"), L + "wsd_decay_steps": st.integers(0, 9), LAST: _field(LAST)},
+            {
+                L + "lr_decay_style": st.just("WSD"),
+                L + "wsd_decay_steps": st.integers(0, 9),
+                LAST: _field(LAST),
+            },
             L + "lr_decay_steps",
         ),
         _group({L + "max_lr": RATE}),
@@ -219,8 +264,16 @@ def _precision(version: str) -> Groups:
             policy + "reduce_dtype",
             policy + "output_dtype",
         ),
-        _group({policy + "param_dtype": _field(policy + "param_dtype")}, policy + "cast_forward_inputs", "model.torch_dtype"),
-        _group({"model.torch_dtype": _field("model.torch_dtype")}, D + "preserve_fp32_weights", D + "grad_reduce_in_fp32"),
+        _group(
+            {policy + "param_dtype": _field(policy + "param_dtype")},
+            policy + "cast_forward_inputs",
+            "model.torch_dtype",
+        ),
+        _group(
+            {"model.torch_dtype": _field("model.torch_dtype")},
+            D + "preserve_fp32_weights",
+            D + "grad_reduce_in_fp32",
+        ),
         _group({D + "autocast_dtype": _field(D + "autocast_dtype")}, "model.torch_dtype"),
     )
 
@@ -244,9 +297,16 @@ def _sharding(version: str) -> Groups:
 def _products(version: str) -> Groups:
     """FP8 settings of both libraries, and adapters. Few recipes have them."""
     none: tuple[Groups, ...] = (st.just({}),) * 6
-    torchao = _group({"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather")
+    torchao = _group(
+        {"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather"
+    )
     adapters = _group({"peft.dim": st.sampled_from((8, 16))}, "peft.alpha", "peft.dropout")
-    return st.one_of(*none, _group({TE + "recipe": _field(TE + "recipe")}, "model.backend.linear"), torchao, adapters)
+    return st.one_of(
+        *none,
+        _group({TE + "recipe": _field(TE + "recipe")}, "model.backend.linear"),
+        torchao,
+        adapters,
+    )
 
 
 CHOICES = (_optimizer, _schedule, _precision, _sharding, _products)
@@ -254,8 +314,23 @@ CHOICES = (_optimizer, _schedule, _precision, _sharding, _products)
 # Single settings
 
 RESERVED = (
-    *(D + name for name in ("strategy", "_target_", "dp_", "tp_size", "pp_size", "cp_size", "ep_size", "world_size")),
-    *(PP + name for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns_", "pp_microbatch_")),
+    *(
+        D + name
+        for name in (
+            "strategy",
+            "_target_",
+            "dp_",
+            "tp_size",
+            "pp_size",
+            "cp_size",
+            "ep_size",
+            "world_size",
+        )
+    ),
+    *(
+        PP + name
+        for name in ("pp_schedule", "layers_per_stage", "round_", "module_fqns_", "pp_microbatch_")
+    ),
     *("autopipeline._target_", "step_scheduler.global_", "step_scheduler.local_", "optimizer."),
     *(L + name for name in ("lr_", "max_lr", "min_lr", "init_lr", "wsd_")),
     *(C + name for name in SIZED),
@@ -264,18 +339,31 @@ RESERVED = (
 )
 """Settings that depend on the number of ranks or layers, or on a class that takes only some arguments."""
 
-SCOPES = st.lists(st.sampled_from(("language", "vision", "audio", "multimodal")), min_size=1, max_size=2, unique=True).map(tuple)
+SCOPES = st.lists(
+    st.sampled_from(("language", "vision", "audio", "multimodal")),
+    min_size=1,
+    max_size=2,
+    unique=True,
+).map(tuple)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     "optimizer.lr": st.just(0.0) | RATE,
     GROUPS: st.sampled_from(
-        ([dict(SPARED)], [{"pattern": "embed", "lr_mult": 0.5}], [dict(SPARED), dict(RATED), dict(RATED, pattern="lm_head")])
+        (
+            [dict(SPARED)],
+            [{"pattern": "embed", "lr_mult": 0.5}],
+            [dict(SPARED), dict(RATED), dict(RATED, pattern="lm_head")],
+        )
     ),
-    TE + "recipe": st.sampled_from((*RECIPES, {"_target_": "transformer_engine.common.recipe.DelayedScaling"})),
+    TE + "recipe": st.sampled_from(
+        (*RECIPES, {"_target_": "transformer_engine.common.recipe.DelayedScaling"})
+    ),
     "fp8.recipe_name": st.sampled_from(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
     D + "activation_checkpointing_scope": SCOPES,
     PP + "pp_schedule_csv": words().map(lambda name: f"no such/{name.strip()}.csv"),
     **{C + name: drawn for name, drawn in KEYS.items()},
-    "step_scheduler.preemption_signal": st.sampled_from((15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())),
+    "step_scheduler.preemption_signal": st.sampled_from(
+        (15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())
+    ),
 }
 """Values of settings whose type does not tell the form that AutoModel needs."""
 
@@ -314,4 +402,13 @@ def spelled(config: Config, path: str) -> tuple[str, ...]:
     return place_of(path, config.given, release(config.version))
 
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("recipe",), source=source, spelled=spelled)
+PART = Part(
+    core,
+    paths,
+    values,
+    beside=BESIDE,
+    reserved=RESERVED,
+    entries=("recipe",),
+    source=source,
+    spelled=spelled,
+)

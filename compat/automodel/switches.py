@@ -14,7 +14,11 @@ from compat.automodel.sharding import STRATEGY_SEES, strategy
 
 BACKEND, TORCHAO = "model.backend.", "fp8."
 TE = BACKEND + "te_fp8."
-RECIPES = {"current": ("hybrid", "tensorwise"), "block": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
+RECIPES = {
+    "current": ("hybrid", "tensorwise"),
+    "block": ("e4m3", "blockwise"),
+    "mxfp8": ("e4m3", "mxfp8"),
+}
 """Scaling recipes of Transformer Engine (its common/recipe), with format and scaling by the plan's names."""
 NAMED = {ours: theirs for theirs, (_, ours) in RECIPES.items()}
 SINCE = {"mxfp8": "0.5.0"}
@@ -37,13 +41,23 @@ def _read_fp8(values: Group, context: Context) -> Group:
         recipe = "current"
     if recipe is not None:
         # A mapping is a recipe class of Transformer Engine with arguments, which no plan has.
-        format_, scaling = RECIPES.get(recipe, (None, None)) if isinstance(recipe, str) else (None, None)
-        return {"precision.fp8": format_, "precision.fp8_recipe": scaling, "precision.fp8_weights": False if format_ else None}
+        format_, scaling = (
+            RECIPES.get(recipe, (None, None)) if isinstance(recipe, str) else (None, None)
+        )
+        return {
+            "precision.fp8": format_,
+            "precision.fp8_recipe": scaling,
+            "precision.fp8_weights": False if format_ else None,
+        }
     # torchao's other recipes scale by rows, which no plan has.
     if not _is_torchao(values) or values.get(TORCHAO + "recipe_name") not in TENSORWISE:
         return {}
     gathers = bool(values.get(GATHER))
-    return {"precision.fp8": "hybrid", "precision.fp8_recipe": "tensorwise", "precision.fp8_weights": gathers}
+    return {
+        "precision.fp8": "hybrid",
+        "precision.fp8_recipe": "tensorwise",
+        "precision.fp8_weights": gathers,
+    }
 
 
 def _write_fp8(values: Group, context: Context) -> Group:
@@ -53,7 +67,11 @@ def _write_fp8(values: Group, context: Context) -> Group:
     # Only torchao gathers weights in FP8, and releases before
     # 0.3.0 have no section for Transformer Engine.
     if recipe == "current" and (values.get("precision.fp8_weights") or not context.since("0.3.0")):
-        return {TORCHAO + "enabled": True, TORCHAO + "recipe_name": "tensorwise", GATHER: values.get("precision.fp8_weights")}
+        return {
+            TORCHAO + "enabled": True,
+            TORCHAO + "recipe_name": "tensorwise",
+            GATHER: values.get("precision.fp8_weights"),
+        }
     if not context.since(SINCE.get(recipe, "0.3.0")):
         return {}
     return {TE + "recipe": recipe, LINEAR: "te"}
@@ -62,7 +80,9 @@ def _write_fp8(values: Group, context: Context) -> Group:
 def _has_no_twin(values: Group) -> bool:
     """Whether FP8 differs from other stacks': torchao uses it for the output layer too, and not for layers of odd widths."""
     recipe = values.get(TE + "recipe")
-    return _is_torchao(values) or (recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES))
+    return _is_torchao(values) or (
+        recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES)
+    )
 
 
 FP8 = convert(
@@ -80,7 +100,11 @@ FP8 = convert(
     },
     blurs=_has_no_twin,
     mixed=True,
-    effect=lambda values: Effect.NUMBERS if values.get(TE + "recipe") is not None or _is_torchao(values) else Effect.ROUNDING,
+    effect=lambda values: (
+        Effect.NUMBERS
+        if values.get(TE + "recipe") is not None or _is_torchao(values)
+        else Effect.ROUNDING
+    ),
     note="how linear layers are computed",
     lossy="Transformer Engine has recipes current, block and mxfp8, each in one format; only torchao gathers weights in FP8",
     source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",
@@ -105,7 +129,10 @@ def _adapts(values: Group) -> bool:
 def _write_adapters(values: Group, context: Context) -> Group:
     if values.get("adapters.rank") is None:
         return {}
-    found = {PEFT + theirs: values.get(f"adapters.{ours}", USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
+    found = {
+        PEFT + theirs: values.get(f"adapters.{ours}", USUAL[theirs])
+        for theirs, ours in ADAPTERS.items()
+    }
     # AutoModel declares alpha as a whole number.
     if found[PEFT + "alpha"] == int(found[PEFT + "alpha"]):
         found[PEFT + "alpha"] = int(found[PEFT + "alpha"])
@@ -118,7 +145,11 @@ def _chooses(values: Group) -> bool:
     rest = dict(values.get(REST) or {})
     # Without dropout its position has no effect.
     late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
-    told = {name: value for name, value in rest.items() if (name, value) not in (*ALL.items(), *BEFORE.items())}
+    told = {
+        name: value
+        for name, value in rest.items()
+        if (name, value) not in (*ALL.items(), *BEFORE.items())
+    }
     return _adapts(values) and (late or bool(told) or not rest.get("match_all_linear"))
 
 
@@ -126,7 +157,10 @@ LORA = convert(
     (PEFT + "_target_", *(PEFT + name for name in ADAPTERS), REST),
     tuple(f"adapters.{name}" for name in ADAPTERS.values()),
     lambda values, context: (
-        {f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs]) for theirs, ours in ADAPTERS.items()}
+        {
+            f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs])
+            for theirs, ours in ADAPTERS.items()
+        }
         if _adapts(values)
         else {}
     ),
@@ -151,7 +185,11 @@ WIDE = "fp32"
 def _read_moments(values: Group, context: Context) -> Group:
     found = tuple(values.get(path) or WIDE for path in FORMATS)
     # Only Transformer Engine's class takes these arguments; others would stop at them.
-    return {MOMENTS: found} if is_fused(values.get("optimizer._target_")) and found != (WIDE, WIDE) else {}
+    return (
+        {MOMENTS: found}
+        if is_fused(values.get("optimizer._target_")) and found != (WIDE, WIDE)
+        else {}
+    )
 
 
 def _write_moments(values: Group, context: Context) -> Group:
@@ -174,7 +212,11 @@ MOMENT_FORMATS = convert(
 # The schedule of a resumed run
 
 L = "lr_scheduler."
-GIVEN, STORED, RESUMED = L + "override_opt_param_scheduler", L + "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
+GIVEN, STORED, RESUMED = (
+    L + "override_opt_param_scheduler",
+    L + "use_checkpoint_opt_param_scheduler",
+    "run.resumed_schedule",
+)
 
 
 def _read_resumed(values: Group, context: Context) -> Group:
@@ -218,12 +260,18 @@ BUFFERS = {
 
 def _buffered(values: Group) -> bool:
     """Whether the strategy is Megatron-FSDP, by its name or by the class of the older layout."""
-    return values.get(D + "strategy") == "megatron_fsdp" or "MegatronFSDP" in str(values.get(D + "_target_"))
+    return values.get(D + "strategy") == "megatron_fsdp" or "MegatronFSDP" in str(
+        values.get(D + "_target_")
+    )
 
 
 def _switch(theirs: str, ours: str) -> Rule:
     def write(values: Group, context: Context) -> Group:
-        return {theirs: True} if values.get(ours) and strategy(values, context) == "megatron_fsdp" else {}
+        return (
+            {theirs: True}
+            if values.get(ours) and strategy(values, context) == "megatron_fsdp"
+            else {}
+        )
 
     def read(values: Group, context: Context) -> Group:
         return {ours: True} if values.get(theirs) and _buffered(values) else {}

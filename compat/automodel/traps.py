@@ -23,10 +23,16 @@ SEED = 42
 def inspect(config: Config) -> Iterator[Finding]:
     """Findings on `config`, in the order of the recipe's sections."""
     seen = Seen(config.effective, config.given, config.context)
-    yield from told(_found(config.given, config.effective, release(config.version), config.entry), seen, config.origins)
+    yield from told(
+        _found(config.given, config.effective, release(config.version), config.entry),
+        seen,
+        config.origins,
+    )
 
 
-def _found(given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str) -> Iterator[Remark]:
+def _found(
+    given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
+) -> Iterator[Remark]:
     yield from _scaling(given)
     if entry == OBJECT:
         return
@@ -53,7 +59,13 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
     (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
-    if made and named.name in OWN and CLASS in given and given.get(SHARE) != 0 and not said(given, f"{C}architectures"):
+    if (
+        made
+        and named.name in OWN
+        and CLASS in given
+        and given.get(SHARE) != 0
+        and not said(given, f"{C}architectures")
+    ):
         own = f"{named.config.removesuffix('Config')}ForCausalLM"
         message = f"builds transformers' model, which trains without the load-balancing loss; add {C}architectures: [{own}]"
         yield CLASS, message, Effect.NUMBERS
@@ -70,7 +82,11 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
         message = f"the training recipes do not read it; they use the top-level seed, here {seed}; set that"
         yield "rng.seed", message, Effect.NONE
     elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
-        yield "seed", "the training recipes use this value; they do not read the rng section", Effect.NONE
+        yield (
+            "seed",
+            "the training recipes use this value; they do not read the rng section",
+            Effect.NONE,
+        )
 
 
 def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
@@ -79,17 +95,29 @@ def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
         message = f"the class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
     if "clip_grad_norm.max_norm" in given and not at.nested:
-        yield "clip_grad_norm.max_norm", f"read since 0.3.0; {at.version} always clips at 1.0", Effect.NUMBERS
+        yield (
+            "clip_grad_norm.max_norm",
+            f"read since 0.3.0; {at.version} always clips at 1.0",
+            Effect.NUMBERS,
+        )
 
 
 def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
     path = next((path for path in given if path.startswith((PP, OLD))), None)
     if path is not None:
-        yield path.rpartition(".")[0], "ignored, because pp_size is 1; set pp_size to use it", Effect.NONE
+        yield (
+            path.rpartition(".")[0],
+            "ignored, because pp_size is 1; set pp_size to use it",
+            Effect.NONE,
+        )
     if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
         yield D + "sequence_parallel", "no effect, because tp_size is 1", Effect.NONE
     elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
-        yield D + "sequence_parallel", "no effect, because megatron_fsdp has no sequence parallelism; use fsdp2", Effect.COST
+        yield (
+            D + "sequence_parallel",
+            "no effect, because megatron_fsdp has no sequence parallelism; use fsdp2",
+            Effect.COST,
+        )
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
@@ -102,19 +130,30 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     }
     for name, source in sources.items():
         if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
-            yield PP + name, f"recipes overwrite it with {source}: {effective[PP + name]!r}", Effect.COST
+            yield (
+                PP + name,
+                f"recipes overwrite it with {source}: {effective[PP + name]!r}",
+                Effect.COST,
+            )
     if PP + "loss_fn" in given:
         yield PP + "loss_fn", "recipes overwrite it with the loss_fn section", Effect.NUMBERS
     # AutoModel keeps the format that is given, and sizes its receive buffers by it.
-    output = effective.get(D + "mp_policy.output_dtype") or effective.get(D + "mp_policy.param_dtype")
+    output = effective.get(D + "mp_policy.output_dtype") or effective.get(
+        D + "mp_policy.param_dtype"
+    )
     if output is not None and given.get(PP + "dtype", output) != output:
-        yield PP + "dtype", f"stages send {output}; with another format here they can receive wrong values", Effect.NUMBERS
+        yield (
+            PP + "dtype",
+            f"stages send {output}; with another format here they can receive wrong values",
+            Effect.NUMBERS,
+        )
 
 
 def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
     if given.get(PP + "scale_grads_in_schedule"):
         message = (
-            "recipes already divide gradients by the tokens of the step; this divides them by the number of micro batches too"
+            "recipes already divide gradients by the tokens of the step; this divides them"
+            " by the number of micro batches too"
         )
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
@@ -127,13 +166,28 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
         message = f"{kind.name} splits the backward pass, and then stages lose gradients without any message; set it to false"
         yield D + "reshard_after_forward", message, Effect.NUMBERS
     if kind.name == "DualPipeV":
-        yield PP + "pp_schedule", "AutoModel places its stages in a loop, and torch expects them in a V", Effect.NUMBERS
+        yield (
+            PP + "pp_schedule",
+            "AutoModel places its stages in a loop, and torch expects them in a V",
+            Effect.NUMBERS,
+        )
 
 
 def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
     for name in ("global_batch_size", "local_batch_size"):
-        if any(path.startswith("step_scheduler.") for path in given) and f"step_scheduler.{name}" not in given:
-            yield f"step_scheduler.{name}", "not given in the recipe; AutoModel uses its own default", Effect.NUMBERS
+        if (
+            any(path.startswith("step_scheduler.") for path in given)
+            and f"step_scheduler.{name}" not in given
+        ):
+            yield (
+                f"step_scheduler.{name}",
+                "not given in the recipe; AutoModel uses its own default",
+                Effect.NUMBERS,
+            )
     scheduled = any(path.startswith("lr_scheduler.") for path in given)
     if scheduled and "lr_scheduler.lr_decay_steps" not in given:
-        yield "lr_scheduler.lr_decay_steps", "not given; the decay ends with the run, which the data may end early", Effect.NONE
+        yield (
+            "lr_scheduler.lr_decay_steps",
+            "not given; the decay ends with the run, which the data may end early",
+            Effect.NONE,
+        )

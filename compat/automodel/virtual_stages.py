@@ -39,49 +39,82 @@ def stages(
     rounded as asked. Layers are then spread evenly over these, longer
     stages first. Source: components/distributed/pipelining/functional.py.
     """
-    kind = _checked(num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple)
+    kind = _checked(
+        num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple
+    )
     count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
     size, longer = divmod(num_layers, count)
     layers = tuple(size + 1 if index < longer else size for index in range(count))
     return Stages(layers, count, count // pp_size, placed(count, pp_size, kind))
 
 
-def _checked(num_layers: int, layers_per_stage: int | None, pp_size: int, name: str, rounding: str | None) -> Schedule:
+def _checked(
+    num_layers: int, layers_per_stage: int | None, pp_size: int, name: str, rounding: str | None
+) -> Schedule:
     sizes = {"num_layers": num_layers, "pp_size": pp_size, "layers_per_stage": layers_per_stage}
-    problems = [f"{path}: found {size}, expected at least 1" for path, size in sizes.items() if size is not None and size < 1]
+    problems = [
+        f"{path}: found {size}, expected at least 1"
+        for path, size in sizes.items()
+        if size is not None and size < 1
+    ]
     if rounding not in (None, "up", "down"):
-        problems.append(f"round_virtual_stages_to_pp_multiple: found {rounding!r}, expected up or down")
+        problems.append(
+            f"round_virtual_stages_to_pp_multiple: found {rounding!r}, expected up or down"
+        )
     ConfigError.raise_if(problems)
     return schedule(name, "schedule")
 
 
-def filled(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
+def filled(
+    num_layers: int,
+    layers_per_stage: int | None,
+    pp_size: int,
+    kind: Schedule,
+    rounding: str | None,
+) -> int:
     """Number of virtual stages, each with at least one layer (functional.py, generate_hf_model_fqn_per_model_part)."""
     count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
     if count > num_layers:
-        raise ConfigError(f"layers_per_stage: {count} virtual stages for {num_layers} layers; give each stage at least one layer")
+        raise ConfigError(
+            f"layers_per_stage: {count} virtual stages for {num_layers} layers; give each stage at least one layer"
+        )
     if kind.pair and count != 2 * pp_size:
-        raise ConfigError(f"pp_schedule: {kind.name} runs two stages on each rank; found {count} stages for {pp_size} ranks")
+        raise ConfigError(
+            f"pp_schedule: {kind.name} runs two stages on each rank; found {count} stages for {pp_size} ranks"
+        )
     return count
 
 
-def number(num_layers: int, layers_per_stage: int | None, pp_size: int, kind: Schedule, rounding: str | None) -> int:
+def number(
+    num_layers: int,
+    layers_per_stage: int | None,
+    pp_size: int,
+    kind: Schedule,
+    rounding: str | None,
+) -> int:
     """Number of virtual stages over all ranks (functional.py, calculate_virtual_stages)."""
     if layers_per_stage is None:
         return pp_size if kind.single else 2 * pp_size
     # Rounded up: a last stage with fewer layers is a stage too.
     wanted = -(-num_layers // layers_per_stage)
     count = _rounded(wanted, pp_size, rounding)
-    per_rank, where = count // pp_size, f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give"
+    per_rank, where = (
+        count // pp_size,
+        f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give",
+    )
     if count % pp_size:
         raise ConfigError(
             f"{where} {wanted} virtual stages, no multiple of pp_size ({pp_size}); "
             "set round_virtual_stages_to_pp_multiple, or another number of layers"
         )
     if kind.single and per_rank != 1:
-        raise ConfigError(f"{where} {per_rank} stages a rank, and {kind.name} runs one; use {-(-num_layers // pp_size)}")
+        raise ConfigError(
+            f"{where} {per_rank} stages a rank, and {kind.name} runs one; use {-(-num_layers // pp_size)}"
+        )
     if not kind.single and per_rank < 2:
-        raise ConfigError(f"{where} {per_rank} stages a rank, and {kind.name} runs two or more; use fewer layers in a stage")
+        raise ConfigError(
+            f"{where} {per_rank} stages a rank, and {kind.name} runs two or more; use fewer layers in a stage"
+        )
     return count
 
 
@@ -101,7 +134,9 @@ def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], .
     return tuple(tuple(range(rank, count, pp_size)) for rank in range(pp_size))
 
 
-def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[int | None, str | None] | None:
+def request(
+    num_layers: int, pp_size: int, count: int, kind: Schedule
+) -> tuple[int | None, str | None] | None:
     """`layers_per_stage` and rounding that give `count` virtual stages; None if none do."""
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
@@ -126,7 +161,9 @@ def request(num_layers: int, pp_size: int, count: int, kind: Schedule) -> tuple[
 
 def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
     """First layer of each part, then the number of layers; None if the parts do not hold layers 0, 1, 2, ... in order."""
-    layers = [sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts]
+    layers = [
+        sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts
+    ]
     # One after the other they have to count up from 0, without a gap and without a layer twice.
     if [layer for part in layers for layer in part] != list(range(sum(map(len, layers)))):
         return None
@@ -138,7 +175,9 @@ def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
 
 def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """Module names of each part of a Hugging Face decoder that is split at `cuts`, as AutoModel usually names them."""
-    parts = [[f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)]
+    parts = [
+        [f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)
+    ]
     parts[0].insert(0, "model.embed_tokens")
     parts[-1] += ["model.norm", "lm_head"]
     # Every stage computes rotary angles itself; a part without the module would have none.

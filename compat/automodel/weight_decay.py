@@ -12,11 +12,23 @@ from compat.automodel.optimizers import CLASSES
 L, RAMP = "lr_scheduler.", "optimizer.decay_ramp."
 PLAN = tuple(RAMP + name for name in ("shape", "start", "end", "steps"))
 THEIRS = tuple(L + name for name in ("wd_incr_style", "start_wd", "end_wd", "wd_incr_steps"))
-GROUPS, SCOPE, SINCE = "optimizer.param_group_overrides", "optimizer.decay_scope", "0.5.0.post20260822"
+GROUPS, SCOPE, SINCE = (
+    "optimizer.param_group_overrides",
+    "optimizer.decay_scope",
+    "0.5.0.post20260822",
+)
 SPARED: Mapping[str, Any] = {"pattern": r"(bias|norm)", "wd_mult": 0.0}
 """The parameter group of biases and norms, without weight decay."""
-SPARED_NAMES = ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.input_layernorm.weight", "model.norm.weight")
-WEIGHT, EMBEDDING, OUTPUT = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight", "lm_head.weight"
+SPARED_NAMES = (
+    "model.layers.0.self_attn.q_proj.bias",
+    "model.layers.0.input_layernorm.weight",
+    "model.norm.weight",
+)
+WEIGHT, EMBEDDING, OUTPUT = (
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+)
 RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
 """Examples of the kinds of parameters that a plan distinguishes, by their names in most models of Hugging Face."""
 
@@ -30,7 +42,11 @@ def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
     groups = values.get(GROUPS) or ()
     try:
         found = [
-            (re.compile(str(group["pattern"])), float(group.get("lr_mult", 1.0)), float(group.get("wd_mult", 1.0)))
+            (
+                re.compile(str(group["pattern"])),
+                float(group.get("lr_mult", 1.0)),
+                float(group.get("wd_mult", 1.0)),
+            )
             for group in groups
         ]
     except (re.error, KeyError, TypeError, ValueError):
@@ -73,10 +89,17 @@ def _odd(values: Group) -> bool:
     if factors is None:
         return True
     decays = {factors[name][1] for name in SPARED_NAMES}
-    usual = len(decays) == 1 and decays <= {0.0, 1.0} and all(factors[name][1] == 1 for name in (WEIGHT, EMBEDDING, OUTPUT))
+    usual = (
+        len(decays) == 1
+        and decays <= {0.0, 1.0}
+        and all(factors[name][1] == 1 for name in (WEIGHT, EMBEDDING, OUTPUT))
+    )
     rated = all(factors[name][0] == 1 for name in (*SPARED_NAMES, WEIGHT))
     # A pattern that matches no example is for parameters that no plan tells apart.
-    unseen = any(not any(re.search(str(group["pattern"]), name) for name in factors) for group in values[GROUPS])
+    unseen = any(
+        not any(re.search(str(group["pattern"]), name) for name in factors)
+        for group in values[GROUPS]
+    )
     return unseen or not (usual and rated)
 
 
@@ -86,9 +109,13 @@ RULES = (
         PLAN,
         # A constant style, or none, is no ramp.
         lambda values, context: (
-            dict(zip(PLAN, map(values.get, THEIRS), strict=True)) if values.get(THEIRS[0]) in ("linear", "cosine") else {}
+            dict(zip(PLAN, map(values.get, THEIRS), strict=True))
+            if values.get(THEIRS[0]) in ("linear", "cosine")
+            else {}
         ),
-        lambda values, context: dict(zip(THEIRS, map(values.get, PLAN), strict=True)) if values.get(PLAN[0]) else {},
+        lambda values, context: (
+            dict(zip(THEIRS, map(values.get, PLAN), strict=True)) if values.get(PLAN[0]) else {}
+        ),
         effect=EFFECTS[PLAN[0]],
         carries=dict(zip(THEIRS, PLAN, strict=True)),
         source="components/optim/scheduler.py: OptimizerParamScheduler.get_wd",
@@ -98,7 +125,11 @@ RULES = (
         (SCOPE, *RATES),
         _read_groups,
         _write_groups,
-        effect=lambda values: EFFECTS[SCOPE] if values.get("optimizer.weight_decay") or values.get(GROUPS) else Effect.NONE,
+        effect=lambda values: (
+            EFFECTS[SCOPE]
+            if values.get("optimizer.weight_decay") or values.get(GROUPS)
+            else Effect.NONE
+        ),
         sees=("optimizer._target_", "optimizer.weight_decay"),
         blurs=_odd,
         carries={"optimizer.weight_decay": SCOPE},

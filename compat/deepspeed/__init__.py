@@ -61,7 +61,11 @@ def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
     steps = hub.where.steps
     if steers(config.given):
         # LambdaLR steps once when it is built, so its count of steps is one ahead of the updates.
-        return None if steps is None else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
+        return (
+            None
+            if steps is None
+            else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
+        )
     if hub.schedule is None and config.given.get("scheduler.type") is None:
         return {}
     return None
@@ -80,7 +84,10 @@ class DeepSpeedDialect(PackagedDialect):
     coded: ClassVar[bool] = True
     rewrites: ClassVar[tuple[str, ...]] = ("hjson", "script")
     config_type: ClassVar[type[Config]] = DeepSpeedFile
-    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"deepspeed": {}, "universal": {"checkpoint.load_universal": True}}
+    loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "deepspeed": {},
+        "universal": {"checkpoint.load_universal": True},
+    }
     grouping = True
     spared = ("decay_scope=matrices",)
     by_place = True
@@ -106,7 +113,9 @@ class DeepSpeedDialect(PackagedDialect):
         release = self.release(version)
         arguments = self._arguments(trainer)
         return self.settled(
-            lambda: self._parsed(source, release, lenient, auto, code, arguments, world_size), release, world_size
+            lambda: self._parsed(source, release, lenient, auto, code, arguments, world_size),
+            release,
+            world_size,
         )
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
@@ -145,7 +154,11 @@ class DeepSpeedDialect(PackagedDialect):
         """Values that DeepSpeedConfig of the release holds, with the defaults of the optimizer and the scheduler."""
         from compat.deepspeed.effective import effective
 
-        return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
+        return Values(
+            effective(
+                config.given, config.version, config.world_size, partial=config.entry == PARTIAL
+            )
+        )
 
     def editor_schema(self) -> dict[str, Any]:
         """JSON Schema of a file: it allows "auto" where Hugging Face's integrations fill it in, and leaves out the code part."""
@@ -195,11 +208,15 @@ class DeepSpeedDialect(PackagedDialect):
             raise BridgeError(
                 "zero_optimization.stage: found 0; checkpoints need stage 1 or more: set it to 1, which gives the same numbers"
             )
-        dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
+        dtype = next(
+            (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
+        )
         schedule, said = _scheduled(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
         if values.get("checkpoint.load_universal") or not hub.groups:
             return Saves("universal", dtype=dtype, schedule=schedule, config=said)
-        return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said)
+        return Saves(
+            "deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said
+        )
 
     def grouped(self, file: str) -> Mapping[str, Any]:
         """The code part names the file."""
@@ -214,13 +231,21 @@ class DeepSpeedDialect(PackagedDialect):
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
-    def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
+    def natively(
+        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+    ) -> Written:
         """The user's own script, with the native engine behind the name `deepspeed`."""
-        snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
+        snippet = written.snippet.replace(
+            "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
+        )
         launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))
-        return replace(self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch)
+        return replace(
+            self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch
+        )
 
-    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+    def program(
+        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
         """A training script, and the model's config beside it."""
         from compat.deepspeed.program import beside
 
@@ -271,14 +296,20 @@ class DeepSpeedDialect(PackagedDialect):
         return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
 
     def config(
-        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
     ) -> Config:
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.deepspeed.formats import NULLABLE
 
         # For a few keys DeepSpeed itself takes null as a value,
         # such as steps_per_print: print nothing.
-        kept = {path: value for path, value in given.items() if value is not None or path in NULLABLE}
+        kept = {
+            path: value for path, value in given.items() if value is not None or path in NULLABLE
+        }
         return super().config(kept, version, world_size, entry)
 
     def to_object(self, config: Config) -> Any:

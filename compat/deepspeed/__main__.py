@@ -11,7 +11,10 @@ from compat.deepspeed.names import install
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
         found = sys.argv[1] if sys.argv[1:] else "nothing"
-        print(f"python -m compat.deepspeed: found {found}, expected a script and its arguments", file=sys.stderr)
+        print(
+            f"python -m compat.deepspeed: found {found}, expected a script and its arguments",
+            file=sys.stderr,
+        )
         raise SystemExit(1)
     install()
     sys.argv.pop(0)

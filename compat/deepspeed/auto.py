@@ -29,7 +29,11 @@ REAL = frozenset(
 )
 """Keys for which "auto" is a value that DeepSpeed itself understands."""
 
-MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+MICRO, STEPS, TOTAL = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,10 @@ def _same(fact: str) -> Rule:
 RULES: Mapping[str, Rule] = {
     MICRO: _same("micro_batch"),
     STEPS: _same("accumulation"),
-    TOTAL: Rule(("micro_batch", "accumulation", "data_parallel"), lambda micro, steps, ranks: micro * steps * ranks),
+    TOTAL: Rule(
+        ("micro_batch", "accumulation", "data_parallel"),
+        lambda micro, steps, ranks: micro * steps * ranks,
+    ),
     "gradient_clipping": _same("clip"),
     "optimizer.params.lr": _same("lr"),
     "optimizer.params.betas": _same("betas"),
@@ -65,8 +72,12 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.offload_optimizer.nvme_path": _same("nvme_path"),
     "zero_optimization.offload_param.nvme_path": _same("nvme_path"),
     "zero_optimization.reduce_bucket_size": Rule(("hidden_size",), lambda hidden: hidden * hidden),
-    "zero_optimization.stage3_prefetch_bucket_size": Rule(("hidden_size",), lambda hidden: int(0.9 * hidden * hidden)),
-    "zero_optimization.stage3_param_persistence_threshold": Rule(("hidden_size",), lambda hidden: 10 * hidden),
+    "zero_optimization.stage3_prefetch_bucket_size": Rule(
+        ("hidden_size",), lambda hidden: int(0.9 * hidden * hidden)
+    ),
+    "zero_optimization.stage3_param_persistence_threshold": Rule(
+        ("hidden_size",), lambda hidden: 10 * hidden
+    ),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
 """From transformers/integrations/deepspeed.py and
@@ -94,7 +105,17 @@ SAMPLES: Mapping[str, Any] = {
     "save_16bit": False,
 }
 """Defaults of TrainingArguments. The other facts have no default."""
-WHOLE = frozenset({"micro_batch", "accumulation", "data_parallel", "world_size", "hidden_size", "total_steps", "warmup_steps"})
+WHOLE = frozenset(
+    {
+        "micro_batch",
+        "accumulation",
+        "data_parallel",
+        "world_size",
+        "hidden_size",
+        "total_steps",
+        "warmup_steps",
+    }
+)
 """Facts that are whole numbers."""
 
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
@@ -109,13 +130,18 @@ _KNOWN_AS: Mapping[str, str] = {
 """Facts that the config itself may hold, and the key of each."""
 
 
-def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
+def resolve(
+    given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
+) -> dict[str, Any]:
     """`given` with every "auto" replaced: first by `values` (by
     path), then by rule from `facts` (names of `FACTS`).
 
     Raises `ConfigError` if an "auto" is left, with the facts that would resolve each.
     """
-    said = resolved(given, {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}})
+    said = resolved(
+        given,
+        {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}},
+    )
     ConfigError.raise_if(said.problems)
     return {**given, **said.found}
 
@@ -159,12 +185,18 @@ def resolved(
             # resolved micro batch completes the total.
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     left = [path for path in open_ if path not in found]
-    return Resolved(found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts)))
+    return Resolved(
+        found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts))
+    )
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values`, with TrainingArguments under the names of the facts."""
-    said = {SPELLED.get(name, name): value for name, value in values.items() if name not in ("adam_beta1", "adam_beta2")}
+    said = {
+        SPELLED.get(name, name): value
+        for name, value in values.items()
+        if name not in ("adam_beta1", "adam_beta2")
+    }
     # Two arguments make one fact. The one that is not given has the Trainer's default.
     if "adam_beta1" in values or "adam_beta2" in values:
         first, second = SAMPLES["betas"]
@@ -181,7 +213,10 @@ def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     facts |= {fact: value for fact, value in values.items() if fact in FACTS}
     if "world_size" in facts:
         # Ranks that share one batch: tensor x pipeline x sequence.
-        sizes = (given.get(path) for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size"))
+        sizes = (
+            given.get(path)
+            for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size")
+        )
         sharing = math.prod(size for size in sizes if isinstance(size, int))
         facts.setdefault("data_parallel", facts["world_size"] // sharing)
     return facts
@@ -194,15 +229,23 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
     return rule.value(*(facts[fact] for fact in rule.needs))
 
 
-def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
+def _left(
+    paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
+) -> Iterator[str]:
     """One problem for all keys that a rule could fill in, and one for each other key."""
     ruled = [path for path in paths if path in RULES]
     if ruled:
-        named = ", ".join(f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled)
-        missing = dict.fromkeys(fact for path in ruled for fact in RULES[path].needs if fact not in facts)
+        named = ", ".join(
+            f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled
+        )
+        missing = dict.fromkeys(
+            fact for path in ruled for fact in RULES[path].needs if fact not in facts
+        )
         count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
         who = "Hugging Face's Trainer or accelerate fills in"
-        give = "give its TrainingArguments with --auto-from" + (f", or give {', '.join(missing)} with --auto" if missing else "")
+        give = "give its TrainingArguments with --auto-from" + (
+            f", or give {', '.join(missing)} with --auto" if missing else ""
+        )
         yield f'found "auto" for {count}, which {who}: {named}; {give}'
     for path in paths:
         if path not in RULES:
@@ -212,19 +255,28 @@ def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, st
 
 def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
     """Options that give the missing facts: the Trainer's default of each, or its name in capitals if there is no default."""
-    needs = dict.fromkeys(fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts)
+    needs = dict.fromkeys(
+        fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts
+    )
     for fact in needs:
         # The user knows the world size; the data-parallel ranks follow from it.
         if fact == "data_parallel":
             yield from ("--world-size", "WORLD_SIZE")
         else:
             value = SAMPLES.get(fact, fact.upper())
-            yield from ("--auto", f"{fact}={value if isinstance(value, str) else json.dumps(value)}")
+            yield from (
+                "--auto",
+                f"{fact}={value if isinstance(value, str) else json.dumps(value)}",
+            )
 
 
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
-    names = [f"auto: {name}: neither a key nor a fact{nearest(name, {*known, *SPELLED})}" for name in values if name not in known]
+    names = [
+        f"auto: {name}: neither a key nor a fact{nearest(name, {*known, *SPELLED})}"
+        for name in values
+        if name not in known
+    ]
     # True and false are whole numbers to Python, so they are ruled out by name.
     flaws = [
         f"auto: {name}: found {shown(value)}, expected a whole number"

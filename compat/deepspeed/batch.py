@@ -29,7 +29,11 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     shared, mesh = _shared(values, at), _mesh(values)
     # Ranks that share one batch. AutoTP's are not among them:
     # DeepSpeed reads the batch before these groups exist.
-    sharing = int(values["code.tensor_parallel"]) * int(values["code.pipeline_stages"]) * _sequence(values, at)
+    sharing = (
+        int(values["code.tensor_parallel"])
+        * int(values["code.pipeline_stages"])
+        * _sequence(values, at)
+    )
     # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
     world = world_size or _implied(values) * sharing or mesh or sharing
     if mesh not in (0, world):
@@ -37,7 +41,9 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
         product = f"data_parallel_size ({data}) x sequence_parallel_size ({sequence})"
         raise ConfigError(f"{product} is not the world size ({world}); make them agree")
     if world % sharing:
-        raise ConfigError(f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks")
+        raise ConfigError(
+            f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks"
+        )
     # With a mesh DeepSpeed takes the size of its data axis, also
     # in releases that ignore the sequence axis otherwise.
     return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
@@ -61,7 +67,9 @@ def _coded(values: Flat) -> int:
 def _sequence(values: Flat, at: Release) -> int:
     """Sequence-parallel ranks that the batch arithmetic sees: the mpu's, or from 0.17.0 on also the file's."""
     seen = at.since("0.17.0") or _coded(values) > 1
-    return max(int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1)
+    return max(
+        int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1
+    )
 
 
 def _mesh(values: Flat) -> int:
@@ -78,8 +86,14 @@ def _mesh(values: Flat) -> int:
 def _shared(values: Flat, at: Release) -> str:
     """The keys whose ranks share one batch, with their sizes, for a message."""
     sequence = _sequence(values, at)
-    told = "code.context_parallel" if sequence == values["code.context_parallel"] else "sequence_parallel_size"
-    sizes = {path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")} | {told: sequence}
+    told = (
+        "code.context_parallel"
+        if sequence == values["code.context_parallel"]
+        else "sequence_parallel_size"
+    )
+    sizes = {
+        path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")
+    } | {told: sequence}
     return " x ".join(f"{path} ({size})" for path, size in sizes.items() if size > 1)
 
 

@@ -8,7 +8,12 @@ RULES = (
     rename("code.steps", "run.steps"),
     rename("code.epochs", "run.epochs"),
     rename("code.seed", "run.seed"),
-    counted("steps_per_print", "run.log_interval", never=None, source="runtime/engine.py: _report_progress"),
+    counted(
+        "steps_per_print",
+        "run.log_interval",
+        never=None,
+        source="runtime/engine.py: _report_progress",
+    ),
     rename("wall_clock_breakdown", "run.timers", source="runtime/engine.py: wall_clock_breakdown"),
     *each_only_ours(
         "run.save_interval",

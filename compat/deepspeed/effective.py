@@ -12,10 +12,25 @@ from compat.deepspeed.batch import solve, unmeshed
 from compat.deepspeed.leaves import typed
 from compat.deepspeed.refusals import MODEL_INFO, refused
 from compat.deepspeed.releases import Release, optional_section, release
-from compat.deepspeed.seen import GATHER, LEAVES, MICRO, OFFLOAD, OLD_GATHER, PARAM, SCALE_KEYS, TOTAL, ZERO, Flat, Seen, form_of
+from compat.deepspeed.seen import (
+    GATHER,
+    LEAVES,
+    MICRO,
+    OFFLOAD,
+    OLD_GATHER,
+    PARAM,
+    SCALE_KEYS,
+    TOTAL,
+    ZERO,
+    Flat,
+    Seen,
+    form_of,
+)
 
 
-def effective(given: Flat, version: str, world_size: int | None = None, partial: bool = False) -> dict[str, Any]:
+def effective(
+    given: Flat, version: str, world_size: int | None = None, partial: bool = False
+) -> dict[str, Any]:
     """Values by path that DeepSpeed `version` uses for `given` on `world_size` ranks.
 
     A `partial` config may leave the batch open, which DeepSpeed itself refuses. The
@@ -32,7 +47,10 @@ def effective(given: Flat, version: str, world_size: int | None = None, partial:
     # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
     values = _filled(given, at)
-    problems += [*refused(Seen(values, given, Context(version, world_size))), *unmeshed(values, world_size)]
+    problems += [
+        *refused(Seen(values, given, Context(version, world_size))),
+        *unmeshed(values, world_size),
+    ]
     if not (partial and given.get(TOTAL) is None and given.get(MICRO) is None):
         problems += solve(values, given, at, world_size)
     ConfigError.raise_if(problems)
@@ -56,7 +74,9 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
         for bound in at.bounds[path]:
             value, limit = given[path], float(bound[1:])
             # A text such as "auto" has no size; whether the key takes it is a matter of its type.
-            if not isinstance(value, str) and not (value > limit if bound[0] == ">" else value < limit):
+            if not isinstance(value, str) and not (
+                value > limit if bound[0] == ">" else value < limit
+            ):
                 yield f"{path}: found {value}, expected {bound[0]} {bound[1:]} in DeepSpeed {at.version}"
 
 
@@ -80,8 +100,16 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
 
 def moved(given: Flat) -> dict[str, str]:
     """New path by old path, for old keys in `given` that DeepSpeed renames."""
-    found = {path: "bf16." + path.removeprefix("bfloat16.") for path in given if path.startswith("bfloat16.")}
-    singles = {ZERO + "cpu_offload": OFFLOAD + ".device", ZERO + "cpu_offload_param": PARAM + ".device", OLD_GATHER: GATHER}
+    found = {
+        path: "bf16." + path.removeprefix("bfloat16.")
+        for path in given
+        if path.startswith("bfloat16.")
+    }
+    singles = {
+        ZERO + "cpu_offload": OFFLOAD + ".device",
+        ZERO + "cpu_offload_param": PARAM + ".device",
+        OLD_GATHER: GATHER,
+    }
     return found | {old: new for old, new in singles.items() if old in given}
 
 
@@ -120,14 +148,21 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
         values[ZERO + "overlap_comm"] = stage == 3
     for name in LEAVES & values.keys():  # runtime/zero/leaf_module_config.py, _validate_entries
         values[name] = tuple(dict.fromkeys(values[name] or ()))
-    if values.get("autotuning.model_info") is not None:  # autotuning/config.py, get_model_info_config
+    if (
+        values.get("autotuning.model_info") is not None
+    ):  # autotuning/config.py, get_model_info_config
         values["autotuning.model_info"] = {**MODEL_INFO, **values["autotuning.model_info"]}
     if values["flops_profiler.enabled"]:  # runtime/config.py, _initialize_params
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
         _adam(values, given)
     _unhalved(values, given, at)
-    if not at.since("0.17.1") and not any(path in given for path in SCALE_KEYS) and values["fp16.enabled"] and stage > 0:
+    if (
+        not at.since("0.17.1")
+        and not any(path in given for path in SCALE_KEYS)
+        and values["fp16.enabled"]
+        and stage > 0
+    ):
         # runtime/fp16/loss_scaler.py, CreateLossScaler: no scaling key at all means the scaler's own defaults
         values.update({"fp16.initial_scale_power": 32, "fp16.hysteresis": 1})
     for size in ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel"):
@@ -138,11 +173,17 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
     """Reset values that take effect only in half precision or
     with their own section (runtime/config.py)."""
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
-    if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
+    if (
+        not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0
+    ):  # _do_warning_check
         values[norm] = 0.0
-    if not values["fp16.enabled"] and not at.since("0.17.1"):  # get_fp16_master_weights_and_grads_enabled
+    if not values["fp16.enabled"] and not at.since(
+        "0.17.1"
+    ):  # get_fp16_master_weights_and_grads_enabled
         values[master] = False
-    if not at.since("0.17.1") and not any(path.startswith(("bf16.", "bfloat16.")) for path in given):
+    if not at.since("0.17.1") and not any(
+        path.startswith(("bf16.", "bfloat16.")) for path in given
+    ):
         values["bf16.immediate_grad_update"] = False  # get_bfloat16_immediate_grad_update
 
 

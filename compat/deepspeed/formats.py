@@ -25,7 +25,9 @@ from compat.deepspeed.leaves import expected, typed
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 
-NULLABLE = frozenset({"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"})
+NULLABLE = frozenset(
+    {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
+)
 """Keys for which null differs from leaving them out."""
 NULL_SECTIONS = frozenset(
     {
@@ -40,17 +42,44 @@ NULL_SECTIONS = frozenset(
     }
 )
 """Sections for which null is the same as leaving them out."""
-OBJECTS = frozenset({"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"})
+OBJECTS = frozenset(
+    {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
+)
 """Keys that take a live Python object. No file can hold one."""
-DICTS = frozenset({"amp", "elasticity", "nebula", "compression_training", "quantize_training", "progressive_layer_drop"})
+DICTS = frozenset(
+    {
+        "amp",
+        "elasticity",
+        "nebula",
+        "compression_training",
+        "quantize_training",
+        "progressive_layer_drop",
+    }
+)
 """Free-form sections that DeepSpeed opens without a check for null."""
 PRESENCE = frozenset({"zero_optimization.zenflow", "weight_quantization"})
 """Sections that switch a feature on if they are present, even when empty."""
 PARAMS: Mapping[str, str] = {"optimizer.params": "optimizers", "scheduler.params": "schedulers"}
 PARTITION: Mapping[str, Any] = {
-    **dict.fromkeys(("use_default_specs", "tp_size", "embedding_partition_dim", "lm_head_patterns", "strict_mode")),
+    **dict.fromkeys(
+        (
+            "use_default_specs",
+            "tp_size",
+            "embedding_partition_dim",
+            "lm_head_patterns",
+            "strict_mode",
+        )
+    ),
     "layer_specs": dict.fromkeys(
-        ("patterns", "partition_type", "gather_output", "grad_allreduce", "shape", "partition_dim", "model_types")
+        (
+            "patterns",
+            "partition_type",
+            "gather_output",
+            "grad_allreduce",
+            "shape",
+            "partition_dim",
+            "model_types",
+        )
     ),
 }
 """Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict); None marks a value."""
@@ -68,7 +97,9 @@ Tree = dict[str, Any]
 @cache
 def _tree(release: Release) -> Tree:
     """The keys that `release` reads, level by level, aliases included."""
-    spelled = {path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")}
+    spelled = {
+        path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")
+    }
     if release.since("0.16.4"):
         spelled |= {path: path for path in OBJECTS}
     tree: Tree = nest(spelled)
@@ -107,7 +138,9 @@ def read(
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
-        arguments = script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
+        arguments = (
+            script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
+        )
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
@@ -118,7 +151,9 @@ def read(
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
-    found = Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
+    found = Reading(
+        Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks
+    )
     return found.unless(reader.problems, words)
 
 
@@ -126,7 +161,11 @@ def _script(source: Any) -> scripts.Found | None:
     """The config that a launch script gives to its run; None if `source` is no launch script."""
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
         source = load(source)
-    return scripts.read(source.data) if isinstance(source, Document) and isinstance(source.data, Script) else None
+    return (
+        scripts.read(source.data)
+        if isinstance(source, Document) and isinstance(source.data, Script)
+        else None
+    )
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
@@ -140,7 +179,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         check_nested(live, "mapping")
         return live, None, "object"
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig")
+        raise SourceError(
+            f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig"
+        )
     document = _decoded(source) if isinstance(source, str) else None
     document = document or load(source)
     return {**_beside(source), **_mapping(document)}, document, "file"
@@ -152,12 +193,16 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
         return {}
     path = Path(source.name if isinstance(source, Document) else source)
     beside = code_beside(path)
-    return {"code": _mapping(load(beside))} if os.path.isfile(path) and os.path.isfile(beside) else {}
+    return (
+        {"code": _mapping(load(beside))} if os.path.isfile(path) and os.path.isfile(beside) else {}
+    )
 
 
 def _mapping(document: Document) -> Mapping[str, Any]:
     if not isinstance(document.data, Mapping):
-        raise SourceError(f"{document.name}: found {shown(document.data)}, expected a mapping of DeepSpeed keys")
+        raise SourceError(
+            f"{document.name}: found {shown(document.data)}, expected a mapping of DeepSpeed keys"
+        )
     return document.data
 
 
@@ -210,10 +255,21 @@ class _Reader:
         # The type comes first: it decides which arguments are known.
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
             if not isinstance(name, str) or "." in name:
-                self.problem(path or "config", f"found the key {shown(name)}, expected a plain name; nest sections")
+                self.problem(
+                    path or "config",
+                    f"found the key {shown(name)}, expected a plain name; nest sections",
+                )
             elif hidden and name == "bfloat16":
-                self.finding("bfloat16", "DeepSpeed ignores it because bf16 is given too; drop it", Effect.NUMBERS)
-            elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
+                self.finding(
+                    "bfloat16",
+                    "DeepSpeed ignores it because bf16 is given too; drop it",
+                    Effect.NUMBERS,
+                )
+            elif (
+                not path
+                and name == "allgather_size"
+                and isinstance(data.get("zero_optimization"), bool)
+            ):
                 # The bucket size beside a ZeRO section that is true or
                 # false, the oldest form (runtime/zero/config.py).
                 if data["zero_optimization"]:
@@ -239,7 +295,8 @@ class _Reader:
     def _inside(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         if target in PRESENCE and not value:
             self.problem(
-                written, f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it"
+                written,
+                f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it",
             )
         elif target in PARAMS:
             self._params(written, target, value, entry)
@@ -262,7 +319,11 @@ class _Reader:
             return
         if target == "zero_optimization" and isinstance(value, bool):
             self._set("zero_optimization.stage", int(value), written)
-            self.finding(target, f"{str(value).lower()} is an old form of stage {int(value)}; write the stage", Effect.NONE)
+            self.finding(
+                target,
+                f"{str(value).lower()} is an old form of stage {int(value)}; write the stage",
+                Effect.NONE,
+            )
             return
         found, drop = ("null", ", or leave it out") if value is None else (shown(value), "")
         self.problem(written, f"found {found}, expected a mapping{drop}")
@@ -300,10 +361,14 @@ class _Reader:
         "3" or 1 for true. Other values are returned unchanged."""
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
-            self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
+            self.finding(
+                path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE
+            )
             return int(value)
         if isinstance(value, float) and value.is_integer() and (stage or "whole" in expected(path)):
-            self.finding(path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE)
+            self.finding(
+                path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE
+            )
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
@@ -320,11 +385,20 @@ class _Reader:
     def _partition(self, value: Mapping[str, Any], written: str, names: Mapping[str, Any]) -> None:
         for name, inner in value.items():
             if name not in names:
-                self.problem(f"{written}.{name}", f"unknown key{nearest(str(name), names, len(self.problems))}")
+                self.problem(
+                    f"{written}.{name}",
+                    f"unknown key{nearest(str(name), names, len(self.problems))}",
+                )
             elif names[name] is not None:
-                specs = [item for item in inner if isinstance(item, Mapping)] if isinstance(inner, list) else []
+                specs = (
+                    [item for item in inner if isinstance(item, Mapping)]
+                    if isinstance(inner, list)
+                    else []
+                )
                 if not isinstance(inner, list) or len(specs) < len(inner):
-                    self.problem(f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings")
+                    self.problem(
+                        f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings"
+                    )
                 for position, item in enumerate(specs):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
@@ -334,15 +408,24 @@ class _Reader:
         section, _, name = path.rpartition(".")
         if section in PARAMS:
             # Null goes to the constructor, which takes it if that is its own default.
-            fine = all(form.args.get(name, "") is None for form in self._forms(section) if form.args is not None)
+            fine = all(
+                form.args.get(name, "") is None
+                for form in self._forms(section)
+                if form.args is not None
+            )
         else:
-            fine = path not in DICTS and (path not in KEYS or KEYS[path].at(self.release.version) is None)
+            fine = path not in DICTS and (
+                path not in KEYS or KEYS[path].at(self.release.version) is None
+            )
         if not fine:
             self.problem(written, f"found null, expected {expected(path)}; or leave it out")
 
     def _object(self, written: str, value: Any) -> None:
         if isinstance(value, str | int | float | Mapping | list | tuple):
-            self.problem(written, f"found {shown(value)}; DeepSpeed takes a live object there, which a file cannot hold; drop it")
+            self.problem(
+                written,
+                f"found {shown(value)}; DeepSpeed takes a live object there, which a file cannot hold; drop it",
+            )
         elif value is not None:
             self.opaque[written] = value
 
@@ -368,19 +451,31 @@ class _Reader:
         # What any implementation of the type takes. Which one is
         # built depends on other keys, so that is checked later.
         known = {argument for args in names for argument in args}
-        known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {"max_grad_norm"}
-        self.section(value, target, {argument: path for argument, path in entry.items() if argument in known})
+        known |= {argument for form in forms for argument in (*form.required, *form.ignored)} | {
+            "max_grad_norm"
+        }
+        self.section(
+            value, target, {argument: path for argument, path in entry.items() if argument in known}
+        )
 
     def _forms(self, target: str) -> tuple[Type, ...]:
         name = self.given.get(target.replace(".params", ".type"))
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
-    def _own(self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]) -> None:
+    def _own(
+        self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]
+    ) -> None:
         """Keep the arguments of a type whose constructor is not
         known, typed if they look like one of DeepSpeed's."""
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
-            if remark := inside.strange(PARAMS[target], forms, str(self.given[target.replace(".params", ".type")]), name, before):
+            if remark := inside.strange(
+                PARAMS[target],
+                forms,
+                str(self.given[target.replace(".params", ".type")]),
+                name,
+                before,
+            ):
                 self.finding(path, *remark)
             if argument == "auto" or (name in entry and _fits(path, argument)):
                 self.leaf(path, path, argument)
@@ -438,7 +533,11 @@ class _Reader:
         words = self.resolve({**said.facts, **said.values, **values}, bool(own))
         for name, value in own.items():
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
-        if not own and not self._scheduled() and "scheduler.type" not in {finding.path for finding in self.findings}:
+        if (
+            not own
+            and not self._scheduled()
+            and "scheduler.type" not in {finding.path for finding in self.findings}
+        ):
             self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
         return words
 
@@ -456,7 +555,9 @@ class _Reader:
     def finding(self, path: str, message: str, effect: Effect) -> None:
         """Note a remark. A remark with effect NONE is no loss."""
         origin = Origin(self.line(path), path)
-        self.findings.append(Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin))
+        self.findings.append(
+            Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
+        )
 
 
 def _fits(path: str, value: Any) -> bool:
@@ -472,7 +573,9 @@ def _flaw(value: Any) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"found a value that JSON cannot hold ({str(error).lower()}); use plain finite values"
+        return (
+            f"found a value that JSON cannot hold ({str(error).lower()}); use plain finite values"
+        )
     return ""
 
 
@@ -483,7 +586,10 @@ def _elsewhere(written: str, release: Release) -> str:
     if not rows:
         return ""
     part = PARTS.get(path)
-    instead = next((row.instead for row in rows if row.key == path and row.instead), part.instead if part else "")
+    instead = next(
+        (row.instead for row in rows if row.key == path and row.instead),
+        part.instead if part else "",
+    )
     # The release reads the key by another of its names.
     if any(row.known(release.version) for row in rows):
         return f"unknown key{f'; use {instead}' if instead else ''}"
@@ -514,7 +620,9 @@ def _place(path: str, order: Mapping[str, int]) -> int:
         return order[path]
     # An argument that no schema lists stands behind the last known one of its section.
     parent = path.rpartition(".")[0] + "."
-    return max((place for known, place in order.items() if known.startswith(parent)), default=len(order))
+    return max(
+        (place for known, place in order.items() if known.startswith(parent)), default=len(order)
+    )
 
 
 def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:

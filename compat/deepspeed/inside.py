@@ -25,7 +25,9 @@ Names = Mapping[str, Any]
 
 @cache
 def _facts() -> Mapping[str, Names]:
-    facts: Mapping[str, Names] = json.loads(files("compat.deepspeed.releases").joinpath("inside.json").read_text("utf-8"))
+    facts: Mapping[str, Names] = json.loads(
+        files("compat.deepspeed.releases").joinpath("inside.json").read_text("utf-8")
+    )
     return facts
 
 
@@ -39,32 +41,50 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         return
     if not isinstance(value, Mapping):
         if value is not None and any(part in path for part in GROUPS):
-            yield path, f"found {shown(value)}, expected a section; DeepSpeed looks for settings in it"
+            yield (
+                path,
+                f"found {shown(value)}, expected a section; DeepSpeed looks for settings in it",
+            )
         return
     for before, (name, inner) in enumerate(value.items()):
         written = f"{path}.{name}"
         if name in names or ANY in names:
             yield from _unread(written, inner, names.get(name, names.get(ANY)))
         else:
-            yield written, f"DeepSpeed does not read it here and ignores it{nearest(str(name), names, before)}"
+            yield (
+                written,
+                f"DeepSpeed does not read it here and ignores it{nearest(str(name), names, before)}",
+            )
 
 
-def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0) -> tuple[str, Effect] | None:
+def strange(
+    kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
+) -> tuple[str, Effect] | None:
     """Message and effect for an argument of a type whose arguments the release does not list; None: the argument is known.
 
     `kind` is `optimizers` or `schedulers`; `given` is the type's name, and `forms` its implementations in this release. If only
     other releases have the type, their arguments are allowed; if none has it, the arguments of all types are. `before` counts
     the arguments in front of this one.
     """
-    torch = next((names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()), None)
+    torch = next(
+        (names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()),
+        None,
+    )
     if forms and torch is not None:
         # max_grad_norm has a finding of its own, which tells to use gradient_clipping.
         if argument in (*torch, "max_grad_norm"):
             return None
-        return f"not an argument of torch 2.13's {given}, which refuses it{nearest(argument, torch, before)}", Effect.STOPS
+        return (
+            f"not an argument of torch 2.13's {given}, which refuses it{nearest(argument, torch, before)}",
+            Effect.STOPS,
+        )
     rows = all_types(kind)
     elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
-    known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)}
+    known = {
+        name
+        for row in elsewhere or rows
+        for name in (*(row.args or ()), *row.required, *row.ignored)
+    }
     known |= {"max_grad_norm"}
     if argument in known:
         return None

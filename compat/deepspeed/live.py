@@ -44,7 +44,9 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
         # DeepSpeed refuses with AssertionError, ValueError,
         # TypeError, KeyError and pydantic's errors.
         except Exception as error:
-            raise ConfigError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}"
+            ) from error
 
 
 class _Groups:

@@ -13,7 +13,16 @@ OWN = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"
 ACCELERATE = ("compute_environment", "distributed_type")
 """Keys of a file that `accelerate config` writes."""
 PLUGIN, PLUGIN_FILE = "deepspeed_config", "deepspeed_config_file"
-TRAINER = frozenset({"output_dir", "num_train_epochs", "per_device_eval_batch_size", "logging_steps", "save_steps", *DEFAULTS})
+TRAINER = frozenset(
+    {
+        "output_dir",
+        "num_train_epochs",
+        "per_device_eval_batch_size",
+        "logging_steps",
+        "save_steps",
+        *DEFAULTS,
+    }
+)
 """Names of TrainingArguments."""
 ENOUGH = 3
 """A file with so many of these names is a dump of TrainingArguments."""

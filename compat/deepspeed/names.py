@@ -175,7 +175,9 @@ def resolved(path: str, name: str) -> Any:
     # The package's names are all listed, so an unknown one is refused below without loading torch.
     asked = path or name in ENTRIES
     if asked and find_spec("torch") is None:
-        raise BridgeError(f"{THEIRS}.{whole}: torch is not installed; pip install 'stagebridge[engine]'")
+        raise BridgeError(
+            f"{THEIRS}.{whole}: torch is not installed; pip install 'stagebridge[engine]'"
+        )
     for behind in MODULES.get(path, ()) if asked else ():
         found = import_module(f"{RUNTIME}.{behind}")
         if name in found.__all__:
@@ -217,7 +219,9 @@ class Finder(MetaPathFinder, Loader):
         # Below `compat.deepspeed` lie real modules too, such as
         # `rules`. Python goes on and finds them.
         if self.root == THEIRS or advice is not None:
-            raise Absent(f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}")
+            raise Absent(
+                f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}"
+            )
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -239,7 +243,11 @@ class _Installed(Distribution):
 
     def read_text(self, filename: str) -> str | None:
         """Its metadata: the name and the release. It has no other file."""
-        return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n" if filename == "METADATA" else None
+        return (
+            f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n"
+            if filename == "METADATA"
+            else None
+        )
 
     def locate_file(self, path: Any) -> Any:
         """Raises `BridgeError`: no file belongs to it."""

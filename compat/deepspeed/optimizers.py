@@ -23,8 +23,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 Muon has separate learning rates for matrices and for other parameters, so it has no default for `lr`."""
 
-TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "lion": "Lion", "adagrad": "Adagrad", "sgd": "SGD", "muon": "Muon"}
-TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
+TYPES = {
+    "adamw": "AdamW",
+    "adam": "Adam",
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "adagrad": "Adagrad",
+    "sgd": "SGD",
+    "muon": "Muon",
+}
+TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {
+    "muon": ("lr", "betas", "eps", "momentum", "weight_decay")
+}
 """The Plan's hyperparameters that each type takes."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
@@ -57,7 +67,9 @@ def _read(values: Group, context: Context) -> Group:
     # PyTorch's AdamW has another default of weight_decay than DeepSpeed's own Adam.
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
-    given = {key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None}
+    given = {
+        key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None
+    }
     hyper = {key: value for key, value in {**defaults, **given}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
         hyper["lr"] = _peak(values, hyper.get("lr"), context)
@@ -115,13 +127,25 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer": "optimizer.name",
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
-    blurs=lambda values: bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values)),
-    tells=lambda values: "it sends one bit of each number, and has no bias correction" if _compresses(values) else "",
+    blurs=lambda values: (
+        bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
+    ),
+    tells=lambda values: (
+        "it sends one bit of each number, and has no bias correction" if _compresses(values) else ""
+    ),
     lossy="a Plan has only optimizers that several stacks have; others stay in the training script",
     source="runtime/engine.py: _configure_basic_optimizer",
 )
 
-SCHEDULE = ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
+SCHEDULE = (
+    "name",
+    "warmup_steps",
+    "warmup_from",
+    "total_steps",
+    "minimum",
+    "decay_steps",
+    "decay_shape",
+)
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 """Shape of each scheduler after its warmup."""
 WARMUP_STEPS = 1000
@@ -140,7 +164,9 @@ def _read_schedule(values: Group, context: Context) -> Group:
     return {
         "optimizer.schedule.name": shape,
         # DeepSpeed's warmup has at least two steps (runtime/lr_schedules.py: max(2, warmup_num_steps)).
-        "optimizer.schedule.warmup_steps": max(2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS),
+        "optimizer.schedule.warmup_steps": max(
+            2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS
+        ),
         "optimizer.schedule.warmup_from": start,
         "optimizer.schedule.total_steps": values.get("scheduler.params.total_num_steps"),
         "optimizer.schedule.minimum": end,
@@ -212,21 +238,32 @@ SCHEDULER = convert(
     carries={
         "scheduler.type": "optimizer.schedule.name",
         "scheduler.params.warmup_num_steps": "optimizer.schedule.warmup_steps",
-        "scheduler.params.warmup_min_lr": ("optimizer.schedule.warmup_from", "optimizer.schedule.minimum"),
+        "scheduler.params.warmup_min_lr": (
+            "optimizer.schedule.warmup_from",
+            "optimizer.schedule.minimum",
+        ),
         "scheduler.params.total_num_steps": "optimizer.schedule.total_steps",
         "scheduler.params.warmup_min_ratio": "optimizer.schedule.warmup_from",
         "scheduler.params.cos_min_ratio": "optimizer.schedule.minimum",
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
     blurs=lambda values: values.get("scheduler.type") is not None,
-    tells=lambda values: "" if values["scheduler.type"] in SHAPES else f"a Plan has no schedule like {values['scheduler.type']}",
+    tells=lambda values: (
+        ""
+        if values["scheduler.type"] in SHAPES
+        else f"a Plan has no schedule like {values['scheduler.type']}"
+    ),
     lossy="DeepSpeed's own schedulers lag one step behind and warm up over at least two steps, by default logarithmically",
     note="the script builds it: DeepSpeed's own schedulers lag one step behind and warm up over at least two steps",
     source="runtime/lr_schedules.py",
 )
 
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
-TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw", "lamb")}
+TAKING = {
+    "nesterov": ("sgd",),
+    "amsgrad": ("adam", "adamw"),
+    "bias_correction": ("adam", "adamw", "lamb"),
+}
 """The optimizers that take each switch."""
 MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
 """Settings that DeepSpeed's Muon always has (runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale)."""
@@ -234,7 +271,9 @@ MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
 
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
-    found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
+    found = {
+        switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]
+    }
     if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
         found["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
     given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
@@ -246,7 +285,10 @@ def _write_switches(values: Group, context: Context) -> Group:
     for switch in SWITCHES:
         value = values.get(f"optimizer.{switch}")
         # A usual value is left out: not every implementation of a type takes the argument at all.
-        if values.get("optimizer.name") in TAKING[switch] and value not in (None, ADAM[f"optimizer.{switch}"]):
+        if values.get("optimizer.name") in TAKING[switch] and value not in (
+            None,
+            ADAM[f"optimizer.{switch}"],
+        ):
             found[f"{PARAMS}.{switch}"] = value
     return found
 
@@ -269,16 +311,26 @@ DECAYED = (
     convert(
         SCOPE,
         "optimizer.decay_scope",
-        lambda values, context: {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {},
+        lambda values, context: (
+            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {}
+        ),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.
         lambda values, context: (
             {SCOPE: "matrices"}
-            if values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)
+            if values.get("optimizer.name") in TYPES
+            and values.get("optimizer.decay_scope") not in (None, FLAT)
             else {}
         ),
-        effect=lambda values: Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE,
-        sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name", f"{PARAMS}.weight_decay"),
+        effect=lambda values: (
+            Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE
+        ),
+        sees=(
+            "optimizer.type",
+            f"{PARAMS}.adam_w_mode",
+            "optimizer.name",
+            f"{PARAMS}.weight_decay",
+        ),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
         note="the script makes parameter groups that exclude biases and norms; with a flat list all parameters decay",
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",

@@ -311,8 +311,32 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
 
 RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("o_proj", "down_proj"): (
-        *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "olmoe"),
-        *("olmo2", "phi3", "cohere", "cohere2", "smollm3", "granite", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_oss"),
+        *(
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "olmoe",
+        ),
+        *(
+            "olmo2",
+            "phi3",
+            "cohere",
+            "cohere2",
+            "smollm3",
+            "granite",
+            "glm",
+            "glm4",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "gpt_oss",
+        ),
         *("deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "minimax_m2", "exaone_moe"),
     ),
     ("o_proj", "c_proj"): ("starcoder2",),
@@ -328,7 +352,9 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     """The matrices whose initial values the script must scale: the plan asks for it, and the family does not do so itself."""
     if not plan.get("model.init.scaled"):
         return None
-    return next((ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None)
+    return next(
+        (ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None
+    )
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
@@ -346,28 +372,49 @@ SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
 stands for the user's data in the command."""
 
 
-def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+def beside(
+    written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+) -> Program:
     """A config's file with its training script, and the model's config if it is known."""
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
-    launch = tuple(script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA))
-    text = program(config.given, model.given if model else {}, plan, place.name, described, line(launch))
+    launch = tuple(
+        script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA)
+    )
+    text = program(
+        config.given, model.given if model else {}, plan, place.name, described, line(launch)
+    )
     found = {MODEL: model.text()} if model else {}
     files = {SCRIPT: text, **found}
     return Program(
-        replace(written, beside=files, snippet="", launch=launch), tuple(_lacking(config.given, plan, described, model))
+        replace(written, beside=files, snippet="", launch=launch),
+        tuple(_lacking(config.given, plan, described, model)),
     )
 
 
 def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
     """Findings for everything that the user must still give to the script."""
-    yield Finding("--data", f"add a file of token ids in the place of {DATA}", Effect.NONE, how=How.MISSING)
+    yield Finding(
+        "--data", f"add a file of token ids in the place of {DATA}", Effect.NONE, how=How.MISSING
+    )
     if model is None:
-        yield Finding(described, "add the model's config.json: no source describes it", Effect.STOPS, how=How.MISSING)
+        yield Finding(
+            described,
+            "add the model's config.json: no source describes it",
+            Effect.STOPS,
+            how=How.MISSING,
+        )
     if plan.get("model.sequence") is None:
-        yield Finding("--sequence", "add the tokens in a sample: no source gives them", Effect.STOPS, how=How.MISSING)
+        yield Finding(
+            "--sequence",
+            "add the tokens in a sample: no source gives them",
+            Effect.STOPS,
+            how=How.MISSING,
+        )
     if values.get("code.steps") is None:
-        yield Finding("--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING)
+        yield Finding(
+            "--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING
+        )
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
             yield Finding(path, what, effect, how=How.MISSING)
@@ -385,7 +432,10 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
         Effect.NUMBERS,
     ),
     "code.checkpoint_interval": (
-        lambda values: code.size(values, "checkpoint_interval") > 1 and code.size(values, "pipeline_stages") == 1,
+        lambda values: (
+            code.size(values, "checkpoint_interval") > 1
+            and code.size(values, "pipeline_stages") == 1
+        ),
         "choose the layers to recompute: the script recomputes all of them",
         Effect.COST,
     ),
@@ -393,7 +443,9 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
 """Keys of the code part that the script does not implement: when they matter, what the user must add, and the effect."""
 
 
-def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:
+def program(
+    values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str
+) -> str:
     """The training script for the config file `name` and the model in the file `beside`; `course` holds values of the plan."""
     instead = "or drop --script, and write a script of your own from the code part"
     BridgeError.raise_if(f"script: {problem}; {instead}" for problem in refused(values, model))
@@ -414,7 +466,10 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
             f"STEPS, SEQUENCE = {values.get('code.steps')}, {course.get('model.sequence')}\n",
             f"SEED = {values.get('code.seed') or 0}\n",
             "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
-            "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
+            "\n"
+            + OPTIONS.format(
+                config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0
+            ),
             "\n" + SCALED.format(ends=ends) if ends else "",
             "\n" + building.format(**_built(values, model, ends is not None), padded=padded),
             GROUPED if values.get(code.GROUPS) else "",
@@ -426,7 +481,13 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
 
 def _imports(values: Flat, scaled: bool) -> Iterator[str]:
     piped, steered = code.size(values, "pipeline_stages") > 1, schedule.steers(values)
-    yield from ("import argparse", "import json", *(["import math"] if steered else []), "from pathlib import Path", "")
+    yield from (
+        "import argparse",
+        "import json",
+        *(["import math"] if steered else []),
+        "from pathlib import Path",
+        "",
+    )
     yield from ("import deepspeed", "import numpy", "import torch")
     if piped:
         yield "from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec"
@@ -485,15 +546,25 @@ def _main(values: Flat) -> dict[str, str]:
     # The first run loads a universal checkpoint; from its own first checkpoint on it loads that.
     universal = bool(values.get("checkpoint.load_universal"))
     split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
-    groups = [NAMED.format(file=json.dumps(values[code.GROUPS]))] if values.get(code.GROUPS) else code.groups(values)
+    groups = (
+        [NAMED.format(file=json.dumps(values[code.GROUPS]))]
+        if values.get(code.GROUPS)
+        else code.groups(values)
+    )
     grouped = "".join(f"    {line}\n" for line in groups)
-    steered = "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n" if schedule.steers(values) else ""
+    steered = (
+        "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n"
+        if schedule.steers(values)
+        else ""
+    )
     whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
     return {
         "groups": recomputed + (SETTINGS if split else "") + split + grouped,
         "parameters": "groups" if grouped else "[p for p in model.parameters() if p.requires_grad]",
         "schedule": steered,
-        "latest": 'any(Path(arguments.save).glob("latest*"))' if universal else 'Path(arguments.save, "latest").is_file()',
+        "latest": 'any(Path(arguments.save).glob("latest*"))'
+        if universal
+        else 'Path(arguments.save, "latest").is_file()',
         "settings": "settings" if split else "arguments.deepspeed_config",
         "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size" if piped else whole,
     }

@@ -19,7 +19,13 @@ SAMPLING = "data_efficiency.data_sampling"
 
 
 def _refuse(
-    path: str, when: Callable[[Seen], object], message: str, place: str, since: str = "", until: str = "", name: str = ""
+    path: str,
+    when: Callable[[Seen], object],
+    message: str,
+    place: str,
+    since: str = "",
+    until: str = "",
+    name: str = "",
 ) -> Check:
     return Check(path, when, message, Effect.STOPS, place, since, until, name=name)
 
@@ -57,13 +63,20 @@ def _unfilled(section: str, name: str, what: str, place: str) -> Check:
         values = seen[section] or {}
         return bool(values.get("enabled")) and name not in values
 
-    return _refuse(section, lacks, f"enabled without {name}; add {what}", f"runtime/data_pipeline/config.py, {place}")
+    return _refuse(
+        section,
+        lacks,
+        f"enabled without {name}; add {what}",
+        f"runtime/data_pipeline/config.py, {place}",
+    )
 
 
 TECHNIQUES: Mapping[str, tuple[str, ...]] = {
     "weight_quantization": ("start_bits", "target_bits"),
     "activation_quantization": ("bits",),
-    **dict.fromkeys(("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)),
+    **dict.fromkeys(
+        ("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)
+    ),
 }
 """Compression techniques, and the parameters that each of their groups needs."""
 
@@ -81,8 +94,12 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
         found = groups(seen)
         if not isinstance(found, Mapping):
             return found is not None
-        said = [group.get("params") if isinstance(group, Mapping) else None for group in found.values()]
-        return any(not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said)
+        said = [
+            group.get("params") if isinstance(group, Mapping) else None for group in found.values()
+        ]
+        return any(
+            not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said
+        )
 
     message = f"{technique} without different_groups; add them, or drop {technique}"
     yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
@@ -116,7 +133,13 @@ REFUSALS = Checks(
         since="0.17.1",
         until="0.18.3",
     ),
-    _refuse(FP16_MASTER, lambda seen: seen[FP16_MASTER] and seen.stage == 0, ANY_STAGE, CONFIG, since="0.18.3"),
+    _refuse(
+        FP16_MASTER,
+        lambda seen: seen[FP16_MASTER] and seen.stage == 0,
+        ANY_STAGE,
+        CONFIG,
+        since="0.18.3",
+    ),
     _refuse(BF16_MASTER, lambda seen: seen[BF16_MASTER] and seen.stage == 0, ANY_STAGE, CONFIG),
     _refuse(
         "bf16.bf16_optimizer_states",
@@ -168,7 +191,9 @@ REFUSALS = Checks(
     _refuse(
         "gradient_allreduce_op",
         # A zenflow section fills in its topk_ratio; without one there is no value.
-        lambda seen: seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values,
+        lambda seen: (
+            seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values
+        ),
         "sum is not possible with zenflow; use mean",
         CONFIG,
     ),
@@ -213,7 +238,9 @@ REFUSALS = Checks(
         "only null is supported; leave it out",
         "module_inject/auto_ep_presets/base.py",
     ),
-    _unfilled(f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"),
+    _unfilled(
+        f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"
+    ),
     _unfilled(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
     *(check for technique, needed in TECHNIQUES.items() for check in _ungrouped(technique, needed)),
     *map(_switched, ("amp", "progressive_layer_drop", "curriculum_learning")),
@@ -232,14 +259,19 @@ REFUSALS = Checks(
     ),
     _refuse(
         "scheduler.params.warmup_num_steps",
-        lambda seen: (seen["scheduler.type"] or "").startswith("Warmup") and seen["scheduler.params.warmup_num_steps"] == 0,
+        lambda seen: (
+            (seen["scheduler.type"] or "").startswith("Warmup")
+            and seen["scheduler.params.warmup_num_steps"] == 0
+        ),
         "found 0, expected at least 1",
         "runtime/lr_schedules.py",
         since="0.19.3",
     ),
     _refuse(
         "code.context_parallel",
-        lambda seen: seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1,
+        lambda seen: (
+            seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
+        ),
         "a pipeline has no groups of sequence-parallel ranks and counts them as data-parallel ranks, so the batch sizes do not "
         "agree; use data parallelism instead",
         "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",

@@ -40,7 +40,9 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
             text = _put(text, path, value, before, document)
     after = _reading(replace(original, text=text), release)
     if after is None or _file_part(after.given) != _file_part(given):
-        raise TranslationError(f"{document.name}: its lines cannot be changed one by one; write JSON, or use --no-carry")
+        raise TranslationError(
+            f"{document.name}: its lines cannot be changed one by one; write JSON, or use --no-carry"
+        )
     return text
 
 
@@ -67,11 +69,21 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         key = origin.spelling.rpartition(".")[2] if origin and origin.spelling else key
         # HJSON takes keys without quotes. The value ends before a
         # comma, a bracket, a comment or the end of the line.
-        pattern, new = rf'(["\']?{re.escape(key)}["\']?\s*:\s*){VALUE}(?=\s*(?:[,}}\]]|(?://|#).*|$))', rf"\g<1>{shown}"
+        pattern, new = (
+            rf'(["\']?{re.escape(key)}["\']?\s*:\s*){VALUE}(?=\s*(?:[,}}\]]|(?://|#).*|$))',
+            rf"\g<1>{shown}",
+        )
     else:
         name = section.rpartition(".")[2]
-        line = document.line(*section.split(".")) if section else text[: text.index("{")].count("\n") + 1
-        pattern, new = rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)", rf'\g<1>"{key}": {shown}, '
+        line = (
+            document.line(*section.split("."))
+            if section
+            else text[: text.index("{")].count("\n") + 1
+        )
+        pattern, new = (
+            rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)",
+            rf'\g<1>"{key}": {shown}, ',
+        )
     if line is None or line > len(lines):
         raise TranslationError(f"{path}: has no line of its own; write JSON")
     # `re.sub` reads \n in the replacement as a line break; JSON's own \n must stay two characters.

@@ -7,7 +7,20 @@ from math import log2, prod
 
 from bridge.config import fields
 from bridge.errors import ConfigError
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, always, convert, lacks, only_ours, only_theirs, rename, the_rest
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    Rule,
+    always,
+    convert,
+    lacks,
+    only_ours,
+    only_theirs,
+    rename,
+    the_rest,
+)
 from compat.deepspeed import course, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
@@ -93,11 +106,17 @@ def _above_one(path: str, size: int | None) -> Group:
 
 
 def _tensor(values: Group) -> int:
-    return max(values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1)
+    return max(
+        values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1
+    )
 
 
 def _read_context(values: Group, context: Context) -> Group:
-    return {"parallel.context": max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)}
+    return {
+        "parallel.context": max(
+            values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1
+        )
+    }
 
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
@@ -114,7 +133,11 @@ def pipeline_rules() -> tuple[Rule, ...]:
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             _read_partition,
             lambda values, context: (
-                {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
+                {
+                    "code.partition_method": METHODS.get(
+                        values.get("stages.rule") or "even", "uniform"
+                    )
+                }
                 if (values.get("parallel.pipeline") or 1) > 1
                 else {}
             ),
@@ -126,7 +149,9 @@ def pipeline_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "schedule.name",
-            lambda values, context: {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {},
+            lambda values, context: (
+                {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.COST,
             sees=("code.pipeline_stages",),
@@ -183,12 +208,18 @@ BATCH = convert(
 
 def _write_batch(values: Group, context: Context) -> Group:
     """The known batch keys. If context ranks become data-parallel ranks, DeepSpeed has to divide the batch anew."""
-    micro, steps, whole = (values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_"))
+    micro, steps, whole = (
+        values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
+    )
     anew = bool(whole) and _unserved(values)
     if anew and micro and context.world_size:
-        data = context.world_size // prod(values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline"))
+        data = context.world_size // prod(
+            values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline")
+        )
         if whole % (micro * data):
-            fits = f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
+            fits = (
+                f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
+            )
             raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
         "train_micro_batch_size_per_gpu": micro,
@@ -200,7 +231,10 @@ def _write_batch(values: Group, context: Context) -> Group:
 
 
 def _read_batch(values: Group, context: Context) -> Group:
-    micro, steps = values.get("train_micro_batch_size_per_gpu"), values.get("gradient_accumulation_steps")
+    micro, steps = (
+        values.get("train_micro_batch_size_per_gpu"),
+        values.get("gradient_accumulation_steps"),
+    )
     total = values.get("train_batch_size")
     data = _data_ranks(values, context)
     # Without a world size the three batch keys together imply the data-parallel ranks.
@@ -218,7 +252,11 @@ def _read_batch(values: Group, context: Context) -> Group:
 def _data_ranks(values: Group, context: Context) -> int | None:
     if context.world_size is None:
         return None
-    axes = _tensor(values) * (values.get("code.pipeline_stages") or 1) * _read_context(values, context)["parallel.context"]
+    axes = (
+        _tensor(values)
+        * (values.get("code.pipeline_stages") or 1)
+        * _read_context(values, context)["parallel.context"]
+    )
     return context.world_size // axes or None
 
 
@@ -230,7 +268,14 @@ ZERO = convert(
     lambda values, context: {"zero.stage": _read_stage(values)},
     lambda values, context: {"zero_optimization.stage": _stage(values)},
     effect=Effect.COST,
-    sees=("code.pipeline_stages", *ENABLED, "gradient_clipping", "parallel.pipeline", "precision.compute", "optimizer.clip"),
+    sees=(
+        "code.pipeline_stages",
+        *ENABLED,
+        "gradient_clipping",
+        "parallel.pipeline",
+        "precision.compute",
+        "optimizer.clip",
+    ),
     lossy=(
         "DeepSpeed's pipeline engine takes ZeRO stage 0 and 1; stage 0 makes an extra optimizer step in half precision, and "
         "clips by a wrong norm in a pipeline: stage 1 gives the right numbers"
@@ -251,12 +296,20 @@ def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
 
 def _stage(values: Group) -> int:
     half = values.get("precision.compute") in HALF
-    return _sound(values.get("zero.stage") or 0, values.get("parallel.pipeline") or 1, half, values.get("optimizer.clip") or 0)
+    return _sound(
+        values.get("zero.stage") or 0,
+        values.get("parallel.pipeline") or 1,
+        half,
+        values.get("optimizer.clip") or 0,
+    )
 
 
 def _read_stage(values: Group) -> int:
     half = any(values.get(path) for path in ENABLED)
-    stage, pipeline = values.get("zero_optimization.stage") or 0, values.get("code.pipeline_stages") or 1
+    stage, pipeline = (
+        values.get("zero_optimization.stage") or 0,
+        values.get("code.pipeline_stages") or 1,
+    )
     return _sound(stage, pipeline, half, values.get("gradient_clipping") or 0)
 
 
@@ -304,7 +357,13 @@ def exchange_rules() -> tuple[Rule, ...]:
     )
 
 
-STAGE_SEES = ("precision.compute", "optimizer.clip", *ENABLED, "gradient_clipping", "code.pipeline_stages")
+STAGE_SEES = (
+    "precision.compute",
+    "optimizer.clip",
+    *ENABLED,
+    "gradient_clipping",
+    "code.pipeline_stages",
+)
 
 
 OVERLAPPED = "tensor_parallel.tp_overlap_comm"
@@ -347,7 +406,10 @@ def _write_replicas(values: Group, context: Context) -> Group:
     return {}
 
 
-OPTIMIZER_DEVICE, PARAM_DEVICE = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
+OPTIMIZER_DEVICE, PARAM_DEVICE = (
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+)
 
 OFFLOAD = convert(
     (
@@ -357,7 +419,12 @@ OFFLOAD = convert(
         f"{PARAM_DEVICE}.device",
         f"{PARAM_DEVICE}.pin_memory",
     ),
-    ("zero.offload.optimizer", "zero.offload.optimizer_ratio", "zero.offload.parameters", "zero.offload.pinned"),
+    (
+        "zero.offload.optimizer",
+        "zero.offload.optimizer_ratio",
+        "zero.offload.parameters",
+        "zero.offload.pinned",
+    ),
     lambda values, context: _read_offload(values),
     lambda values, context: _write_offload(values),
     effect=Effect.COST,
@@ -384,7 +451,11 @@ def _read_offload(values: Group) -> Group:
     optimizer = devices[OPTIMIZER_DEVICE]
     # DeepSpeed splits the optimizer's state between devices only
     # at stage 3 (runtime/zero/config.py, offload_ratio_check).
-    ratio = values.get(f"{OPTIMIZER_DEVICE}.ratio") if values.get("zero_optimization.stage") == 3 else None
+    ratio = (
+        values.get(f"{OPTIMIZER_DEVICE}.ratio")
+        if values.get("zero_optimization.stage") == 3
+        else None
+    )
     return {
         "zero.offload.optimizer": optimizer,
         "zero.offload.optimizer_ratio": ratio if optimizer != "none" else None,
@@ -513,19 +584,28 @@ def _read_communication(values: Group, context: Context) -> Group:
     # accumulate in fp32 (engine.py: communication_data_type).
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
-    return {} if apart or exchanged == _accumulated(values, compute) else {"precision.communicate": exchanged}
+    return (
+        {}
+        if apart or exchanged == _accumulated(values, compute)
+        else {"precision.communicate": exchanged}
+    )
 
 
 def _write_communication(values: Group) -> Group:
     # A plan without the field reduces in the format of
     # accumulation, which DeepSpeed does only if told so.
-    exchanged = values.get("precision.communicate") or (values.get("precision.reduce") if _stage(values) else None)
+    exchanged = values.get("precision.communicate") or (
+        values.get("precision.reduce") if _stage(values) else None
+    )
     return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
 
 def _write_precision(values: Group) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
-    given: dict[str, object] = {"fp16.enabled": compute == "fp16", "bf16.enabled": compute == "bf16"}
+    given: dict[str, object] = {
+        "fp16.enabled": compute == "fp16",
+        "bf16.enabled": compute == "bf16",
+    }
     if _stage(values) and reduce in (*HALF, "fp32"):
         given["data_types.grad_accum_dtype"] = reduce
     if compute in HALF and values.get("precision.master") == compute:
@@ -558,7 +638,9 @@ WINDOW = convert(
     "fp16.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_window(values),
-    lambda values, context: _in_fp16(values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")),
+    lambda values, context: _in_fp16(
+        values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")
+    ),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed's scale doubles one good step after its window, and that step's gradients are divided by the new scale",
@@ -587,7 +669,9 @@ def _read_loss_scale(values: Group) -> Group:
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
         # The optimizer of stage 0 does not read the key: each overflow halves the scale, as with hysteresis 1.
-        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis") if values.get("zero_optimization.stage") else 1,
+        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis")
+        if values.get("zero_optimization.stage")
+        else 1,
     }
 
 
@@ -608,7 +692,10 @@ def _read_floor(values: Group) -> Group:
         return {}
     # An overflow at the smallest scale ends the run, unless the scale is constant.
     final = None if values.get("fp16.loss_scale") else True
-    return {"precision.loss_scale.minimum": values.get("fp16.min_loss_scale"), "precision.loss_scale.final": final}
+    return {
+        "precision.loss_scale.minimum": values.get("fp16.min_loss_scale"),
+        "precision.loss_scale.final": final,
+    }
 
 
 def _in_fp16(values: Group, path: str, value: float | None) -> Group:
@@ -645,7 +732,13 @@ RECOMPUTE = convert(
         "activation_checkpointing.partition_activations",
         "activation_checkpointing.cpu_checkpointing",
     ),
-    ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.partition", "recompute.offload"),
+    (
+        "recompute.granularity",
+        "recompute.method",
+        "recompute.layers",
+        "recompute.partition",
+        "recompute.offload",
+    ),
     lambda values, context: _read_recompute(values),
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
@@ -665,7 +758,11 @@ def _read_recompute(values: Group) -> Group:
     piped = (values.get("code.pipeline_stages") or 1) > 1
     # Both count layers. Only the pipeline engine reads the file's
     # key; elsewhere the model's code calls the function.
-    interval = values.get("pipeline.activation_checkpoint_interval") if piped else values.get("code.checkpoint_interval")
+    interval = (
+        values.get("pipeline.activation_checkpoint_interval")
+        if piped
+        else values.get("code.checkpoint_interval")
+    )
     if not interval and not values.get("code.checkpointing"):
         return {"recompute.granularity": "none"}
     return {
@@ -682,11 +779,16 @@ def _write_recompute(values: Group) -> Group:
         return {}
     # "block" counts the layers that are recomputed in a stage;
     # DeepSpeed has no such number and recomputes each.
-    interval = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    interval = (
+        (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    )
     if (values.get("parallel.pipeline") or 1) > 1:
         # The reentrant form needs inputs with gradients, and token
         # ids have none (pipe/module.py: _is_checkpointable).
-        calls: Group = {"pipeline.activation_checkpoint_interval": interval, "pipeline.use_reentrant": False}
+        calls: Group = {
+            "pipeline.activation_checkpoint_interval": interval,
+            "pipeline.use_reentrant": False,
+        }
     else:
         calls = {"code.checkpoint_interval": interval, "code.checkpointing": True}
     return {
@@ -700,20 +802,48 @@ def missing_rules() -> tuple[Rule, ...]:
     """Plan fields for which DeepSpeed has no setting."""
     return (
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
-        only_ours("recompute.ratio", note="DeepSpeed recomputes groups of whole layers", effect=Effect.COST),
+        only_ours(
+            "recompute.ratio",
+            note="DeepSpeed recomputes groups of whole layers",
+            effect=Effect.COST,
+        ),
         only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
-        only_ours("precision.frozen", note="DeepSpeed keeps frozen weights in the format of the model", effect=Effect.COST),
-        only_ours("recompute.kept_microbatches", note="DeepSpeed recomputes in every micro batch", effect=Effect.COST),
-        always("loss", "mean_of_microbatches", "DeepSpeed averages over microbatches; the script's loss decides about tokens"),
+        only_ours(
+            "precision.frozen",
+            note="DeepSpeed keeps frozen weights in the format of the model",
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "recompute.kept_microbatches",
+            note="DeepSpeed recomputes in every micro batch",
+            effect=Effect.COST,
+        ),
+        always(
+            "loss",
+            "mean_of_microbatches",
+            "DeepSpeed averages over microbatches; the script's loss decides about tokens",
+        ),
     )
 
 
 SECTIONS: dict[str, tuple[str, Effect]] = {
     "zero_optimization": ("a setting inside DeepSpeed's ZeRO", Effect.COST),
-    "zero_optimization.zero_quantized_weights": ("weights are gathered in fewer bits", Effect.NUMBERS),
-    "zero_optimization.zero_quantized_nontrainable_weights": ("frozen weights are gathered in fewer bits", Effect.NUMBERS),
-    "zero_optimization.zero_quantized_gradients": ("gradients are reduced in fewer bits", Effect.NUMBERS),
-    "zero_optimization.zenflow": ("the most important gradients are applied first, others later", Effect.NUMBERS),
+    "zero_optimization.zero_quantized_weights": (
+        "weights are gathered in fewer bits",
+        Effect.NUMBERS,
+    ),
+    "zero_optimization.zero_quantized_nontrainable_weights": (
+        "frozen weights are gathered in fewer bits",
+        Effect.NUMBERS,
+    ),
+    "zero_optimization.zero_quantized_gradients": (
+        "gradients are reduced in fewer bits",
+        Effect.NUMBERS,
+    ),
+    "zero_optimization.zenflow": (
+        "the most important gradients are applied first, others later",
+        Effect.NUMBERS,
+    ),
     "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.round_robin_gradients": ("which rank owns which gradient", Effect.COST),
@@ -779,7 +909,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
     "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
     "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
-    "managed_gradient_accumulation": ("either DeepSpeed's engine or the script counts micro batches", Effect.NONE),
+    "managed_gradient_accumulation": (
+        "either DeepSpeed's engine or the script counts micro batches",
+        Effect.NONE,
+    ),
     "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
 }
 """Sections and keys without a Plan field: the reason why no
@@ -798,7 +931,9 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
         if path not in claimed:
             starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
             rows.setdefault(SECTIONS[max(starts, key=len)] if starts else OTHER, []).append(path)
-    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+    return tuple(
+        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
+    )
 
 
 LACKS = {

@@ -32,7 +32,11 @@ the decay of wsd, where `done` runs from 0 to 1."""
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the schedule in the code part, by name."""
-    return {path.removeprefix(PREFIX): value for path, value in values.items() if path.startswith(PREFIX)}
+    return {
+        path.removeprefix(PREFIX): value
+        for path, value in values.items()
+        if path.startswith(PREFIX)
+    }
 
 
 def steers(values: Mapping[str, Any]) -> bool:

@@ -56,51 +56,94 @@ Beta = Annotated[Real, Ge(0), Lt(1)]
 Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
 # DeepSpeed takes one name for a list of one
 # (runtime/zero/leaf_module_config.py, _coerce_container_types).
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value))]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value)),
+]
 Auto = Literal["auto"]
-Rates = Annotated[NonNegative | tuple[NonNegative, ...], BeforeValidator(_tuple), BeforeValidator(_scalar)]
+Rates = Annotated[
+    NonNegative | tuple[NonNegative, ...], BeforeValidator(_tuple), BeforeValidator(_scalar)
+]
 Opaque = dict[str, Any]
 
 
 class OffloadParam(Section):
     """Parameters kept in host memory or on NVMe between uses (stage 3)."""
 
-    device: Literal["none", "cpu", "nvme"] | None = field(None, description="Where parameters live between uses.")
+    device: Literal["none", "cpu", "nvme"] | None = field(
+        None, description="Where parameters live between uses."
+    )
     nvme_path: str | None = field(None, description="Directory on the NVMe device.")
-    buffer_count: Size | None = field(None, description="Buffers in the pool for transfers to NVMe.")
+    buffer_count: Size | None = field(
+        None, description="Buffers in the pool for transfers to NVMe."
+    )
     buffer_size: Size | None = field(None, description="Elements in one buffer of that pool.")
-    max_in_cpu: Size | None = field(None, description="Elements kept in host memory when offloading to NVMe.")
+    max_in_cpu: Size | None = field(
+        None, description="Elements kept in host memory when offloading to NVMe."
+    )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
 
 
 class OffloadOptimizer(Section):
     """Optimizer state and step in host memory or on NVMe (stages 1 to 3)."""
 
-    device: Literal["none", "cpu", "nvme"] | None = field(None, description="Where optimizer state lives.")
+    device: Literal["none", "cpu", "nvme"] | None = field(
+        None, description="Where optimizer state lives."
+    )
     nvme_path: str | None = field(None, description="Directory on the NVMe device.")
-    buffer_count: Size | None = field(None, description="Buffers in the pool for transfers to NVMe; one for each state.")
+    buffer_count: Size | None = field(
+        None, description="Buffers in the pool for transfers to NVMe; one for each state."
+    )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
-    pipeline_read: bool | None = field(None, description="Read the next tile while this one is updated.")
-    pipeline_write: bool | None = field(None, description="Write the last tile while this one is updated.")
+    pipeline_read: bool | None = field(
+        None, description="Read the next tile while this one is updated."
+    )
+    pipeline_write: bool | None = field(
+        None, description="Write the last tile while this one is updated."
+    )
     fast_init: bool | None = field(None, description="Shorter initialisation with NVMe.")
-    ratio: Fraction | None = field(None, description="Share of the optimizer state on the CPU (stage 3).")
-    super_offload: bool | None = field(None, description="Offload path for tightly coupled chips (stage 3).")
-    cpuadam_cores_perc: Fraction | None = field(None, description="Share of the CPU cores for that path's Adam.")
+    ratio: Fraction | None = field(
+        None, description="Share of the optimizer state on the CPU (stage 3)."
+    )
+    super_offload: bool | None = field(
+        None, description="Offload path for tightly coupled chips (stage 3)."
+    )
+    cpuadam_cores_perc: Fraction | None = field(
+        None, description="Share of the CPU cores for that path's Adam."
+    )
 
 
 class ZenFlow(Section):
     """Offloaded optimizer whose unimportant gradients are applied late."""
 
-    topk_ratio: Fraction | None = field(None, description="Share of gradient columns that count as important.")
-    select_strategy: Literal["auto", "step", "epoch"] | None = field(None, description="What triggers a new selection.")
-    select_interval: Whole | Auto | None = field(None, description="Steps or epochs between selections.")
-    update_interval: Whole | Auto | None = field(None, description="Steps between updates with the unimportant gradients.")
-    overlap_step: bool | None = field(None, description="CPU optimizer step overlaps forward and backward.")
+    topk_ratio: Fraction | None = field(
+        None, description="Share of gradient columns that count as important."
+    )
+    select_strategy: Literal["auto", "step", "epoch"] | None = field(
+        None, description="What triggers a new selection."
+    )
+    select_interval: Whole | Auto | None = field(
+        None, description="Steps or epochs between selections."
+    )
+    update_interval: Whole | Auto | None = field(
+        None, description="Steps between updates with the unimportant gradients."
+    )
+    overlap_step: bool | None = field(
+        None, description="CPU optimizer step overlaps forward and backward."
+    )
     offload: bool | None = field(None, description="Selected optimizer state is offloaded too.")
-    auto_ratio: Fraction | None = field(None, description="Threshold for an automatic update interval.")
-    full_warm_up_rounds: Whole | None = field(None, description="First rounds in which every gradient is applied.")
-    pt_reserved_cores_perc: Fraction | None = field(None, description="Share of CPU cores left to PyTorch.")
-    steps_per_epoch: Whole | None = field(None, description="Set by the engine at run time, not by users.")
+    auto_ratio: Fraction | None = field(
+        None, description="Threshold for an automatic update interval."
+    )
+    full_warm_up_rounds: Whole | None = field(
+        None, description="First rounds in which every gradient is applied."
+    )
+    pt_reserved_cores_perc: Fraction | None = field(
+        None, description="Share of CPU cores left to PyTorch."
+    )
+    steps_per_epoch: Whole | None = field(
+        None, description="Set by the engine at run time, not by users."
+    )
 
 
 class LeafModule(Section):
@@ -114,51 +157,125 @@ class LeafModule(Section):
 class ZeroOptimization(Section):
     """ZeRO: sharding of optimizer state, gradients and parameters over data-parallel ranks."""
 
-    stage: UpToThree | None = field(None, description="0 replicates, 1 shards optimizer state, 2 gradients, 3 parameters too.")
-    contiguous_gradients: bool | None = field(None, description="Gradients are copied into one buffer as they are produced.")
-    reduce_scatter: bool | None = field(None, description="Gradients are reduced to their owner instead of to every rank.")
+    stage: UpToThree | None = field(
+        None, description="0 replicates, 1 shards optimizer state, 2 gradients, 3 parameters too."
+    )
+    contiguous_gradients: bool | None = field(
+        None, description="Gradients are copied into one buffer as they are produced."
+    )
+    reduce_scatter: bool | None = field(
+        None, description="Gradients are reduced to their owner instead of to every rank."
+    )
     reduce_bucket_size: Size | None = field(None, description="Elements reduced in one collective.")
-    use_multi_rank_bucket_allreduce: bool | None = field(None, description="One all-reduce for the buckets of several ranks.")
-    allgather_partitions: bool | None = field(None, description="No effect in any release covered here.")
-    allgather_bucket_size: Size | None = field(None, description="Elements gathered in one collective.")
-    overlap_comm: bool | None = field(None, description="Gradient reduction overlaps the backward pass; unset: at stage 3.")
-    compute_grad_norm: bool | None = field(None, description="Global gradient norm in the step of stages 1 and 2.")
-    load_from_fp32_weights: bool | None = field(None, description="Master weights are loaded from fp32 copies in the checkpoint.")
-    elastic_checkpoint: bool | None = field(None, description="Old form of checkpoints that load at another world size.")
+    use_multi_rank_bucket_allreduce: bool | None = field(
+        None, description="One all-reduce for the buckets of several ranks."
+    )
+    allgather_partitions: bool | None = field(
+        None, description="No effect in any release covered here."
+    )
+    allgather_bucket_size: Size | None = field(
+        None, description="Elements gathered in one collective."
+    )
+    overlap_comm: bool | None = field(
+        None, description="Gradient reduction overlaps the backward pass; unset: at stage 3."
+    )
+    compute_grad_norm: bool | None = field(
+        None, description="Global gradient norm in the step of stages 1 and 2."
+    )
+    load_from_fp32_weights: bool | None = field(
+        None, description="Master weights are loaded from fp32 copies in the checkpoint."
+    )
+    elastic_checkpoint: bool | None = field(
+        None, description="Old form of checkpoints that load at another world size."
+    )
     offload_param: OffloadParam | None = field(None, description="Parameter offload.")
     offload_optimizer: OffloadOptimizer | None = field(None, description="Optimizer offload.")
     zenflow: ZenFlow | None = field(None, description="ZenFlow.")
-    sub_group_size: Size | None = field(None, description="Elements in one tile of the stage 3 optimizer step.")
+    sub_group_size: Size | None = field(
+        None, description="Elements in one tile of the stage 3 optimizer step."
+    )
     cpu_offload_param: bool | None = field(None, description="Old name: parameters on the CPU.")
-    cpu_offload_use_pin_memory: bool | None = field(None, description="Old name: pinned memory; no effect.")
+    cpu_offload_use_pin_memory: bool | None = field(
+        None, description="Old name: pinned memory; no effect."
+    )
     cpu_offload: bool | None = field(None, description="Old name: optimizer on the CPU.")
-    stage3_prefetch_bucket_size: Size | None = field(None, description="Elements fetched ahead of use.")
-    stage3_param_persistence_threshold: Size | None = field(None, description="Smaller parameters stay whole.")
-    stage3_model_persistence_threshold: Size | None = field(None, description="Bound on the elements that stay whole.")
-    stage3_max_live_parameters: Size | None = field(None, description="Elements that may be whole at once.")
-    stage3_max_reuse_distance: Size | None = field(None, description="A parameter used again within so many elements stays.")
-    stage3_gather_16bit_weights_on_model_save: bool | None = field(None, description="Whole 16-bit weights in save_16bit_model.")
-    stage3_module_granularity_threshold: Whole | None = field(None, description="Finer modules are fetched as a unit.")
-    stage3_use_all_reduce_for_fetch_params: bool | None = field(None, description="Parameters are fetched by all-reduce.")
-    stage3_allgather_sequential: bool | None = field(None, description="Parameters are gathered one by one, without buckets.")
-    stage3_gather_fp16_weights_on_model_save: bool | None = field(None, description="Old name: whole weights on saving.")
-    ignore_unused_parameters: bool | None = field(None, description="Parameters without gradient are no error.")
+    stage3_prefetch_bucket_size: Size | None = field(
+        None, description="Elements fetched ahead of use."
+    )
+    stage3_param_persistence_threshold: Size | None = field(
+        None, description="Smaller parameters stay whole."
+    )
+    stage3_model_persistence_threshold: Size | None = field(
+        None, description="Bound on the elements that stay whole."
+    )
+    stage3_max_live_parameters: Size | None = field(
+        None, description="Elements that may be whole at once."
+    )
+    stage3_max_reuse_distance: Size | None = field(
+        None, description="A parameter used again within so many elements stays."
+    )
+    stage3_gather_16bit_weights_on_model_save: bool | None = field(
+        None, description="Whole 16-bit weights in save_16bit_model."
+    )
+    stage3_module_granularity_threshold: Whole | None = field(
+        None, description="Finer modules are fetched as a unit."
+    )
+    stage3_use_all_reduce_for_fetch_params: bool | None = field(
+        None, description="Parameters are fetched by all-reduce."
+    )
+    stage3_allgather_sequential: bool | None = field(
+        None, description="Parameters are gathered one by one, without buckets."
+    )
+    stage3_gather_fp16_weights_on_model_save: bool | None = field(
+        None, description="Old name: whole weights on saving."
+    )
+    ignore_unused_parameters: bool | None = field(
+        None, description="Parameters without gradient are no error."
+    )
     legacy_stage1: bool | None = field(None, description="Old implementation of stage 1.")
-    round_robin_gradients: bool | None = field(None, description="Fine-grained split of gradient copies to the CPU.")
-    parameter_alignment: bool | None = field(None, description="Parameters start at 16-byte boundaries of the flat buffers.")
-    zero_hpz_partition_size: Size | None = field(None, description="Ranks in a secondary group that holds whole weights.")
-    zero_quantized_weights: bool | None = field(None, description="Weights are gathered in quantized form.")
-    zero_quantized_nontrainable_weights: bool | None = field(None, description="Frozen weights are kept quantized.")
-    zero_quantized_gradients: bool | None = field(None, description="Gradients are reduced in quantized form.")
-    zeropp_loco_param: Opaque | None = field(None, description="Error feedback for quantized gradients.")
-    memory_efficient_linear: bool | None = field(None, description="Linear layers that save less for backward (stage 3).")
-    pipeline_loading_checkpoint: bool | None = field(None, description="Checkpoint files are loaded one after the other.")
-    override_module_apply: bool | None = field(None, description="Module.apply gathers parameters (stage 3).")
-    log_trace_cache_warnings: bool | None = field(None, description="Warnings when the fetch order changes.")
+    round_robin_gradients: bool | None = field(
+        None, description="Fine-grained split of gradient copies to the CPU."
+    )
+    parameter_alignment: bool | None = field(
+        None, description="Parameters start at 16-byte boundaries of the flat buffers."
+    )
+    zero_hpz_partition_size: Size | None = field(
+        None, description="Ranks in a secondary group that holds whole weights."
+    )
+    zero_quantized_weights: bool | None = field(
+        None, description="Weights are gathered in quantized form."
+    )
+    zero_quantized_nontrainable_weights: bool | None = field(
+        None, description="Frozen weights are kept quantized."
+    )
+    zero_quantized_gradients: bool | None = field(
+        None, description="Gradients are reduced in quantized form."
+    )
+    zeropp_loco_param: Opaque | None = field(
+        None, description="Error feedback for quantized gradients."
+    )
+    memory_efficient_linear: bool | None = field(
+        None, description="Linear layers that save less for backward (stage 3)."
+    )
+    pipeline_loading_checkpoint: bool | None = field(
+        None, description="Checkpoint files are loaded one after the other."
+    )
+    override_module_apply: bool | None = field(
+        None, description="Module.apply gathers parameters (stage 3)."
+    )
+    log_trace_cache_warnings: bool | None = field(
+        None, description="Warnings when the fetch order changes."
+    )
     enable_sanity_checks: bool | None = field(None, description="Internal checks of the engine.")
-    save_muon_momentum_buffer_in_memory: bool | None = field(None, description="Muon momentum is not swapped to NVMe.")
-    mics_shard_size: Whole | None = field(None, description="Ranks in one shard group of MiCS; -1 is off.")
-    mics_hierarchical_params_gather: bool | None = field(None, description="Two-level gathering of MiCS.")
+    save_muon_momentum_buffer_in_memory: bool | None = field(
+        None, description="Muon momentum is not swapped to NVMe."
+    )
+    mics_shard_size: Whole | None = field(
+        None, description="Ranks in one shard group of MiCS; -1 is off."
+    )
+    mics_hierarchical_params_gather: bool | None = field(
+        None, description="Two-level gathering of MiCS."
+    )
     leaf_module: LeafModule | None = field(None, description="Modules fetched as a whole.")
 
 
@@ -168,21 +285,33 @@ class Fp16(Section):
     enabled: bool | None = field(None, description="Train in fp16.")
     auto_cast: bool | None = field(None, description="Inputs are cast to fp16.")
     loss_scale: NonNegative | None = field(None, description="Constant loss scale; 0: dynamic.")
-    initial_scale_power: ScalePower | None = field(None, description="The first dynamic scale is 2 to this power.")
+    initial_scale_power: ScalePower | None = field(
+        None, description="The first dynamic scale is 2 to this power."
+    )
     loss_scale_window: Size | None = field(None, description="Good steps before the scale doubles.")
     hysteresis: Count | None = field(None, description="Overflows before the scale halves.")
-    consecutive_hysteresis: bool | None = field(None, description="A good step refills the hysteresis.")
+    consecutive_hysteresis: bool | None = field(
+        None, description="A good step refills the hysteresis."
+    )
     min_loss_scale: Size | None = field(None, description="Smallest dynamic scale.")
-    fp16_master_weights_and_grads: bool | None = field(None, description="Master weights and gradients in fp16 (CPU Adam).")
+    fp16_master_weights_and_grads: bool | None = field(
+        None, description="Master weights and gradients in fp16 (CPU Adam)."
+    )
 
 
 class Bf16(Section):
     """bf16 training."""
 
     enabled: bool | None = field(None, description="Train in bf16.")
-    immediate_grad_update: bool | None = field(None, description="Gradients are accumulated as they are produced.")
-    check_grad_overflow: bool | None = field(None, description="A step with inf or NaN gradients is skipped.")
-    bf16_master_weights_and_grads: bool | None = field(None, description="Master weights and gradients in bf16.")
+    immediate_grad_update: bool | None = field(
+        None, description="Gradients are accumulated as they are produced."
+    )
+    check_grad_overflow: bool | None = field(
+        None, description="A step with inf or NaN gradients is skipped."
+    )
+    bf16_master_weights_and_grads: bool | None = field(
+        None, description="Master weights and gradients in bf16."
+    )
     bf16_optimizer_states: bool | None = field(None, description="Optimizer state in bf16 too.")
 
 
@@ -190,7 +319,9 @@ class TensorParallelGroup(Section):
     """Sizes for splitting a model by AutoTP."""
 
     tp_size: Whole | None = field(None, description="Ranks that split the model.")
-    tp_grain_size: Whole | None = field(None, description="Granularity of split sizes; not used in training.")
+    tp_grain_size: Whole | None = field(
+        None, description="Granularity of split sizes; not used in training."
+    )
 
 
 class TensorParallel(Section):
@@ -198,16 +329,26 @@ class TensorParallel(Section):
 
     autotp_size: Size | None = field(None, description="Ranks that split each matrix; 0: off.")
     tp_overlap_comm: bool | None = field(None, description="All-reduce overlaps compute.")
-    vocab_parallel_lm_head: bool | None = field(None, description="Output head split by vocabulary; unset: as the model says.")
-    vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(None, description="Cross entropy of a split head.")
+    vocab_parallel_lm_head: bool | None = field(
+        None, description="Output head split by vocabulary; unset: as the model says."
+    )
+    vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(
+        None, description="Cross entropy of a split head."
+    )
     tp: TensorParallelGroup | None = field(None, description="Sizes for the splitter.")
     injection_policy_tuple: Annotated[tuple[Any, ...], BeforeValidator(_tuple)] | None = field(
         None, description="Names of layers whose output is reduced."
     )
-    partition_config: Opaque | None = field(None, description="Rules that say how each parameter is split.")
+    partition_config: Opaque | None = field(
+        None, description="Rules that say how each parameter is split."
+    )
     preset_model: str | None = field(None, description="Built-in rules for a model family.")
-    keep_module_on_host: bool | None = field(None, description="Weights stay in host memory while loading.")
-    kernel_inject: bool | None = field(None, description="Layers are replaced by kernels for inference.")
+    keep_module_on_host: bool | None = field(
+        None, description="Weights stay in host memory while loading."
+    )
+    kernel_inject: bool | None = field(
+        None, description="Layers are replaced by kernels for inference."
+    )
 
 
 class CommsLogger(Section):
@@ -263,12 +404,22 @@ class Compile(Section):
     """DeepCompile."""
 
     deepcompile: bool | None = field(None, description="Compile with DeepSpeed's own passes.")
-    autoep_non_moe: bool | None = field(None, description="Compile around expert layers, which stay eager.")
+    autoep_non_moe: bool | None = field(
+        None, description="Compile around expert layers, which stay eager."
+    )
     free_activation: bool | None = field(None, description="Large activations are freed early.")
-    free_activation_threshold: Whole | None = field(None, description="Bytes from which an activation is large.")
-    offload_activation: bool | None = field(None, description="Saved activations move to host memory.")
-    offload_activation_pin_memory: bool | None = field(None, description="That host memory is pinned.")
-    offload_opt_states: bool | None = field(None, description="Optimizer state moves to host memory.")
+    free_activation_threshold: Whole | None = field(
+        None, description="Bytes from which an activation is large."
+    )
+    offload_activation: bool | None = field(
+        None, description="Saved activations move to host memory."
+    )
+    offload_activation_pin_memory: bool | None = field(
+        None, description="That host memory is pinned."
+    )
+    offload_opt_states: bool | None = field(
+        None, description="Optimizer state moves to host memory."
+    )
     double_buffer: bool | None = field(None, description="Two communication buffers.")
     symmetric_memory: bool | None = field(None, description="Symmetric memory for collectives.")
     debug_log: bool | None = field(None, description="Graphs are dumped.")
@@ -277,9 +428,15 @@ class Compile(Section):
     sync_after_reduce: bool | None = field(None, description="Synchronise after reductions.")
     sync_before_allgather: bool | None = field(None, description="Synchronise before gathers.")
     sync_after_allgather: bool | None = field(None, description="Synchronise after gathers.")
-    keep_int_input_tensors: bool | None = field(None, description="Integer inputs keep their values for profiling.")
-    keep_all_input_tensors: bool | None = field(None, description="All inputs keep their values for profiling.")
-    passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = field(None, description="Passes to combine.")
+    keep_int_input_tensors: bool | None = field(
+        None, description="Integer inputs keep their values for profiling."
+    )
+    keep_all_input_tensors: bool | None = field(
+        None, description="All inputs keep their values for profiling."
+    )
+    passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = field(
+        None, description="Passes to combine."
+    )
 
 
 class HybridEngine(Section):
@@ -287,9 +444,15 @@ class HybridEngine(Section):
 
     enabled: bool | None = field(None, description="Use the hybrid engine.")
     max_out_tokens: Whole | None = field(None, description="Tokens that generation may produce.")
-    inference_tp_size: Whole | None = field(None, description="Ranks that split the model for generation.")
-    release_inference_cache: bool | None = field(None, description="Free the cache after generation.")
-    pin_parameters: bool | None = field(None, description="Parameters stay gathered during generation.")
+    inference_tp_size: Whole | None = field(
+        None, description="Ranks that split the model for generation."
+    )
+    release_inference_cache: bool | None = field(
+        None, description="Free the cache after generation."
+    )
+    pin_parameters: bool | None = field(
+        None, description="Parameters stay gathered during generation."
+    )
     tp_gather_partition_size: Whole | None = field(None, description="Layers gathered at once.")
     enable_cuda_graph: bool | None = field(None, description="Generation through CUDA graphs.")
 
@@ -310,128 +473,226 @@ class Timers(Section):
 class WeightQuantization(Section):
     """Quantized weights for inference."""
 
-    enabled: bool | None = field(None, description="Weights are quantized, as the other keys of the section say.")
+    enabled: bool | None = field(
+        None, description="Weights are quantized, as the other keys of the section say."
+    )
     num_bits: Whole | None = field(None, description="Bits of a weight.")
-    q_type: Literal["symmetric", "asymmetric"] | None = field(None, description="Kind of quantization.")
+    q_type: Literal["symmetric", "asymmetric"] | None = field(
+        None, description="Kind of quantization."
+    )
     q_groups: Whole | None = field(None, description="Groups with a scale of their own.")
-    quantized_initialization: Opaque | None = field(None, description="Quantization while the model is built.")
-    post_init_quant: Opaque | None = field(None, description="Quantization of named layers after loading.")
+    quantized_initialization: Opaque | None = field(
+        None, description="Quantization while the model is built."
+    )
+    post_init_quant: Opaque | None = field(
+        None, description="Quantization of named layers after loading."
+    )
 
 
 class OptimizerParams(Section):
     """Arguments of the optimizer. Each type takes its own; see `OPTIMIZERS`."""
 
-    lr: NonNegative | None = field(None, description="Peak learning rate, unless a scheduler sets it.")
+    lr: NonNegative | None = field(
+        None, description="Peak learning rate, unless a scheduler sets it."
+    )
     betas: Betas | None = field(None, description="Decay of the two moments.")
-    eps: NonNegative | None = field(None, description="Term added to the root of the second moment.")
-    weight_decay: NonNegative | None = field(None, description="Weight decay, by the rule of the optimizer's type.")
+    eps: NonNegative | None = field(
+        None, description="Term added to the root of the second moment."
+    )
+    weight_decay: NonNegative | None = field(
+        None, description="Weight decay, by the rule of the optimizer's type."
+    )
     momentum: NonNegative | None = field(None, description="Momentum (SGD, Muon).")
     dampening: Real | None = field(None, description="Dampening of the momentum (SGD).")
     nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
     bias_correction: bool | None = field(None, description="Bias correction of the moments.")
-    adam_w_mode: bool | None = field(None, description="Decoupled weight decay; true also for type Adam.")
+    adam_w_mode: bool | None = field(
+        None, description="Decoupled weight decay; true also for type Adam."
+    )
     torch_adam: bool | None = field(None, description="PyTorch's Adam instead of a fused one.")
     foreach: bool | None = field(None, description="PyTorch's multi-tensor path.")
-    fp32_optimizer_states: bool | None = field(None, description="CPU optimizer keeps its state in fp32.")
+    fp32_optimizer_states: bool | None = field(
+        None, description="CPU optimizer keeps its state in fp32."
+    )
     amsgrad: bool | None = field(None, description="Largest second moment so far.")
-    set_grad_none: bool | None = field(None, description="Gradients are dropped rather than zeroed.")
+    set_grad_none: bool | None = field(
+        None, description="Gradients are dropped rather than zeroed."
+    )
     lr_decay: NonNegative | None = field(None, description="Decay of the learning rate (Adagrad).")
-    initial_accumulator_value: NonNegative | None = field(None, description="Start of the squared sums (Adagrad).")
+    initial_accumulator_value: NonNegative | None = field(
+        None, description="Start of the squared sums (Adagrad)."
+    )
     maximize: bool | None = field(None, description="Ascend instead of descend.")
     differentiable: bool | None = field(None, description="Autograd through the step.")
     capturable: bool | None = field(None, description="Step can be captured in a CUDA graph.")
     fused: bool | None = field(None, description="PyTorch's fused path.")
-    max_grad_norm: NonNegative | None = field(None, description="Not supported here: use gradient_clipping.")
+    max_grad_norm: NonNegative | None = field(
+        None, description="Not supported here: use gradient_clipping."
+    )
     max_coeff: NonNegative | None = field(None, description="Largest trust ratio (LAMB).")
     min_coeff: NonNegative | None = field(None, description="Smallest trust ratio (LAMB).")
     eps_inside_sqrt: bool | None = field(None, description="eps is added under the root.")
-    muon_lr: NonNegative | None = field(None, description="Learning rate of the matrices under Muon.")
-    adam_lr: NonNegative | None = field(None, description="Learning rate of everything else under Muon.")
-    ns_method: Literal["gram", "standard"] | None = field(None, description="Newton-Schulz iteration of Muon.")
+    muon_lr: NonNegative | None = field(
+        None, description="Learning rate of the matrices under Muon."
+    )
+    adam_lr: NonNegative | None = field(
+        None, description="Learning rate of everything else under Muon."
+    )
+    ns_method: Literal["gram", "standard"] | None = field(
+        None, description="Newton-Schulz iteration of Muon."
+    )
     freeze_step: Whole | None = field(None, description="Uncompressed steps (1-bit optimizers).")
-    cuda_aware: bool | None = field(None, description="MPI can send device memory (1-bit optimizers).")
-    comm_backend_name: Literal["nccl", "mpi", "hccl"] | None = field(None, description="Backend of 1-bit optimizers.")
+    cuda_aware: bool | None = field(
+        None, description="MPI can send device memory (1-bit optimizers)."
+    )
+    comm_backend_name: Literal["nccl", "mpi", "hccl"] | None = field(
+        None, description="Backend of 1-bit optimizers."
+    )
     coeff_beta: Beta | None = field(None, description="Average of the trust ratio (1-bit LAMB).")
-    factor_max: NonNegative | None = field(None, description="Largest scaling of the frozen trust ratio (1-bit LAMB).")
-    factor_min: NonNegative | None = field(None, description="Smallest scaling of the frozen trust ratio (1-bit LAMB).")
-    factor_threshold: NonNegative | None = field(None, description="Largest change of that scaling (1-bit LAMB).")
-    var_freeze_step: Whole | None = field(None, description="Steps before the variance is frozen (0/1 Adam).")
-    var_update_scaler: Whole | None = field(None, description="Growth of the variance interval (0/1 Adam).")
-    local_step_scaler: Whole | None = field(None, description="Growth of the local-step interval (0/1 Adam).")
-    local_step_clipper: Whole | None = field(None, description="Largest local-step interval (0/1 Adam).")
+    factor_max: NonNegative | None = field(
+        None, description="Largest scaling of the frozen trust ratio (1-bit LAMB)."
+    )
+    factor_min: NonNegative | None = field(
+        None, description="Smallest scaling of the frozen trust ratio (1-bit LAMB)."
+    )
+    factor_threshold: NonNegative | None = field(
+        None, description="Largest change of that scaling (1-bit LAMB)."
+    )
+    var_freeze_step: Whole | None = field(
+        None, description="Steps before the variance is frozen (0/1 Adam)."
+    )
+    var_update_scaler: Whole | None = field(
+        None, description="Growth of the variance interval (0/1 Adam)."
+    )
+    local_step_scaler: Whole | None = field(
+        None, description="Growth of the local-step interval (0/1 Adam)."
+    )
+    local_step_clipper: Whole | None = field(
+        None, description="Largest local-step interval (0/1 Adam)."
+    )
 
 
 class Optimizer(Section):
     """The optimizer that DeepSpeed builds."""
 
-    type: str | None = field(None, description="DeepSpeed's own (any case) or a class of torch.optim.")
+    type: str | None = field(
+        None, description="DeepSpeed's own (any case) or a class of torch.optim."
+    )
     params: OptimizerParams | None = field(None, description="Its arguments.")
-    legacy_fusion: bool | None = field(None, description="Old fusion of parameters in the fp16 wrapper.")
+    legacy_fusion: bool | None = field(
+        None, description="Old fusion of parameters in the fp16 wrapper."
+    )
 
 
 class SchedulerParams(Section):
     """Arguments of the learning-rate scheduler. Each type takes its own; see `SCHEDULERS`."""
 
     warmup_min_lr: Rates | None = field(None, description="Learning rate at the start of warmup.")
-    warmup_max_lr: Rates | None = field(None, description="Learning rate after warmup; unset: the optimizer's.")
+    warmup_max_lr: Rates | None = field(
+        None, description="Learning rate after warmup; unset: the optimizer's."
+    )
     warmup_num_steps: Size | None = field(None, description="Steps of warmup.")
     warmup_type: Literal["log", "linear"] | None = field(None, description="Shape of warmup.")
     total_num_steps: Count | None = field(None, description="Step at which the decay ends.")
-    warmup_min_ratio: Fraction | None = field(None, description="Share of the peak at the start of warmup.")
-    cos_min_ratio: Fraction | None = field(None, description="Share of the peak at the end of the decay.")
-    lr_range_test_min_lr: Rates | None = field(None, description="First learning rate of the range test.")
+    warmup_min_ratio: Fraction | None = field(
+        None, description="Share of the peak at the start of warmup."
+    )
+    cos_min_ratio: Fraction | None = field(
+        None, description="Share of the peak at the end of the decay."
+    )
+    lr_range_test_min_lr: Rates | None = field(
+        None, description="First learning rate of the range test."
+    )
     lr_range_test_step_size: Count | None = field(None, description="Steps between increases.")
     lr_range_test_step_rate: NonNegative | None = field(None, description="Size of an increase.")
-    lr_range_test_staircase: bool | None = field(None, description="Increase in steps instead of continuously.")
+    lr_range_test_staircase: bool | None = field(
+        None, description="Increase in steps instead of continuously."
+    )
     cycle_min_lr: Rates | None = field(None, description="Lower learning rate of the cycle.")
     cycle_max_lr: Rates | None = field(None, description="Upper learning rate of the cycle.")
     decay_lr_rate: NonNegative | None = field(None, description="Decay after the cycle.")
     cycle_first_step_size: Count | None = field(None, description="Steps of the rising half.")
-    cycle_second_step_size: Count | None = field(None, description="Steps of the falling half; unset: as the rising one.")
+    cycle_second_step_size: Count | None = field(
+        None, description="Steps of the falling half; unset: as the rising one."
+    )
     cycle_first_stair_count: Size | None = field(None, description="Stairs in the rising half.")
     cycle_second_stair_count: Size | None = field(None, description="Stairs in the falling half.")
     decay_step_size: Size | None = field(None, description="Steps between decays.")
-    cycle_momentum: bool | None = field(None, description="Cycle momentum against the learning rate.")
+    cycle_momentum: bool | None = field(
+        None, description="Cycle momentum against the learning rate."
+    )
     cycle_min_mom: NonNegative | None = field(None, description="Lower momentum of the cycle.")
     cycle_max_mom: NonNegative | None = field(None, description="Upper momentum of the cycle.")
-    decay_mom_rate: NonNegative | None = field(None, description="Decay of the momentum after the cycle.")
-    last_batch_iteration: Whole | None = field(None, description="Step to continue from; -1: the start.")
+    decay_mom_rate: NonNegative | None = field(
+        None, description="Decay of the momentum after the cycle."
+    )
+    last_batch_iteration: Whole | None = field(
+        None, description="Step to continue from; -1: the start."
+    )
 
 
 class Scheduler(Section):
     """The learning-rate scheduler that DeepSpeed builds."""
 
-    type: str | None = field(None, description="DeepSpeed's own or a class of torch.optim.lr_scheduler.")
+    type: str | None = field(
+        None, description="DeepSpeed's own or a class of torch.optim.lr_scheduler."
+    )
     params: SchedulerParams | None = field(None, description="Its arguments.")
 
 
 class ActivationCheckpointing(Section):
     """Settings of deepspeed.checkpointing. They have no effect unless the model's code calls it."""
 
-    partition_activations: bool | None = field(None, description="Saved activations are split over the tensor group.")
-    number_checkpoints: Count | None = field(None, description="Checkpoints in the model; sizes the contiguous buffer.")
-    contiguous_memory_optimization: bool | None = field(None, description="Saved activations share one buffer.")
-    synchronize_checkpoint_boundary: bool | None = field(None, description="Synchronise at each checkpoint.")
+    partition_activations: bool | None = field(
+        None, description="Saved activations are split over the tensor group."
+    )
+    number_checkpoints: Count | None = field(
+        None, description="Checkpoints in the model; sizes the contiguous buffer."
+    )
+    contiguous_memory_optimization: bool | None = field(
+        None, description="Saved activations share one buffer."
+    )
+    synchronize_checkpoint_boundary: bool | None = field(
+        None, description="Synchronise at each checkpoint."
+    )
     profile: bool | None = field(None, description="Time each checkpoint.")
-    cpu_checkpointing: bool | None = field(None, description="Saved activations move to host memory.")
+    cpu_checkpointing: bool | None = field(
+        None, description="Saved activations move to host memory."
+    )
 
 
 class Pipeline(Section):
     """Settings of the pipeline engine."""
 
-    stages: Whole | str | None = field(None, description="No effect: use PipelineModule(num_stages=).")
-    partition: str | None = field(None, description="No effect: use PipelineModule(partition_method=).")
-    seed_layers: bool | None = field(None, description="No effect: use PipelineModule(seed_layers=).")
-    activation_checkpoint_interval: Size | None = field(None, description="Layers between checkpoints; 0: PipelineModule's.")
-    pipe_partitioned: bool | None = field(None, description="Activations between stages are split over the tensor group.")
-    grad_partitioned: bool | None = field(None, description="Gradients between stages are split over the tensor group.")
-    use_reentrant: bool | None = field(None, description="The reentrant form of torch's activation checkpointing.")
+    stages: Whole | str | None = field(
+        None, description="No effect: use PipelineModule(num_stages=)."
+    )
+    partition: str | None = field(
+        None, description="No effect: use PipelineModule(partition_method=)."
+    )
+    seed_layers: bool | None = field(
+        None, description="No effect: use PipelineModule(seed_layers=)."
+    )
+    activation_checkpoint_interval: Size | None = field(
+        None, description="Layers between checkpoints; 0: PipelineModule's."
+    )
+    pipe_partitioned: bool | None = field(
+        None, description="Activations between stages are split over the tensor group."
+    )
+    grad_partitioned: bool | None = field(
+        None, description="Gradients between stages are split over the tensor group."
+    )
+    use_reentrant: bool | None = field(
+        None, description="The reentrant form of torch's activation checkpointing."
+    )
 
 
 class ParallelWrite(Section):
     """Ranks that write a checkpoint."""
 
-    pipeline_stage: bool | None = field(None, description="Data ranks of a pipeline stage share the writing.")
+    pipeline_stage: bool | None = field(
+        None, description="Data ranks of a pipeline stage share the writing."
+    )
 
 
 class Writer(Section):
@@ -441,11 +702,13 @@ class Writer(Section):
         None, description="Implementation that writes checkpoints."
     )
     io_buffer_size: Whole | None = field(None, description="Bytes in the buffer.")
-    io_buffer_double: bool | None = field(None, description="Two buffers, so that one fills while the other is written.")
-    show_statistics: bool | None = field(None, description="Statistics of the writer are printed.")
-    data_parallel: Annotated[Literal["REPLICA", "SOCKET", "MACHINE"], BeforeValidator(_upper)] | None = field(
-        None, description="Ranks that share the writing."
+    io_buffer_double: bool | None = field(
+        None, description="Two buffers, so that one fills while the other is written."
     )
+    show_statistics: bool | None = field(None, description="Statistics of the writer are printed.")
+    data_parallel: (
+        Annotated[Literal["REPLICA", "SOCKET", "MACHINE"], BeforeValidator(_upper)] | None
+    ) = field(None, description="Ranks that share the writing.")
     decoupled: bool | None = field(None, description="Write in another process.")
     io_multiplier: Whole | None = field(None, description="Writers for each rank.")
 
@@ -453,11 +716,13 @@ class Writer(Section):
 class Checkpoint(Section):
     """Checkpoints."""
 
-    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(_upper)] | None = field(
-        None, description="What to do when ranks save under different tags."
+    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(_upper)] | None = (
+        field(None, description="What to do when ranks save under different tags.")
     )
     load_universal: bool | None = field(None, description="Load a universal checkpoint.")
-    use_node_local_storage: bool | None = field(None, description="Each node writes to its own disk.")
+    use_node_local_storage: bool | None = field(
+        None, description="Each node writes to its own disk."
+    )
     parallel_write: ParallelWrite | None = field(None, description="Ranks that write.")
     checkpoint_serialization: bool | None = field(None, description="Serialise as torch.save does.")
     writer: Writer | None = field(None, description="Writer.")
@@ -466,8 +731,12 @@ class Checkpoint(Section):
 class DataTypes(Section):
     """Number formats beside the training precision."""
 
-    grad_accum_dtype: Dtype | None = field(None, description="Format in which gradients accumulate; unset: the model's.")
-    param_dtype: Dtype | None = field(None, description="Format of the parameters; must be the training precision.")
+    grad_accum_dtype: Dtype | None = field(
+        None, description="Format in which gradients accumulate; unset: the model's."
+    )
+    param_dtype: Dtype | None = field(
+        None, description="Format of the parameters; must be the training precision."
+    )
     buffer_dtype: Dtype | None = field(None, description="Format of the buffers; unset: as loaded.")
     keep_in_fp32_modules: Auto | Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
         None, description="Buffers kept in fp32; auto: as the model says."
@@ -479,8 +748,8 @@ class TorchAutocast(Section):
 
     enabled: bool | None = field(None, description="Run under autocast.")
     dtype: Dtype | None = field(None, description="Format of autocast.")
-    lower_precision_safe_modules: Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Modules whose parameters are communicated in that format."
+    lower_precision_safe_modules: Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = (
+        field(None, description="Modules whose parameters are communicated in that format.")
     )
 
 
@@ -488,7 +757,9 @@ class FlopsProfiler(Section):
     """Profile of floating-point operations."""
 
     enabled: bool | None = field(None, description="Profile; turns wall_clock_breakdown on.")
-    recompute_fwd_factor: NonNegative | None = field(None, description="Share of the forward pass that is recomputed.")
+    recompute_fwd_factor: NonNegative | None = field(
+        None, description="Share of the forward pass that is recomputed."
+    )
     profile_step: Whole | None = field(None, description="Step to profile.")
     module_depth: Whole | None = field(None, description="Depth of modules in the report; -1: all.")
     top_modules: Whole | None = field(None, description="Modules listed at each depth.")
@@ -513,24 +784,40 @@ class Autotuning(Section):
 
     enabled: bool | None = field(None, description="Tune before training.")
     fast: bool | None = field(None, description="Tune micro batch and stage only.")
-    results_dir: Annotated[str, field(min_length=1)] | None = field(None, description="Directory of results.")
-    exps_dir: Annotated[str, field(min_length=1)] | None = field(None, description="Directory of experiments.")
+    results_dir: Annotated[str, field(min_length=1)] | None = field(
+        None, description="Directory of results."
+    )
+    exps_dir: Annotated[str, field(min_length=1)] | None = field(
+        None, description="Directory of experiments."
+    )
     overwrite: bool | None = field(None, description="Overwrite earlier results.")
     start_profile_step: Whole | None = field(None, description="First step that is timed.")
     end_profile_step: Whole | None = field(None, description="Last step that is timed.")
     metric: str | None = field(None, description="Quantity to maximise.")
     metric_path: str | None = field(None, description="File for the metric.")
-    tuner_type: str | None = field(None, description="How the tuner searches: through a grid, at random or by a model.")
-    tuner_early_stopping: Whole | None = field(None, description="Experiments without gain before the search ends.")
+    tuner_type: str | None = field(
+        None, description="How the tuner searches: through a grid, at random or by a model."
+    )
+    tuner_early_stopping: Whole | None = field(
+        None, description="Experiments without gain before the search ends."
+    )
     tuner_num_trials: Whole | None = field(None, description="Experiments at most.")
-    arg_mappings: Opaque | None = field(None, description="Keys and the script arguments that set them.")
+    arg_mappings: Opaque | None = field(
+        None, description="Keys and the script arguments that set them."
+    )
     model_info: Opaque | None = field(None, description="Facts about the model.")
     model_info_path: str | None = field(None, description="File for facts about the model.")
-    mp_size: Count | None = field(None, description="Model-parallel ranks of the runs that are tuned.")
+    mp_size: Count | None = field(
+        None, description="Model-parallel ranks of the runs that are tuned."
+    )
     max_train_batch_size: Count | None = field(None, description="Largest batch to try.")
     min_train_batch_size: Count | None = field(None, description="Smallest batch to try.")
-    max_train_micro_batch_size_per_gpu: Count | None = field(None, description="Largest micro batch to try.")
-    min_train_micro_batch_size_per_gpu: Count | None = field(None, description="Smallest micro batch to try.")
+    max_train_micro_batch_size_per_gpu: Count | None = field(
+        None, description="Largest micro batch to try."
+    )
+    min_train_micro_batch_size_per_gpu: Count | None = field(
+        None, description="Smallest micro batch to try."
+    )
     num_tuning_micro_batch_sizes: Count | None = field(None, description="Micro batches to try.")
 
 
@@ -541,7 +828,9 @@ class DataSampling(Section):
     num_epochs: Count | None = field(None, description="Epochs that the sampler prepares.")
     num_workers: Size | None = field(None, description="Loader processes.")
     pin_memory: bool | None = field(None, description="Batches in pinned memory.")
-    curriculum_learning: Opaque | None = field(None, description="Curriculum learning by metrics and their difficulties.")
+    curriculum_learning: Opaque | None = field(
+        None, description="Curriculum learning by metrics and their difficulties."
+    )
     dynamic_batching: Opaque | None = field(None, description="Batches of varying size.")
 
 
@@ -566,42 +855,74 @@ class ExpertParallel(Section):
 
     enabled: bool | None = field(None, description="Experts are split over ranks.")
     autoep_size: Count | None = field(None, description="Ranks that split the experts.")
-    expert_tensor_parallel_size: Count | None = field(None, description="Ranks that split each expert's matrices.")
-    validate_folding_routing: bool | None = field(None, description="Check that tensor ranks route alike.")
-    async_split_plan: bool | None = field(None, description="Split sizes are copied asynchronously.")
+    expert_tensor_parallel_size: Count | None = field(
+        None, description="Ranks that split each expert's matrices."
+    )
+    validate_folding_routing: bool | None = field(
+        None, description="Check that tensor ranks route alike."
+    )
+    async_split_plan: bool | None = field(
+        None, description="Split sizes are copied asynchronously."
+    )
     preset_model: str | None = field(None, description="Built-in rules for a model family.")
     moe_layer_pattern: str | None = field(None, description="Names of expert layers.")
     expert_pattern: str | None = field(None, description="Names of experts in a layer.")
     router_pattern: str | None = field(None, description="Names of routers in a layer.")
     use_grouped_mm: bool | None = field(None, description="One grouped product for all experts.")
-    disable_triton_grouped_mm: bool | None = field(None, description="Grouped products without Triton.")
+    disable_triton_grouped_mm: bool | None = field(
+        None, description="Grouped products without Triton."
+    )
     route_norm: bool | None = field(None, description="Routing weights sum to one.")
     route_scale: Real | None = field(None, description="Factor on the routing weights.")
-    score_apply: Literal["auto", "pre", "post"] | None = field(None, description="Weights applied before or after experts.")
-    combine_impl: Literal["auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"] | None = field(
-        None, description="How expert outputs are summed."
+    score_apply: Literal["auto", "pre", "post"] | None = field(
+        None, description="Weights applied before or after experts."
     )
-    row_weighting_impl: Literal["auto", "eager", "fused"] | None = field(None, description="How rows are weighted.")
-    gate_up_impl: Literal["separate", "fused"] | None = field(None, description="Gate and up projection in one product.")
-    comm_backend: Literal["comm", "deepep"] | None = field(None, description="Library for the exchange of tokens.")
+    combine_impl: Literal["auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"] | None = (
+        field(None, description="How expert outputs are summed.")
+    )
+    row_weighting_impl: Literal["auto", "eager", "fused"] | None = field(
+        None, description="How rows are weighted."
+    )
+    gate_up_impl: Literal["separate", "fused"] | None = field(
+        None, description="Gate and up projection in one product."
+    )
+    comm_backend: Literal["comm", "deepep"] | None = field(
+        None, description="Library for the exchange of tokens."
+    )
     comm_num_sm: Count | None = field(None, description="Multiprocessors for the exchange.")
     comm_qp_margin: Size | None = field(None, description="Spare queue pairs for the exchange.")
-    comm_max_tokens_per_rank: Size | None = field(None, description="Tokens that one rank may route.")
+    comm_max_tokens_per_rank: Size | None = field(
+        None, description="Tokens that one rank may route."
+    )
     num_expert_groups: Count | None = field(None, description="Groups of experts for routing.")
     num_limited_groups: Count | None = field(None, description="Groups that a token may reach.")
-    score_func: Literal["auto", "softmax", "sigmoid"] | None = field(None, description="Function of the router.")
+    score_func: Literal["auto", "softmax", "sigmoid"] | None = field(
+        None, description="Function of the router."
+    )
     top_k: Count | Auto | None = field(None, description="Experts for each token.")
-    load_balance_coeff: Real | None = field(None, description="Not supported by DeepSpeed: only null.")
-    routed_scaling_factor: Real | Auto | None = field(None, description="Factor on the routed output.")
+    load_balance_coeff: Real | None = field(
+        None, description="Not supported by DeepSpeed: only null."
+    )
+    routed_scaling_factor: Real | Auto | None = field(
+        None, description="Factor on the routed output."
+    )
     expert_w1: str | None = field(None, description="Name of the gate weights.")
     expert_w2: str | None = field(None, description="Name of the down weights.")
-    expert_w3: str | None = field(None, description="Name of the up weights; null: fused with the gate.")
-    num_experts_attr: str | None = field(None, description="Config attribute with the number of experts.")
-    top_k_attr: str | None = field(None, description="Config attribute with the experts for each token.")
+    expert_w3: str | None = field(
+        None, description="Name of the up weights; null: fused with the gate."
+    )
+    num_experts_attr: str | None = field(
+        None, description="Config attribute with the number of experts."
+    )
+    top_k_attr: str | None = field(
+        None, description="Config attribute with the experts for each token."
+    )
     has_shared_experts: bool | None = field(None, description="Layers have shared experts.")
     shared_experts_pattern: str | None = field(None, description="Names of shared experts.")
     shared_experts_gate_pattern: str | None = field(None, description="Names of their gates.")
-    expert_activation: str | None = field(None, description="Activation of the experts; unset: the preset's.")
+    expert_activation: str | None = field(
+        None, description="Activation of the experts; unset: the preset's."
+    )
 
 
 class CodeScheduler(Section):
@@ -611,10 +932,16 @@ class CodeScheduler(Section):
         None, description="Shape after warmup; other: one that no Plan can express."
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
-    warmup_from: NonNegative | None = field(None, description="Learning rate at the first step of warmup.")
-    total_steps: Count | None = field(None, description="Step at which the decay ends, warmup included.")
+    warmup_from: NonNegative | None = field(
+        None, description="Learning rate at the first step of warmup."
+    )
+    total_steps: Count | None = field(
+        None, description="Step at which the decay ends, warmup included."
+    )
     minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
-    decay_steps: Size | None = field(None, description="Steps of wsd's decay, the last of the schedule; unset: a tenth of it.")
+    decay_steps: Size | None = field(
+        None, description="Steps of wsd's decay, the last of the schedule; unset: a tenth of it."
+    )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of wsd's decay; unset: linear."
     )
@@ -623,82 +950,140 @@ class CodeScheduler(Section):
 class Code(Section):
     """Settings that are not in DeepSpeed's file but in the training script."""
 
-    pipeline_stages: Count | None = field(None, description="PipelineModule(num_stages=): ranks that split the layers.")
-    partition_method: str | None = field(None, description="PipelineModule(partition_method=): rule that cuts the layers.")
-    tensor_parallel: Count | None = field(None, description="Ranks in the mpu's model-parallel group (Megatron-style layers).")
-    context_parallel: Count | None = field(None, description="Ranks in the mpu's sequence-parallel group (Ulysses attention).")
-    expert_parallel: Count | None = field(None, description="MoE(ep_size=): ranks that split the experts.")
-    checkpointing: bool | None = field(None, description="The model calls deepspeed.checkpointing.checkpoint.")
+    pipeline_stages: Count | None = field(
+        None, description="PipelineModule(num_stages=): ranks that split the layers."
+    )
+    partition_method: str | None = field(
+        None, description="PipelineModule(partition_method=): rule that cuts the layers."
+    )
+    tensor_parallel: Count | None = field(
+        None, description="Ranks in the mpu's model-parallel group (Megatron-style layers)."
+    )
+    context_parallel: Count | None = field(
+        None, description="Ranks in the mpu's sequence-parallel group (Ulysses attention)."
+    )
+    expert_parallel: Count | None = field(
+        None, description="MoE(ep_size=): ranks that split the experts."
+    )
+    checkpointing: bool | None = field(
+        None, description="The model calls deepspeed.checkpointing.checkpoint."
+    )
     checkpoint_interval: Count | None = field(None, description="Layers between those calls.")
-    manual_accumulation: bool | None = field(None, description="The script calls backward several times before each step.")
-    scheduler: CodeScheduler | None = field(None, description="Learning-rate schedule that the script builds.")
+    manual_accumulation: bool | None = field(
+        None, description="The script calls backward several times before each step."
+    )
+    scheduler: CodeScheduler | None = field(
+        None, description="Learning-rate schedule that the script builds."
+    )
     decay_scope: Literal["all", "matrices"] | None = field(
-        None, description="Parameters with weight decay in the script's groups: all, or all except biases and norms."
+        None,
+        description="Parameters with weight decay in the script's groups: all, or all except biases and norms.",
     )
     parameter_groups: str | None = field(
-        None, description="File of names and settings that the script builds the optimizer's groups from."
+        None,
+        description="File of names and settings that the script builds the optimizer's groups from.",
     )
     steps: Count | None = field(None, description="Optimizer steps that the script makes.")
     epochs: Positive | None = field(None, description="Passes over the data that the script makes.")
     seed: Whole | None = field(None, description="Seed that the script sets.")
-    accelerator: Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None = field(
-        None, description="Accelerator of the run, as in DS_ACCELERATOR."
-    )
+    accelerator: (
+        Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None
+    ) = field(None, description="Accelerator of the run, as in DS_ACCELERATOR.")
 
 
 class DeepSpeed(Section):
     """A DeepSpeed config. Keys that are not set have the release's default."""
 
     train_batch_size: Count | None = field(None, description="Samples in one step over all ranks.")
-    train_micro_batch_size_per_gpu: Count | None = field(None, description="Samples in one micro batch on one rank.")
-    gradient_accumulation_steps: Count | None = field(None, description="Micro batches in one step.")
+    train_micro_batch_size_per_gpu: Count | None = field(
+        None, description="Samples in one micro batch on one rank."
+    )
+    gradient_accumulation_steps: Count | None = field(
+        None, description="Micro batches in one step."
+    )
     managed_gradient_accumulation: bool | None = field(
         None, description="The engine, not the script, finds the last micro batch."
     )
     steps_per_print: Count | None = field(None, description="Steps between two lines of progress.")
     optimizer: Optimizer | None = field(None, description="Optimizer.")
     scheduler: Scheduler | None = field(None, description="Learning-rate scheduler.")
-    gradient_clipping: NonNegative | None = field(None, description="Bound on the global gradient norm; 0: off.")
+    gradient_clipping: NonNegative | None = field(
+        None, description="Bound on the global gradient norm; 0: off."
+    )
     fp16: Fp16 | None = field(None, description="fp16 training.")
     bf16: Bf16 | None = field(None, description="bf16 training.")
     bfloat16: Bf16 | None = field(None, description="Old name of bf16.")
     amp: Opaque | None = field(None, description="Apex mixed precision.")
     torch_autocast: TorchAutocast | None = field(None, description="torch.autocast.")
     data_types: DataTypes | None = field(None, description="Number formats.")
-    communication_data_type: CommDtype | None = field(None, description="Format in which gradients are reduced.")
+    communication_data_type: CommDtype | None = field(
+        None, description="Format in which gradients are reduced."
+    )
     seq_parallel_communication_data_type: CommDtype | None = field(
         None, description="Format of reductions over sequence-parallel ranks."
     )
-    seq_parallel_comm_data_type: CommDtype | None = field(None, description="Name of that key before 0.16.5.")
-    prescale_gradients: bool | None = field(None, description="Gradients are divided before the reduction.")
-    gradient_predivide_factor: Positive | None = field(None, description="Part of that division done before the reduction.")
-    gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = field(
-        None, description="Mean or sum over data-parallel ranks."
+    seq_parallel_comm_data_type: CommDtype | None = field(
+        None, description="Name of that key before 0.16.5."
     )
-    sparse_gradients: bool | None = field(None, description="Embedding gradients are reduced sparsely.")
+    prescale_gradients: bool | None = field(
+        None, description="Gradients are divided before the reduction."
+    )
+    gradient_predivide_factor: Positive | None = field(
+        None, description="Part of that division done before the reduction."
+    )
+    gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = (
+        field(None, description="Mean or sum over data-parallel ranks.")
+    )
+    sparse_gradients: bool | None = field(
+        None, description="Embedding gradients are reduced sparsely."
+    )
     zero_optimization: ZeroOptimization | None = field(None, description="ZeRO.")
-    zero_allow_untested_optimizer: bool | None = field(None, description="ZeRO with an optimizer it was not tested with.")
-    zero_force_ds_cpu_optimizer: bool | None = field(None, description="Offload only with DeepSpeed's CPU optimizers.")
-    sequence_parallel_size: Count | None = field(None, description="Ranks that split each sequence (Ulysses).")
-    data_parallel_size: Count | None = field(None, description="Data-parallel ranks of the mesh beside sequence_parallel_size.")
+    zero_allow_untested_optimizer: bool | None = field(
+        None, description="ZeRO with an optimizer it was not tested with."
+    )
+    zero_force_ds_cpu_optimizer: bool | None = field(
+        None, description="Offload only with DeepSpeed's CPU optimizers."
+    )
+    sequence_parallel_size: Count | None = field(
+        None, description="Ranks that split each sequence (Ulysses)."
+    )
+    data_parallel_size: Count | None = field(
+        None, description="Data-parallel ranks of the mesh beside sequence_parallel_size."
+    )
     tensor_parallel: TensorParallel | None = field(None, description="AutoTP.")
     expert_parallel: ExpertParallel | None = field(None, description="AutoEP.")
-    use_data_before_expert_parallelism: bool | None = field(None, description="Order of data and expert ranks.")
+    use_data_before_expert_parallelism: bool | None = field(
+        None, description="Order of data and expert ranks."
+    )
     pipeline: Pipeline | None = field(None, description="Pipeline engine.")
-    activation_checkpointing: ActivationCheckpointing | None = field(None, description="Activation checkpointing.")
+    activation_checkpointing: ActivationCheckpointing | None = field(
+        None, description="Activation checkpointing."
+    )
     compile: Compile | None = field(None, description="DeepCompile.")
     hybrid_engine: HybridEngine | None = field(None, description="Hybrid engine.")
-    disable_allgather: bool | None = field(None, description="No effect in any release covered here.")
+    disable_allgather: bool | None = field(
+        None, description="No effect in any release covered here."
+    )
     fp32_allreduce: bool | None = field(None, description="Key of releases before 0.6; no effect.")
     graph_harvesting: bool | None = field(None, description="Step captured in a CUDA graph.")
-    dataloader_drop_last: bool | None = field(None, description="The last incomplete batch is dropped.")
-    vocabulary_size: Size | None = field(None, description="No effect except a check that it is a multiple of 8.")
+    dataloader_drop_last: bool | None = field(
+        None, description="The last incomplete batch is dropped."
+    )
+    vocabulary_size: Size | None = field(
+        None, description="No effect except a check that it is a multiple of 8."
+    )
     dump_state: bool | None = field(None, description="Print the engine's state.")
     disable_python_gc: bool | None = field(None, description="Python's garbage collector is off.")
     log_level: str | None = field(None, description="Level of DeepSpeed's log.")
-    wall_clock_breakdown: bool | None = field(None, description="Time of forward, backward and step.")
-    memory_breakdown: bool | None = field(None, description="Memory after forward, backward and step.")
-    flops_profiler: FlopsProfiler | None = field(None, description="Profile of floating-point operations.")
+    wall_clock_breakdown: bool | None = field(
+        None, description="Time of forward, backward and step."
+    )
+    memory_breakdown: bool | None = field(
+        None, description="Memory after forward, backward and step."
+    )
+    flops_profiler: FlopsProfiler | None = field(
+        None, description="Profile of floating-point operations."
+    )
     comms_logger: CommsLogger | None = field(None, description="Log of collectives.")
     tensorboard: Tensorboard | None = field(None, description="TensorBoard.")
     wandb: Wandb | None = field(None, description="Weights and Biases.")
@@ -706,20 +1091,31 @@ class DeepSpeed(Section):
     comet: Comet | None = field(None, description="Comet.")
     timers: Timers | None = field(None, description="Timers.")
     checkpoint: Checkpoint | None = field(None, description="Checkpoints.")
-    datastates_ckpt: Opaque | bool | None = field(None, description="DataStates checkpoint engine; any value but false is on.")
+    datastates_ckpt: Opaque | bool | None = field(
+        None, description="DataStates checkpoint engine; any value but false is on."
+    )
     nebula: Opaque | None = field(None, description="Nebula checkpoint service.")
     aio: Aio | None = field(None, description="Asynchronous file access.")
     autotuning: Autotuning | None = field(None, description="Autotuning.")
-    elasticity: Opaque | None = field(None, description="Elastic training: batch sizes that fit several numbers of ranks.")
+    elasticity: Opaque | None = field(
+        None, description="Elastic training: batch sizes that fit several numbers of ranks."
+    )
     data_efficiency: DataEfficiency | None = field(None, description="Data efficiency library.")
     curriculum_learning: Opaque | None = field(None, description="Old form of curriculum learning.")
-    progressive_layer_drop: Opaque | None = field(None, description="Layers are dropped with rising probability.")
-    eigenvalue: Opaque | None = field(None, description="Eigenvalues for mixed quantization.")
-    quantize_training: Opaque | None = field(None, description="Mixed quantization during training.")
-    compression_training: Opaque | None = field(
-        None, description="Settings of the compression library: quantization, pruning, fewer layers."
+    progressive_layer_drop: Opaque | None = field(
+        None, description="Layers are dropped with rising probability."
     )
-    sparse_attention: Opaque | None = field(None, description="Layout of blocks for sparse attention.")
+    eigenvalue: Opaque | None = field(None, description="Eigenvalues for mixed quantization.")
+    quantize_training: Opaque | None = field(
+        None, description="Mixed quantization during training."
+    )
+    compression_training: Opaque | None = field(
+        None,
+        description="Settings of the compression library: quantization, pruning, fewer layers.",
+    )
+    sparse_attention: Opaque | None = field(
+        None, description="Layout of blocks for sparse attention."
+    )
     weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
     code: Code | None = field(None, description="Settings of the training script.")
 

@@ -53,7 +53,8 @@ def read(script: Script) -> Found:
     # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts
     # take the bare switch, and `--deepspeed_config FILE`.
     trainer = any(
-        text == TRAINER and _names_file(after) for text, after in zip(launch.texts, launch.words[1:], strict=False)
+        text == TRAINER and _names_file(after)
+        for text, after in zip(launch.texts, launch.words[1:], strict=False)
     )
     trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     filled = arguments(trained, whole=False) if trainer else None
@@ -79,7 +80,8 @@ def _names_file(word: Pieces) -> bool:
 def _here(script: Script, content: Pieces) -> Document:
     """The text that the script itself writes to the config file."""
     ConfigError.raise_if(
-        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
+        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}"
+        for part in unknowns(content)
     )
     document = parse(spelled(content), script.name, ".hjson")
     # Lines are counted from the script's first, so that a message
@@ -94,11 +96,15 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
     name = known(path)
     if name is None:
         part = next(unknowns(path))
-        raise SourceError(f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}")
+        raise SourceError(
+            f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}"
+        )
     found = find(name, folder_of(script.name))
     if found is None:
         here = "no such file in the script's folder, or where this command runs"
-        give = "put it there, or give the folder in which the script starts with --allow-path FOLDER"
+        give = (
+            "put it there, or give the folder in which the script starts with --allow-path FOLDER"
+        )
         raise SourceError(f"{script.name}: line {line}: {name}: {here}; {give}")
     return load(found)
 
@@ -107,7 +113,9 @@ def cut_folder(path: Pieces) -> Pieces:
     """The path without a leading `$PWD/`, so relative to the
     folder in which the script starts; other paths unchanged."""
     first = spelled(path[:1])
-    return cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
+    return (
+        cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
+    )
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
@@ -119,7 +127,10 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
         name, tied, attached = word.removeprefix("--").partition("=")
         after = words[index + 1] if index + 1 < len(words) else "--"
         if tied or after is not None:
-            yield name, attached if tied else "true" if after is None or after.startswith("--") else after
+            yield (
+                name,
+                attached if tied else "true" if after is None or after.startswith("--") else after,
+            )
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from bridge import checks
 from compat.deepspeed.releases import Release, Type, release
 
 Flat = Mapping[str, Any]
-MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+MICRO, STEPS, TOTAL = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
 ZERO = "zero_optimization."
 OFFLOAD, PARAM = ZERO + "offload_optimizer", ZERO + "offload_param"
 GATHER = ZERO + "stage3_gather_16bit_weights_on_model_save"
@@ -17,7 +21,13 @@ OLD_GATHER = ZERO + "stage3_gather_fp16_weights_on_model_save"
 LEAVES = frozenset(f"{ZERO}leaf_module.{name}" for name in ("classes", "names", "name_suffixes"))
 SCALE_KEYS = tuple(
     f"fp16.{name}"
-    for name in ("initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis", "consecutive_hysteresis")
+    for name in (
+        "initial_scale_power",
+        "loss_scale_window",
+        "min_loss_scale",
+        "hysteresis",
+        "consecutive_hysteresis",
+    )
 )
 
 HALF = ("fp16", "bf16")
@@ -54,7 +64,13 @@ def offloaded(values: Flat) -> bool:
 
 def wanted(values: Flat) -> str:
     """The implementation of an optimizer that the settings ask for."""
-    return "torch" if values.get("optimizer.params.torch_adam") else "cpu" if offloaded(values) else "fused"
+    return (
+        "torch"
+        if values.get("optimizer.params.torch_adam")
+        else "cpu"
+        if offloaded(values)
+        else "fused"
+    )
 
 
 def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:

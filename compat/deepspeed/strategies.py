@@ -49,7 +49,11 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Axes and batch first, then groups of settings that each fit together."""
     # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
-    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES) or 1
+    data = (
+        axes.get("data_parallel_size")
+        or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES)
+        or 1
+    )
     batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
     return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
 
@@ -69,7 +73,11 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
     """AutoTP. The batch arithmetic does not see its ranks."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
-    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))} if draw(st.booleans()) else {}
+    nested = (
+        {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))}
+        if draw(st.booleans())
+        else {}
+    )
     return {"tensor_parallel.autotp_size": size, **nested}
 
 
@@ -94,7 +102,14 @@ TRIANGLES = (
 
 @cache
 def _precision(version: str) -> Groups:
-    scales = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+    scales = (
+        "loss_scale",
+        "initial_scale_power",
+        "loss_scale_window",
+        "hysteresis",
+        "consecutive_hysteresis",
+        "min_loss_scale",
+    )
     formats = ("data_types.grad_accum_dtype", "communication_data_type")
     return st.one_of(
         _group({"bf16.enabled": TRUE}, *formats),
@@ -107,27 +122,38 @@ def _precision(version: str) -> Groups:
 
 @cache
 def _sharding(version: str) -> Groups:
-    buckets = tuple(ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm"))
+    buckets = tuple(
+        ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm")
+    )
     device = st.sampled_from(("cpu", "nvme", "none"))
     optimizer = {OFFLOAD + ".device": device, ZERO + "stage": st.sampled_from((1, 2, 3))}
     parameters = {PARAM + ".device": device, ZERO + "stage": st.just(3)}
     return st.one_of(
         _group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
         _group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
-        _group({**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"),
+        _group(
+            {**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"
+        ),
         st.just({}),
     )
 
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(
+        lambda groups: groups
+    )
 
 
 @cache
 def _scheduler(version: str) -> Groups:
-    coded = _group({"code.scheduler.name": _field("code.scheduler.name")}, *(f"code.scheduler.{name}" for name in CODED))
-    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(lambda groups: groups)
+    coded = _group(
+        {"code.scheduler.name": _field("code.scheduler.name")},
+        *(f"code.scheduler.{name}" for name in CODED),
+    )
+    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(
+        lambda groups: groups
+    )
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
@@ -152,13 +178,28 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
     required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
-    taken = {f"{section}.params.{argument}" for form in forms for argument in (*(form.args or ()), *form.ignored)}
-    must = {f"{section}.type": st.sampled_from(spellings), **{path: _field(path) for path in sorted(required)}}
+    taken = {
+        f"{section}.params.{argument}"
+        for form in forms
+        for argument in (*(form.args or ()), *form.ignored)
+    }
+    must = {
+        f"{section}.type": st.sampled_from(spellings),
+        **{path: _field(path) for path in sorted(required)},
+    }
     unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
-    defaults = {f"{section}.params.{name}": value for form in forms for name, value in (form.args or {}).items()}
+    defaults = {
+        f"{section}.params.{name}": value
+        for form in forms
+        for name, value in (form.args or {}).items()
+    }
     # A switch at its default would test nothing.
-    switches = {path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)}
-    return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches)
+    switches = {
+        path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)
+    }
+    return _group(
+        must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches
+    )
 
 
 @cache
@@ -178,7 +219,12 @@ CHOICES = (_precision, _sharding, _optimizer, _scheduler, _recompute)
 # Single fields
 
 ARGUMENTS = ("optimizer.type", "optimizer.params.", "scheduler.type", "scheduler.params.")
-SIZES = ("sequence_parallel_size", "data_parallel_size", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
+SIZES = (
+    "sequence_parallel_size",
+    "data_parallel_size",
+    "tensor_parallel.autotp_size",
+    "tensor_parallel.tp.tp_size",
+)
 RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
 """Keys that depend on the number of ranks, or on a type that takes only some arguments."""
 UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
@@ -193,23 +239,37 @@ def paths(case: Case) -> Iterable[str]:
 def settable(version: str) -> tuple[str, ...]:
     """Keys that can be set, those of the core included."""
     own = release(version).keys
-    return tuple(path for path in fields(DeepSpeed) if path not in UNSETTABLE and (path in own or path.startswith("code.")))
+    return tuple(
+        path
+        for path in fields(DeepSpeed)
+        if path not in UNSETTABLE and (path in own or path.startswith("code."))
+    )
 
 
 SPECS = st.lists(
-    st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}), max_size=2
+    st.fixed_dictionaries(
+        {"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}
+    ),
+    max_size=2,
 )
 SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
 """Free-form sections, each with the switch that DeepSpeed reads in it."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
-    **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
     **dict.fromkeys(
-        ("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"), st.floats(0, 1e-6)
+        ("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)
+    ),
+    **dict.fromkeys(
+        ("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"),
+        st.floats(0, 1e-6),
     ),
     **dict.fromkeys(("amp", "progressive_layer_drop", "curriculum_learning"), SWITCHED),
-    "autotuning.model_info": st.fixed_dictionaries({}, optional={"profile": st.booleans(), "num_params": SMALL}),
+    "autotuning.model_info": st.fixed_dictionaries(
+        {}, optional={"profile": st.booleans(), "num_params": SMALL}
+    ),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
-    "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
+    "tensor_parallel.partition_config": st.fixed_dictionaries(
+        {"layer_specs": SPECS}, optional={"tp_size": SMALL}
+    ),
 }
 """Meaningful values of keys whose type allows others too."""
 
@@ -220,7 +280,11 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 
 
 BESIDE: Mapping[str, Group] = {
-    "bf16.bf16_optimizer_states": {"bf16.bf16_master_weights_and_grads": True, "bf16.enabled": True, ZERO + "stage": 2},
+    "bf16.bf16_optimizer_states": {
+        "bf16.bf16_master_weights_and_grads": True,
+        "bf16.enabled": True,
+        ZERO + "stage": 2,
+    },
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }

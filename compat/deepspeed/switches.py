@@ -10,7 +10,9 @@ OFF: Group = {}
 
 def _write_moments(values: Group) -> Group:
     """DeepSpeed keeps moments in bf16 only together with bf16 master weights, and only from ZeRO stage 1 on."""
-    fits = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
+    fits = values.get("precision.compute") == values.get(
+        "precision.master"
+    ) == "bf16" and values.get("zero.stage")
     return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and fits else OFF
 
 
@@ -19,7 +21,10 @@ RULES: tuple[Rule, ...] = (
         (f"{WANDB}.enabled", f"{WANDB}.project", f"{WANDB}.team"),
         ("run.project", "run.entity"),
         lambda values, context: (
-            {"run.project": values.get(f"{WANDB}.project"), "run.entity": values.get(f"{WANDB}.team")}
+            {
+                "run.project": values.get(f"{WANDB}.project"),
+                "run.entity": values.get(f"{WANDB}.team"),
+            }
             if values.get(f"{WANDB}.enabled")
             else OFF
         ),
@@ -33,7 +38,11 @@ RULES: tuple[Rule, ...] = (
             else OFF
         ),
         effect=EFFECTS["run.project"],
-        carries={f"{WANDB}.enabled": "run.project", f"{WANDB}.project": "run.project", f"{WANDB}.team": "run.entity"},
+        carries={
+            f"{WANDB}.enabled": "run.project",
+            f"{WANDB}.project": "run.project",
+            f"{WANDB}.team": "run.entity",
+        },
         lossy="a project name is dropped if logging to it is off",
         source="monitor/config.py: WandbConfig; monitor/wandb.py",
     ),
@@ -41,7 +50,9 @@ RULES: tuple[Rule, ...] = (
         (f"{AUTOCAST}.enabled", f"{AUTOCAST}.dtype"),
         "precision.autocast",
         lambda values, context: (
-            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"} if values.get(f"{AUTOCAST}.enabled") else OFF
+            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"}
+            if values.get(f"{AUTOCAST}.enabled")
+            else OFF
         ),
         lambda values, context: (
             {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": values["precision.autocast"]}
@@ -55,7 +66,9 @@ RULES: tuple[Rule, ...] = (
     convert(
         MOMENTS,
         "precision.moments",
-        lambda values, context: {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF,
+        lambda values, context: (
+            {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF
+        ),
         lambda values, context: _write_moments(values),
         effect=EFFECTS["precision.moments"],
         sees=("precision.compute", "precision.master", "zero.stage"),
@@ -68,7 +81,8 @@ RULES: tuple[Rule, ...] = (
         # Ulysses, of the script or of the file, is the one method that DeepSpeed has.
         lambda values, context: (
             {"parallel.context_method": "a2a"}
-            if (values.get("code.context_parallel") or 1) > 1 or (values.get("sequence_parallel_size") or 1) > 1
+            if (values.get("code.context_parallel") or 1) > 1
+            or (values.get("sequence_parallel_size") or 1) > 1
             else OFF
         ),
         lambda values, context: OFF,

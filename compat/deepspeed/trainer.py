@@ -50,7 +50,11 @@ WITHOUT_WARMUP = "constant"
 """The Trainer's schedule that takes no warmup, whatever its
 arguments say (optimization.py: get_scheduler)."""
 
-MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+MICRO, STEPS, TOTAL = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
 NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 
@@ -76,7 +80,10 @@ class Filling:
             found = given.get(path)
             if found not in (None, "auto") and found != wanted:
                 said = f"found {shown(found)}, but {names} of TrainingArguments {'make' if '+' in names else 'makes'} it"
-                yield path, f'{said} {shown(wanted)}, which the Trainer refuses; make them alike, or write "auto"'
+                yield (
+                    path,
+                    f'{said} {shown(wanted)}, which the Trainer refuses; make them alike, or write "auto"',
+                )
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
@@ -86,10 +93,19 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
     strange = [] if whole else [name for name in said if name not in DEFAULTS]
-    problems = [f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}" for name in strange]
+    problems = [
+        f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}"
+        for name in strange
+    ]
     if whole and not known:
-        problems.append(f"--auto-from: found none of TrainingArguments, expected {', '.join(list(DEFAULTS)[:4])} or the like")
-    problems += [f"--auto-from: {name}: {flaw}" for name, value in known.items() if (flaw := _flaw(value, DEFAULTS[name]))]
+        problems.append(
+            f"--auto-from: found none of TrainingArguments, expected {', '.join(list(DEFAULTS)[:4])} or the like"
+        )
+    problems += [
+        f"--auto-from: {name}: {flaw}"
+        for name, value in known.items()
+        if (flaw := _flaw(value, DEFAULTS[name]))
+    ]
     ConfigError.raise_if(problems)
     return {**DEFAULTS, **known}
 
@@ -107,7 +123,11 @@ def _flaw(value: Any, usual: Any) -> str:
         fits, wanted = isinstance(value, str), "a name"
     else:
         whole = isinstance(usual, int)
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and (not whole or value == int(value))
+        fits = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and (not whole or value == int(value))
+        )
         wanted = "a whole number" if whole else "a number"
     return "" if fits else f"found {shown(value)}, expected {wanted}"
 
@@ -115,8 +135,14 @@ def _flaw(value: Any, usual: Any) -> str:
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
     """The effect of the arguments `given` on `world` ranks in a run of `total` optimizer steps (None: not known)."""
     # A dump of JSON may hold 8.0 for a batch of 8, and the sizes below go into messages and files.
-    sizes = {name for name, usual in DEFAULTS.items() if isinstance(usual, int) and not isinstance(usual, bool)}
-    args: dict[str, Any] = {name: int(value) if name in sizes else value for name, value in given.items()}
+    sizes = {
+        name
+        for name, usual in DEFAULTS.items()
+        if isinstance(usual, int) and not isinstance(usual, bool)
+    }
+    args: dict[str, Any] = {
+        name: int(value) if name in sizes else value for name, value in given.items()
+    }
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
@@ -126,7 +152,10 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
         STEPS: (steps, "gradient_accumulation_steps"),
         "gradient_clipping": (args["max_grad_norm"], "max_grad_norm"),
         "optimizer.params.lr": (rate, "learning_rate"),
-        "optimizer.params.betas": ((args["adam_beta1"], args["adam_beta2"]), "adam_beta1+adam_beta2"),
+        "optimizer.params.betas": (
+            (args["adam_beta1"], args["adam_beta2"]),
+            "adam_beta1+adam_beta2",
+        ),
         "optimizer.params.eps": (args["adam_epsilon"], "adam_epsilon"),
         "optimizer.params.weight_decay": (args["weight_decay"], "weight_decay"),
         "scheduler.params.warmup_max_lr": (rate, "learning_rate"),
@@ -134,13 +163,18 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
         "bf16.enabled": (args["bf16"] or args["bf16_full_eval"], "bf16+bf16_full_eval"),
     }
     if world is not None:
-        demands[TOTAL] = (world * micro * steps, "world size+per_device_train_batch_size+gradient_accumulation_steps")
+        demands[TOTAL] = (
+            world * micro * steps,
+            "world size+per_device_train_batch_size+gradient_accumulation_steps",
+        )
     if warmup is not None:
         # At least 1, because recent DeepSpeed refuses 0 (trainer_config_finalize).
         demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
-    values = {path: value for path, (value, _) in demands.items()} | {"scheduler.params.warmup_min_lr": 0}
+    values = {path: value for path, (value, _) in demands.items()} | {
+        "scheduler.params.warmup_min_lr": 0
+    }
     # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
         demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
@@ -151,7 +185,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     known = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
-    schedule = {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+    schedule = (
+        {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+    )
     return Filling(values, known, demands, sets, schedule)
 
 

@@ -45,7 +45,9 @@ class FastLLMConfig(Config):
         from compat.fast_llm.releases import KEYS, release
 
         # Fast-LLM's objects have every field of their release, also those that are None.
-        mine = [path for path in KEYS if path.startswith(section) and path in release(self.version).keys]
+        mine = [
+            path for path in KEYS if path.startswith(section) and path in release(self.version).keys
+        ]
         return {path.removeprefix(section): self.effective.get(path) for path in mine}
 
 
@@ -55,7 +57,12 @@ class FastLLMDialect(PackagedDialect):
     name: ClassVar[str] = "fast_llm"
     title: ClassVar[str] = "Fast-LLM"
     formats: ClassVar[tuple[str, ...]] = ("yaml", "overrides")
-    suffixes: ClassVar[Mapping[str, str]] = {".yaml": "yaml", ".yml": "yaml", ".txt": "overrides", ".args": "overrides"}
+    suffixes: ClassVar[Mapping[str, str]] = {
+        ".yaml": "yaml",
+        ".yml": "yaml",
+        ".txt": "overrides",
+        ".args": "overrides",
+    }
     config_type: ClassVar[type[Config]] = FastLLMConfig
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
@@ -78,7 +85,13 @@ class FastLLMDialect(PackagedDialect):
         for path, section in config.given.items():
             for place, value in below_zero(section, path):
                 message = f"found {value}, which no run can use; expected at least 0"
-                yield Finding(place, message, Effect.NUMBERS, True, origin=config.origins.get(place) or config.origins.get(path))
+                yield Finding(
+                    place,
+                    message,
+                    Effect.NUMBERS,
+                    True,
+                    origin=config.origins.get(place) or config.origins.get(path),
+                )
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """A finding if the length of the run is missing."""
@@ -96,17 +109,26 @@ class FastLLMDialect(PackagedDialect):
         launch = torchrun(ranks, "--no-python", "fast-llm")
         if chosen == "overrides":
             return Written(
-                self.name, formats.overrides(config.given), chosen, launch=launch, file=formats.OVERRIDES, arguments=True
+                self.name,
+                formats.overrides(config.given),
+                chosen,
+                launch=launch,
+                file=formats.OVERRIDES,
+                arguments=True,
             )
         # The command takes the kind of trainer from the file, or as a word of its own.
         run = ("train",) if "type" in config.given else ("train", "gpt")
         launch = (*launch, *run, "--config", formats.FILE)
-        return Written(self.name, formats.text(config.given), chosen, launch=launch, file=formats.FILE)
+        return Written(
+            self.name, formats.text(config.given), chosen, launch=launch, file=formats.FILE
+        )
 
     def recognises(self, data: Any) -> int:
         """A score: high for the sections of a model, lower for parallel sizes alone and for overrides, 0 for anything else."""
         if isinstance(data, list):
-            return 3 * any(isinstance(word, str) and SETTING.match(word) is not None for word in data)
+            return 3 * any(
+                isinstance(word, str) and SETTING.match(word) is not None for word in data
+            )
         if not isinstance(data, Mapping):
             return 0
         model = data.get("model")
@@ -130,7 +152,11 @@ class FastLLMDialect(PackagedDialect):
         return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
 
     def config(
-        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
     ) -> Config:
         """A config from values by schema path, None for unset, checked as `read` checks."""
         from compat.fast_llm.releases import release
@@ -138,14 +164,22 @@ class FastLLMDialect(PackagedDialect):
         # None means "unset" in a plan, but for a key with a default it is Fast-LLM's null, which
         # overrides that default.
         defaults = release(self.release(version)).defaults
-        kept = {path: value for path, value in given.items() if value is not None or path in defaults}
+        kept = {
+            path: value for path, value in given.items() if value is not None or path in defaults
+        }
         return super().config(kept, version, world_size, entry)
 
 
 def _sizes(data: Any) -> bool:
     """Whether `data` has a `distributed` section with keys that only Fast-LLM has."""
     ranks = data.get("distributed") if isinstance(data, Mapping) else None
-    names = ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel", "compute_dtype", "training_dtype")
+    names = (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "sequence_data_parallel",
+        "compute_dtype",
+        "training_dtype",
+    )
     return isinstance(ranks, Mapping) and any(name in ranks for name in names)
 
 

@@ -33,7 +33,9 @@ def _product(*sizes: int | None) -> int:
 
 def _read(values: Group, context: Context) -> Group:
     depth, breadth = _rounds(values, context)
-    micro, sequence = _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
+    micro, sequence = (
+        _samples(values) if context.since("0.4.0") else (values.get(MICRO), values.get(LENGTH))
+    )
     steps = depth * breadth if depth and breadth else values.get(STEPS)
     total, data = values.get(TOTAL), None
     if values.get(WORLD):
@@ -109,7 +111,8 @@ def _write_order(values: Group, context: Context) -> Group:
     """The order of the plan, else the one of Fast-LLM before 0.4.0: breadth-first with a pipeline, depth-first without."""
     new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
     steps, depth, breadth = (
-        values.get(path) for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
+        values.get(path)
+        for path in ("batch.accumulation", "schedule.depth_first", "schedule.breadth_first")
     )
     if piped and not new and (depth or 1) > 1:  # Fast-LLM before 0.4.0 refuses that
         depth = breadth = None
@@ -125,8 +128,19 @@ RULES = (
         ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data", "model.sequence"),
         _read,
         _write,
-        sees=(*AXES, ROUNDS, TOGETHER, DEPTH, BREADTH, "parallel.tensor", "parallel.pipeline", "parallel.context"),
-        blurs=lambda values: values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT],
+        sees=(
+            *AXES,
+            ROUNDS,
+            TOGETHER,
+            DEPTH,
+            BREADTH,
+            "parallel.tensor",
+            "parallel.pipeline",
+            "parallel.context",
+        ),
+        blurs=lambda values: (
+            values.get(DOCUMENT) is not None and _samples(values)[1] != values[DOCUMENT]
+        ),
         carries={
             TOKENS: ("batch.micro", "model.sequence"),
             DOCUMENT: ("batch.micro", "model.sequence"),

@@ -37,7 +37,9 @@ RULES = (
     convert(
         TIMEOUTS,
         "run.timeout",
-        lambda values, context: {"run.timeout": next((values[path] for path in TIMEOUTS if values.get(path)), None)},
+        lambda values, context: {
+            "run.timeout": next((values[path] for path in TIMEOUTS if values.get(path)), None)
+        },
         _timeout,
         effect=EFFECTS["run.timeout"],
         source="engine/distributed/config.py: timeout",
@@ -50,7 +52,11 @@ RULES = (
         effect=Effect.COST,
         lossy="Fast-LLM runs on nccl or gloo",
     ),
-    rename(RANKS + "force_cpu_initialization", "run.host_init", source="engine/distributed/config.py: force_cpu_initialization"),
+    rename(
+        RANKS + "force_cpu_initialization",
+        "run.host_init",
+        source="engine/distributed/config.py: force_cpu_initialization",
+    ),
     *intervals.RULES,
     *each_only_ours(
         "run.epochs",

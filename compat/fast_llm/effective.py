@@ -12,9 +12,19 @@ from compat.fast_llm.schema import DTYPES
 
 Flat = Mapping[str, Any]
 
-STAGES, RANKS, BATCH, ORDER, DATA = "model.multi_stage.", "model.distributed.", "batch.", "schedule.", "data."
-LEVEL, WEIGHTS, GRADS = (STAGES + name for name in ("zero_stage", "num_weight_buffers", "num_grad_buffers"))
-TENSOR, PIPELINE, SPLIT = (RANKS + name for name in ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel"))
+STAGES, RANKS, BATCH, ORDER, DATA = (
+    "model.multi_stage.",
+    "model.distributed.",
+    "batch.",
+    "schedule.",
+    "data.",
+)
+LEVEL, WEIGHTS, GRADS = (
+    STAGES + name for name in ("zero_stage", "num_weight_buffers", "num_grad_buffers")
+)
+TENSOR, PIPELINE, SPLIT = (
+    RANKS + name for name in ("tensor_parallel", "pipeline_parallel", "sequence_data_parallel")
+)
 WORLD, RANK, NODE = (RANKS + name for name in ("world_size", "rank", "local_world_size"))
 SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
 FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
@@ -49,7 +59,9 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
     # Last, because it divides by the sizes that were checked above.
     if at.has_batch:
         ConfigError.raise_if(_batched(values))
-    return {path: value for path, value in values.items() if value is not None or path in at.defaults}
+    return {
+        path: value for path, value in values.items() if value is not None or path in at.defaults
+    }
 
 
 def _untyped(given: Flat) -> Iterator[str]:
@@ -66,7 +78,11 @@ def _untyped(given: Flat) -> Iterator[str]:
 
 def implied(level: int | None) -> dict[str, int]:
     """Buffer counts that a ZeRO level sets."""
-    return {path: SHARED for path, least in ((GRADS, 2), (WEIGHTS, 3)) if level is not None and level >= least}
+    return {
+        path: SHARED
+        for path, least in ((GRADS, 2), (WEIGHTS, 3))
+        if level is not None and level >= least
+    }
 
 
 def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
@@ -138,10 +154,14 @@ def mesh(values: Flat) -> dict[str, int]:
 
 def _other(values: Flat) -> Iterator[str]:
     saves = values.get("run.tensor_logs.save")
-    if saves and values.get("run.experiment_dir") is None:  # config_utils/run.py, RunConfig._validate
+    if (
+        saves and values.get("run.experiment_dir") is None
+    ):  # config_utils/run.py, RunConfig._validate
         yield "run.tensor_logs.save: found true without run.experiment_dir; set run.experiment_dir"
     checkpoint = values.get("training.checkpoint") or {}
-    if checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None:  # training/config.py, TrainerConfig
+    if (
+        checkpoint.get("interval") is not None and values.get("run.experiment_dir") is None
+    ):  # training/config.py, TrainerConfig
         yield f"training.checkpoint.interval: found {checkpoint['interval']} without run.experiment_dir; set run.experiment_dir"
     yield from _stops(checkpoint, values.get("training.shutdown") or {})
     if values.get("reference_models"):  # training/config.py, TrainerConfig._validate
@@ -162,7 +182,11 @@ def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
         yield f"training.shutdown.interval: found {stop}; expected a multiple of training.checkpoint.interval ({every})"
 
 
-MICRO, TOTAL, STEPS = BATCH + "micro_batch_size", BATCH + "batch_size", BATCH + "sequential_micro_batches"
+MICRO, TOTAL, STEPS = (
+    BATCH + "micro_batch_size",
+    BATCH + "batch_size",
+    BATCH + "sequential_micro_batches",
+)
 DEPTH, BREADTH = BATCH + "depth_first_micro_batches", BATCH + "breadth_first_micro_batches"
 LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
 

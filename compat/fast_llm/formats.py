@@ -65,7 +65,10 @@ class _Source:
     def origin(self, path: str) -> Origin | None:
         """Where `path` was written."""
         written = self.written(path)
-        spelled = next((text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")), "")
+        spelled = next(
+            (text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")),
+            "",
+        )
         if spelled:
             return Origin(None, spelled)
         line = self.document.line(*written.split(".")) if self.document else None
@@ -83,7 +86,9 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     reader.findings += twice(found.document)
     reader.section(found.data, "", _tree(release))
     reader.dump()
-    return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings)).unless(reader.problems)
+    return Reading(Values(reader.given), ENTRY, reader.origins, tuple(reader.findings)).unless(
+        reader.problems
+    )
 
 
 def _loaded(source: Any) -> _Source:
@@ -100,7 +105,9 @@ def _loaded(source: Any) -> _Source:
         if OVERRIDE.match(first) or RUNNABLE.match(first):
             return _command(load_words(source).data, _named)
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides")
+        raise SourceError(
+            f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides"
+        )
     document = load(source)
     if isinstance(document.data, list):
         if wrong := [word for word in document.data if not isinstance(word, str)]:
@@ -140,7 +147,9 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
         elif OVERRIDE.match(word):
             overrides.append(word)
         elif word not in SWITCHES:
-            problems.append(f"{shown(word)}: expected an override such as model.multi_stage.zero_stage=2")
+            problems.append(
+                f"{shown(word)}: expected an override such as model.multi_stage.zero_stage=2"
+            )
     ConfigError.raise_if(problems)
     for word in overrides:
         _override(found, *word.split("=", 1))
@@ -166,7 +175,9 @@ def _strings(document: Document) -> dict[str, str]:
 def _override(found: _Source, name: str, text: str) -> None:
     document = load_yaml(text) if text.strip() else None
     # An override replaces the whole value at its name, so notes on texts below that name are void.
-    found.strings = {path: text for path, text in found.strings.items() if not f"{path}.".startswith(f"{name}.")}
+    found.strings = {
+        path: text for path, text in found.strings.items() if not f"{path}.".startswith(f"{name}.")
+    }
     if document is not None and () in document.strings:
         found.strings[name] = document.strings[()]
     _put(found, name, document.data if document else None)
@@ -232,13 +243,18 @@ class _Reader:
             elif isinstance(value, Mapping):
                 self.section(value, inner, entry)
             else:
-                self.problem(inner, f"found {shown(value)}; expected a mapping; drop the key for the defaults")
+                self.problem(
+                    inner,
+                    f"found {shown(value)}; expected a mapping; drop the key for the defaults",
+                )
 
     def leaf(self, path: str, value: Any) -> None:
         """Read one value."""
         if (spelling := self.source.strings.get(self.source.written(path))) is not None:
             message = f"Fast-LLM's loader reads {spelling} as text: it wants a point and a signed exponent; write {number(value)}"
-            self.findings.append(Finding(path, message, Effect.NONE, origin=self.source.origin(path)))
+            self.findings.append(
+                Finding(path, message, Effect.NONE, origin=self.source.origin(path))
+            )
         try:
             known = None if value is None and nullable(path) else typed(path, value)
         except ValueError as error:
@@ -259,19 +275,36 @@ class _Reader:
         found = list(signatures.problems(data, section, self.release.version))
         if found and (other := signatures.of_another_release(data, section, self.release.version)):
             message = f"has the layout of Fast-LLM {other}, and this is {self.release.version}, which refuses it: {found[0][1]}"
-            self.findings.append(Finding(found[0][0], message, Effect.STOPS, given=True, origin=self.source.origin(section)))
+            self.findings.append(
+                Finding(
+                    found[0][0],
+                    message,
+                    Effect.STOPS,
+                    given=True,
+                    origin=self.source.origin(section),
+                )
+            )
             return
         for path, message in found:
             if self.lenient:
-                self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
+                self.findings.append(
+                    Finding(
+                        path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)
+                    )
+                )
             else:
                 self.problem(path, message)
 
     def unknown(self, path: str, parent: str) -> None:
         """Note a field that the release does not have: Fast-LLM refuses it; if lenient, it is a finding."""
-        message = _elsewhere(path, self.release) or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
+        message = (
+            _elsewhere(path, self.release)
+            or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
+        )
         if self.lenient:
-            self.findings.append(Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)))
+            self.findings.append(
+                Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path))
+            )
         else:
             self.problem(path, message)
 
@@ -289,7 +322,9 @@ class _Reader:
             for path in sets:
                 del self.given[path]
                 message = f"left out: zero_stage {self.given[LEVEL]} sets it; Fast-LLM dumps both and refuses to read both"
-                self.findings.append(Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None)))
+                self.findings.append(
+                    Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None))
+                )
         for path in (GRADS, WEIGHTS):
             if path in self.given and self.given[path] is None and path not in sets:
                 del self.given[path]
@@ -361,7 +396,9 @@ def overrides(given: Mapping[str, Any]) -> str:
 def flow(value: Any) -> str:
     """`value` on one line of YAML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{scalar(name)}: {flow(inner)}" for name, inner in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{scalar(name)}: {flow(inner)}" for name, inner in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(flow, value)) + "]"
     return scalar(value)

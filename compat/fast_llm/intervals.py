@@ -7,7 +7,9 @@ from typing import Any
 
 from bridge.rules import EFFECTS, Context, Group, convert
 
-LOGS, CHECKPOINT, SHUTDOWN, WANDB = (f"training.{name}" for name in ("logs", "checkpoint", "shutdown", "wandb"))
+LOGS, CHECKPOINT, SHUTDOWN, WANDB = (
+    f"training.{name}" for name in ("logs", "checkpoint", "shutdown", "wandb")
+)
 EVALUATORS, VALIDATION = "training.evaluators", "training.validation"
 FOLDER = "run.experiment_dir"
 PLACE = "experiment"
@@ -43,7 +45,10 @@ def _write_logs(values: Group, context: Context) -> Group:
 def _read_saves(values: Group, context: Context) -> Group:
     """Intervals of checkpoints and of the stop, which is always at a checkpoint (TrainingConfig._validate)."""
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
-    interval, kept = _steps(checkpoint), _steps(checkpoint, "keep") if "keep" in checkpoint else KEPT
+    interval, kept = (
+        _steps(checkpoint),
+        _steps(checkpoint, "keep") if "keep" in checkpoint else KEPT,
+    )
     return {
         "run.save_interval": interval,
         "run.keep_checkpoints": kept if interval else None,
@@ -58,7 +63,11 @@ def _write_saves(values: Group, context: Context) -> Group:
         return {}
     # A stop between two checkpoints would be refused, so it is left out and reported as lost.
     stops = {SHUTDOWN: {"interval": stop}} if stop and stop % every == 0 else {}
-    return {CHECKPOINT: {"interval": every, "keep": values.get("run.keep_checkpoints")}, FOLDER: PLACE, **stops}
+    return {
+        CHECKPOINT: {"interval": every, "keep": values.get("run.keep_checkpoints")},
+        FOLDER: PLACE,
+        **stops,
+    }
 
 
 def _more(values: Group) -> bool:
@@ -73,13 +82,20 @@ def _evaluations(values: Group) -> Iterator[Mapping[str, Any]]:
     yield from ([_section(values, VALIDATION)] if values.get(VALIDATION) else [])
     for one in _section(values, EVALUATORS).values():
         inner = one.get("evaluator") if isinstance(one, Mapping) else None
-        yield {**one, **(inner if isinstance(inner, Mapping) else {})} if isinstance(one, Mapping) else {}
+        yield (
+            {**one, **(inner if isinstance(inner, Mapping) else {})}
+            if isinstance(one, Mapping)
+            else {}
+        )
 
 
 def _read_evaluations(values: Group, context: Context) -> Group:
     first = next(_evaluations(values), {})
     interval = _steps(first)
-    return {"run.eval_interval": interval, "run.eval_steps": _steps(first, "iterations") if interval else None}
+    return {
+        "run.eval_interval": interval,
+        "run.eval_steps": _steps(first, "iterations") if interval else None,
+    }
 
 
 def _write_evaluations(values: Group, context: Context) -> Group:
@@ -101,7 +117,11 @@ def _several(values: Group) -> bool:
     """Whether there are several evaluations, or one with more settings than interval and length."""
     found = list(_evaluations(values))
     named = {*_section(values, EVALUATORS)} <= {NAME}
-    return len(found) > 1 or not named or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in found)
+    return (
+        len(found) > 1
+        or not named
+        or any({*one} - {"interval", "iterations", "evaluator", "type"} for one in found)
+    )
 
 
 def _write_wandb(values: Group, context: Context) -> Group:

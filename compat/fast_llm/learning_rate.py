@@ -8,10 +8,26 @@ from compat.fast_llm import text_schedule
 RATE = "optimizer.learning_rate."
 STEPS, BASE = "training.train_iters", RATE + "base"
 STYLE, END, POWER, WARMUP, MINIMUM, TEXT = (
-    RATE + name for name in ("decay_style", "decay_iterations", "decay_power", "warmup_iterations", "minimum", "schedule")
+    RATE + name
+    for name in (
+        "decay_style",
+        "decay_iterations",
+        "decay_power",
+        "warmup_iterations",
+        "minimum",
+        "schedule",
+    )
 )
 PLAN = "optimizer.schedule."
-NAMES = ("name", "total_steps", "warmup_steps", "warmup_from", "minimum", "decay_steps", "decay_shape")
+NAMES = (
+    "name",
+    "total_steps",
+    "warmup_steps",
+    "warmup_from",
+    "minimum",
+    "decay_steps",
+    "decay_shape",
+)
 DECAYS = ("linear", "cosine")
 
 
@@ -56,7 +72,9 @@ def _as_text(values: Group) -> Group | None:
 def _read(values: Group, context: Context) -> Group:
     if (said := _as_text(values)) is not None:
         # The factor applies to every rate of the schedule; `peak` has it in `optimizer.lr`.
-        rates = {name: said[name] * _scale(values) for name in ("warmup_from", "minimum") if name in said}
+        rates = {
+            name: said[name] * _scale(values) for name in ("warmup_from", "minimum") if name in said
+        }
         usual = {"total_steps": _total(values), "minimum": 0.0}
         return {PLAN + name: value for name, value in {**usual, **said, **rates}.items()}
     return {
@@ -64,14 +82,18 @@ def _read(values: Group, context: Context) -> Group:
         PLAN + "total_steps": _total(values),
         PLAN + "warmup_steps": max(0, values.get(WARMUP) or 0),
         PLAN + "warmup_from": 0.0,
-        PLAN + "minimum": (not_negative(values.get(MINIMUM)) or 0.0) * _scale(values) if _shape(values) in DECAYS else 0.0,
+        PLAN + "minimum": (not_negative(values.get(MINIMUM)) or 0.0) * _scale(values)
+        if _shape(values) in DECAYS
+        else 0.0,
     }
 
 
 def _write(values: Group, context: Context) -> Group:
     name, total = values.get(PLAN + "name"), values.get(PLAN + "total_steps")
     said = {name: values.get(PLAN + name) for name in NAMES} | {"peak": values.get("optimizer.lr")}
-    as_text = name == "wsd" or (said["warmup_steps"] and said["warmup_from"] and name in (*DECAYS, "constant"))
+    as_text = name == "wsd" or (
+        said["warmup_steps"] and said["warmup_from"] and name in (*DECAYS, "constant")
+    )
     if as_text and (text := text_schedule.written(said)) is not None:
         return {TEXT: text}
     decays = name in DECAYS

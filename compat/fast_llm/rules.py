@@ -23,7 +23,18 @@ from bridge.rules import (
     the_rest,
 )
 from compat.fast_llm import batch, course, learning_rate, model
-from compat.fast_llm.effective import GRADS, LEVEL, PIPELINE, RANKS, SEQUENCE_TENSOR, SPLIT, STAGES, TENSOR, WEIGHTS, implied
+from compat.fast_llm.effective import (
+    GRADS,
+    LEVEL,
+    PIPELINE,
+    RANKS,
+    SEQUENCE_TENSOR,
+    SPLIT,
+    STAGES,
+    TENSOR,
+    WEIGHTS,
+    implied,
+)
 from compat.fast_llm.schema import DTYPES, FastLLM
 
 NAMES = {long: short for short, long in DTYPES.items()}
@@ -45,7 +56,9 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "parallel.context_method",
-            lambda values, context: {"parallel.context_method": "all_gather"} if (values.get(SPLIT) or 1) > 1 else {},
+            lambda values, context: (
+                {"parallel.context_method": "all_gather"} if (values.get(SPLIT) or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.COST,
             sees=(SPLIT,),
@@ -59,7 +72,12 @@ def parallel_rules() -> tuple[Rule, ...]:
             note="both split the activations of norms and dropout by tokens",
         ),
         ORDER,
-        only_ours("parallel.expert", "parallel.expert_tensor", note="Fast-LLM has no expert parallelism", effect=Effect.ROUNDING),
+        only_ours(
+            "parallel.expert",
+            "parallel.expert_tensor",
+            note="Fast-LLM has no expert parallelism",
+            effect=Effect.ROUNDING,
+        ),
     )
 
 
@@ -136,7 +154,9 @@ def exchange_rules() -> tuple[Rule, ...]:
         convert(
             "schedule.data_overlap",
             ("zero.overlap", "zero.overlap_gather"),
-            lambda values, context: dict.fromkeys(("zero.overlap", "zero.overlap_gather"), values.get("schedule.data_overlap")),
+            lambda values, context: dict.fromkeys(
+                ("zero.overlap", "zero.overlap_gather"), values.get("schedule.data_overlap")
+            ),
             _write_overlap,
             effect=Effect.COST,
             lossy="Fast-LLM has one switch for reducing and gathering",
@@ -147,7 +167,9 @@ def exchange_rules() -> tuple[Rule, ...]:
             note="Fast-LLM has no bucket size: it gathers and reduces whole stages",
             effect=Effect.COST,
         ),
-        *each_only_ours("zero.prescale", "zero.predivide", note="Fast-LLM divides gradients only once"),
+        *each_only_ours(
+            "zero.prescale", "zero.predivide", note="Fast-LLM divides gradients only once"
+        ),
         *each_only_ours("parallel.tensor_overlap", note="Fast-LLM has no such switch"),
         only_ours("zero.replicas", note="Fast-LLM shards over all data ranks", effect=Effect.COST),
         only_ours(
@@ -161,7 +183,11 @@ def exchange_rules() -> tuple[Rule, ...]:
 
 
 def _write_overlap(values: Group, context: Context) -> Group:
-    switches = [values[path] for path in ("zero.overlap", "zero.overlap_gather") if values.get(path) is not None]
+    switches = [
+        values[path]
+        for path in ("zero.overlap", "zero.overlap_gather")
+        if values.get(path) is not None
+    ]
     # One switch for both: on if either is on, as overlap changes no numbers.
     return {"schedule.data_overlap": any(switches)} if switches else {}
 
@@ -172,7 +198,10 @@ def stage_rules() -> tuple[Rule, ...]:
         convert(
             (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
             ("stages.rule", "stages.layers_per_stage"),
-            lambda values, context: {"stages.rule": "ceil", "stages.layers_per_stage": values.get(STAGES + "layers_per_stage")},
+            lambda values, context: {
+                "stages.rule": "ceil",
+                "stages.layers_per_stage": values.get(STAGES + "layers_per_stage"),
+            },
             _write_stages,
             effect=Effect.COST,
             lossy="Fast-LLM fills stages one after the other, with the embedding in its own; it also gathers and"
@@ -180,11 +209,17 @@ def stage_rules() -> tuple[Rule, ...]:
             note="layers per stage mean something else in every other stack",
             source="multi_stage/multi_stage.py: _split_into_stages",
         ),
-        only_ours("stages.boundaries", note="Fast-LLM sets stages only by a number of layers", effect=Effect.COST),
+        only_ours(
+            "stages.boundaries",
+            note="Fast-LLM sets stages only by a number of layers",
+            effect=Effect.COST,
+        ),
         convert(
             (),
             "schedule.name",
-            lambda values, context: {"schedule.name": "looped_bfs"} if (values.get(PIPELINE) or 1) > 1 else {},
+            lambda values, context: (
+                {"schedule.name": "looped_bfs"} if (values.get(PIPELINE) or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.COST,
             sees=(PIPELINE,),
@@ -213,7 +248,11 @@ def stage_rules() -> tuple[Rule, ...]:
 def _write_stages(values: Group, context: Context) -> Group:
     size = values.get("stages.layers_per_stage")
     # Of another rule the number would cut the layers at other places.
-    return {STAGES + "layers_per_stage": size} if size is not None and values.get("stages.rule") == "ceil" else {}
+    return (
+        {STAGES + "layers_per_stage": size}
+        if size is not None and values.get("stages.rule") == "ceil"
+        else {}
+    )
 
 
 def _read_pipeline_overlap(values: Group, context: Context) -> Group:
@@ -226,7 +265,9 @@ def _write_pipeline_overlap(values: Group, context: Context) -> Group:
     return {"schedule.pipeline_overlap": values.get("schedule.overlap")} if piped else {}
 
 
-COMPUTE, OLD_COMPUTE, MASTER = (RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
+COMPUTE, OLD_COMPUTE, MASTER = (
+    RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype")
+)
 FULL = STAGES + "full_precision_gradients"
 
 PRECISION = convert(
@@ -240,7 +281,9 @@ PRECISION = convert(
         MASTER: "precision.master",
         FULL: "precision.reduce",
     },
-    blurs=lambda values: any(values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)),
+    blurs=lambda values: any(
+        values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)
+    ),
     lossy="Fast-LLM sums gradients in the optimizer's format or in that of the forward pass; a Plan has no integer formats",
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
@@ -248,7 +291,8 @@ PRECISION = convert(
 
 def _read_precision(values: Group) -> Group:
     compute, master = (
-        NAMES.get(name or "", "fp32") for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER))
+        NAMES.get(name or "", "fp32")
+        for name in (values.get(COMPUTE) or values.get(OLD_COMPUTE), values.get(MASTER))
     )
     return {
         "precision.compute": compute,
@@ -258,7 +302,9 @@ def _read_precision(values: Group) -> Group:
 
 
 def _write_precision(values: Group, context: Context) -> Group:
-    compute, master, reduce = (values.get(f"precision.{name}") for name in ("compute", "master", "reduce"))
+    compute, master, reduce = (
+        values.get(f"precision.{name}") for name in ("compute", "master", "reduce")
+    )
     given = {COMPUTE if context.since("0.3.0") else OLD_COMPUTE: compute, MASTER: master}
     if reduce is not None:
         # Fast-LLM chooses between two formats. A third one becomes the more precise of them.
@@ -272,8 +318,14 @@ KEPT = {True: "master", False: "compute"}
 FROZEN = convert(
     STORE,
     "precision.frozen",
-    lambda values, context: {"precision.frozen": KEPT[values[STORE]]} if values.get(STORE) is not None else {},
-    lambda values, context: {STORE: {ours: theirs for theirs, ours in KEPT.items()}.get(values.get("precision.frozen", ""))},
+    lambda values, context: (
+        {"precision.frozen": KEPT[values[STORE]]} if values.get(STORE) is not None else {}
+    ),
+    lambda values, context: {
+        STORE: {ours: theirs for theirs, ours in KEPT.items()}.get(
+            values.get("precision.frozen", "")
+        )
+    },
     effect=Effect.COST,
     source="multi_stage/stage_base.py: format of the shard of frozen weights",
 )
@@ -324,7 +376,10 @@ def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
     """
     if values.get(SCALER + "constant") or not _half(values):
         return {}
-    return {f"precision.loss_scale.{name}": values.get(SCALER + name), f"precision.loss_scale.{otherwise}": False}
+    return {
+        f"precision.loss_scale.{name}": values.get(SCALER + name),
+        f"precision.loss_scale.{otherwise}": False,
+    }
 
 
 def _where_half(values: Group, name: str) -> Group:
@@ -341,11 +396,18 @@ def _read_scale(values: Group) -> Group:
         return {"precision.loss_scale.static": values[SCALER + "constant"]}
     if not _half(values):
         return {}
-    return {f"precision.loss_scale.{ours}": values.get(SCALER + theirs) for ours, theirs in SCALES.items() if ours != "static"}
+    return {
+        f"precision.loss_scale.{ours}": values.get(SCALER + theirs)
+        for ours, theirs in SCALES.items()
+        if ours != "static"
+    }
 
 
 def _write_scale(values: Group) -> Group:
-    scales = {SCALER + theirs: values.get(f"precision.loss_scale.{ours}") for ours, theirs in SCALES.items()}
+    scales = {
+        SCALER + theirs: values.get(f"precision.loss_scale.{ours}")
+        for ours, theirs in SCALES.items()
+    }
     if values.get("precision.compute") != "fp16":
         return {SCALER + "constant": scales[SCALER + "constant"]}
     return {path: value for path, value in scales.items() if value}
@@ -372,7 +434,11 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.betas",
             _read_betas,
             lambda values, context: dict(
-                zip(("optimizer.beta_1", "optimizer.beta_2"), values.get("optimizer.betas") or (None, None), strict=True)
+                zip(
+                    ("optimizer.beta_1", "optimizer.beta_2"),
+                    values.get("optimizer.betas") or (None, None),
+                    strict=True,
+                )
             ),
             blurs=lambda values: 1.0 in values.values(),
             lossy="Fast-LLM has default betas of 0.9 and 0.999; a Plan's betas are below 1",
@@ -387,13 +453,20 @@ def optimizer_rules() -> tuple[Rule, ...]:
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
         spared("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
         lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
-        *plain_adam("optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Fast-LLM has only AdamW"),
+        *plain_adam(
+            "optimizer.nesterov",
+            "optimizer.amsgrad",
+            "optimizer.bias_correction",
+            note="Fast-LLM has only AdamW",
+        ),
         convert(
             "optimizer.gradient_norm_clipping",
             "optimizer.clip",
             _read_clip,
             lambda values, context: {
-                "optimizer.gradient_norm_clipping": NEVER if values.get("optimizer.clip") == 0 else values.get("optimizer.clip")
+                "optimizer.gradient_norm_clipping": NEVER
+                if values.get("optimizer.clip") == 0
+                else values.get("optimizer.clip")
             },
             note="Fast-LLM always clips gradients; no clipping becomes a bound that is never reached",
         ),
@@ -434,21 +507,33 @@ DEBUG = {
 
 def debug_rules() -> tuple[Rule, ...]:
     """Debug logs of each layer."""
-    return tuple(rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE) for ours, theirs in DEBUG.items())
+    return tuple(
+        rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE)
+        for ours, theirs in DEBUG.items()
+    )
 
 
-RECOMPUTE = tuple(f"recompute.{name}" for name in ("method", "layers", "ratio", "kept_microbatches", "partition", "offload"))
+RECOMPUTE = tuple(
+    f"recompute.{name}"
+    for name in ("method", "layers", "ratio", "kept_microbatches", "partition", "offload")
+)
 
 
 def missing_rules() -> tuple[Rule, ...]:
     """Plan fields that Fast-LLM has no setting for."""
     return (
-        only_ours(*RECOMPUTE, note="Fast-LLM recomputes only whole feed-forward layers", effect=Effect.COST),
+        only_ours(
+            *RECOMPUTE,
+            note="Fast-LLM recomputes only whole feed-forward layers",
+            effect=Effect.COST,
+        ),
         only_ours("precision.fp8", note="Fast-LLM has no fp8"),
         convert(
             (),
             "loss",
-            lambda values, context: {"loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"},
+            lambda values, context: {
+                "loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"
+            },
             lambda values, context: {},
             note="Fast-LLM has no setting: it takes the mean over microbatches; its main branch of 2026 takes it over"
             " all labels of a step",
@@ -478,7 +563,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
     "model.distributed": ("the target's launcher sets up the processes", Effect.NONE),
     **{
-        f"model.distributed.{name}": ("a setting of Fast-LLM's random number generators", Effect.NUMBERS)
+        f"model.distributed.{name}": (
+            "a setting of Fast-LLM's random number generators",
+            Effect.NUMBERS,
+        )
         for name in (
             "dp_seed_shift",
             "pp_seed_shift",
@@ -493,7 +581,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
             "reproducible_init",
         )
     },
-    "pretrained": ("the target's training script sets the checkpoint to start from", Effect.NUMBERS),
+    "pretrained": (
+        "the target's training script sets the checkpoint to start from",
+        Effect.NUMBERS,
+    ),
     "reference_models": ("the target's training script sets further models", Effect.NUMBERS),
     "callbacks": ("the target's training script sets callbacks", Effect.NONE),
     "profiling": ("a setting of Fast-LLM's profiler", Effect.NONE),
@@ -511,7 +602,9 @@ def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
             starts = [start for start in SECTIONS if path.startswith(start)]
             reason = SECTIONS[max(starts, key=len)] if starts else OTHER
             rows.setdefault(reason, []).append(path)
-    return tuple(only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items())
+    return tuple(
+        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
+    )
 
 
 LACKS = {

@@ -88,7 +88,9 @@ class Run(Section):
     experiment_dir: str | None = _has(None, "core", "Directory of checkpoints and logs.")
     enable_all_loggers: bool = _has(False, "logging", "Show the loggers of other packages.")
     log_timestamps: bool = _has(True, "logging", "Put the time before each line.")
-    experiment_name: str | None = _has(None, "feature", "Name of the experiment; else that of its directory.")
+    experiment_name: str | None = _has(
+        None, "feature", "Name of the experiment; else that of its directory."
+    )
     torch_dynamo_enable: bool = _has(True, "expert", "Allow torch.compile.")
     enable_triton_kernels: bool = _has(True, "expert", "Allow Triton kernels.")
     triton_linear_kernels: bool = _has(False, "performance", "Triton kernels for linear layers.")
@@ -98,28 +100,54 @@ class Run(Section):
 class MultiStage(Section):
     """Stages of layers, sharding, and logs of each layer."""
 
-    full_precision_gradients: bool = _has(True, "optional", "Accumulate and reduce gradients in the optimizer's format.")
+    full_precision_gradients: bool = _has(
+        True, "optional", "Accumulate and reduce gradients in the optimizer's format."
+    )
     store_frozen_weights_in_optimization_precision: bool = _has(
         True, "optional", "Keep shards of frozen weights in the optimizer's format."
     )
     debug_layer_outputs: Level = _has(0, "logging", "Log level for the output of each layer.")
-    debug_layer_gradients: Level = _has(0, "logging", "Log level for the gradient of each layer's input.")
-    debug_param_init: Level = _has(0, "logging", "Log level for parameters after initialisation.")
-    debug_param_gradients: Level = _has(0, "logging", "Log level for the flat gradient shards after reduction.")
-    debug_all_param_gradients: Level = _has(0, "logging", "Log level for every parameter's gradient after reduction.")
-    debug_param_update: Level = _has(0, "logging", "Log level for parameters after the optimizer's step.")
-    debug_global_tensors: bool = _has(True, "logging", "Put tensors together over all ranks before they are logged.")
-    debug_activation_memory: bool = _has(False, "logging", "Log memory after each layer.")
-    debug_tensor_parallel: bool = _has(False, "logging", "Compare replicas within tensor groups and log differences.")
-    compile_all: bool = _has(False, "expert", "Compile whole stages.")
-    layers_per_stage: PositiveReal = _has(1.0, "performance", "Layers in a stage, the unit of gathering and reducing.")
-    stages_per_pipeline_stage: Literal[1] = _has(1, "wip", "Consecutive stages on a pipeline rank; only 1 works.")
-    num_weight_buffers: Positive | None = _has(None, "expert", "Stages whose weights may be whole at once; none: all.")
-    num_grad_buffers: Positive | None = _has(None, "expert", "Stages whose gradients may be whole at once; none: all.")
-    zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
-        None, "performance", "ZeRO level: 2 sets two gradient buffers, 3 two weight buffers as well; 1 is the same as none."
+    debug_layer_gradients: Level = _has(
+        0, "logging", "Log level for the gradient of each layer's input."
     )
-    pipeline_delay: NonNegative = _has(0.0, "expert", "Estimated delay of a pipeline round, in steps; not used.")
+    debug_param_init: Level = _has(0, "logging", "Log level for parameters after initialisation.")
+    debug_param_gradients: Level = _has(
+        0, "logging", "Log level for the flat gradient shards after reduction."
+    )
+    debug_all_param_gradients: Level = _has(
+        0, "logging", "Log level for every parameter's gradient after reduction."
+    )
+    debug_param_update: Level = _has(
+        0, "logging", "Log level for parameters after the optimizer's step."
+    )
+    debug_global_tensors: bool = _has(
+        True, "logging", "Put tensors together over all ranks before they are logged."
+    )
+    debug_activation_memory: bool = _has(False, "logging", "Log memory after each layer.")
+    debug_tensor_parallel: bool = _has(
+        False, "logging", "Compare replicas within tensor groups and log differences."
+    )
+    compile_all: bool = _has(False, "expert", "Compile whole stages.")
+    layers_per_stage: PositiveReal = _has(
+        1.0, "performance", "Layers in a stage, the unit of gathering and reducing."
+    )
+    stages_per_pipeline_stage: Literal[1] = _has(
+        1, "wip", "Consecutive stages on a pipeline rank; only 1 works."
+    )
+    num_weight_buffers: Positive | None = _has(
+        None, "expert", "Stages whose weights may be whole at once; none: all."
+    )
+    num_grad_buffers: Positive | None = _has(
+        None, "expert", "Stages whose gradients may be whole at once; none: all."
+    )
+    zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
+        None,
+        "performance",
+        "ZeRO level: 2 sets two gradient buffers, 3 two weight buffers as well; 1 is the same as none.",
+    )
+    pipeline_delay: NonNegative = _has(
+        0.0, "expert", "Estimated delay of a pipeline round, in steps; not used."
+    )
 
 
 class Distributed(Section):
@@ -127,12 +155,20 @@ class Distributed(Section):
 
     tensor_parallel: Positive = _has(1, "performance", "Ranks that split each weight matrix.")
     pipeline_parallel: Positive = _has(1, "performance", "Ranks that split the layers.")
-    sequence_tensor_parallel: bool = _has(False, "performance", "Split norms and dropout by tokens in a tensor group.")
+    sequence_tensor_parallel: bool = _has(
+        False, "performance", "Split norms and dropout by tokens in a tensor group."
+    )
     sequence_data_parallel: Positive = _has(1, "performance", "Data ranks that share one sequence.")
-    world_size: Positive | None = _has(None, "expert", "All ranks; else WORLD_SIZE of the launcher.")
+    world_size: Positive | None = _has(
+        None, "expert", "All ranks; else WORLD_SIZE of the launcher."
+    )
     rank: Level | None = _has(None, "expert", "This process; else RANK of the launcher.")
-    local_world_size: Positive | None = _has(None, "expert", "Ranks on a node; else LOCAL_WORLD_SIZE of the launcher.")
-    pipeline_first: bool = _has(False, "expert", "Pipeline ranks lie closer together than data ranks.")
+    local_world_size: Positive | None = _has(
+        None, "expert", "Ranks on a node; else LOCAL_WORLD_SIZE of the launcher."
+    )
+    pipeline_first: bool = _has(
+        False, "expert", "Pipeline ranks lie closer together than data ranks."
+    )
     backend: Literal["nccl", "gloo"] = _has("nccl", "expert", "Library of the process groups.")
     timeout: PositiveReal = _has(60.0, "optional", "Time limit of a collective, in seconds.")
     distributed_timeout: PositiveReal = _has(60.0, "optional", "Older name of timeout.")
@@ -141,20 +177,48 @@ class Distributed(Section):
     seed: int = _has(1234, "optional", "Seed of training.")
     compute_dtype: Dtype = _has("float32", "core", "Format of the forward and backward pass.")
     training_dtype: Dtype = _has("float32", "core", "Older name of compute_dtype.")
-    optimization_dtype: Dtype = _has("float32", "expert", "Format of master weights and optimizer state.")
-    dp_seed_shift: int = _has(None, "optional", "Seed shift by data rank; none: Fast-LLM's constant.")
-    pp_seed_shift: int = _has(None, "optional", "Seed shift by pipeline rank; none: Fast-LLM's constant.")
-    pp_gen_seed_shift: int = _has(None, "optional", "Seed shift of the pipeline generator; none: Fast-LLM's constant.")
-    pp_gen_init_seed_shift: int = _has(None, "optional", "Same, for initialisation; none: Fast-LLM's constant.")
-    tp_seed_shift: int = _has(None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant.")
-    tp_gen_seed_shift: int = _has(None, "optional", "Seed shift of the tensor generator; none: Fast-LLM's constant.")
-    tp_gen_init_seed_shift: int = _has(None, "optional", "Same, for initialisation; none: Fast-LLM's constant.")
-    sample_seed_shift: int = _has(None, "optional", "Seed shift by sample; none: Fast-LLM's constant.")
-    train_seed_shift: int = _has(None, "optional", "Seed shift of training; none: Fast-LLM's constant.")
-    valid_seed_shift: int = _has(None, "optional", "Seed shift of validation; none: Fast-LLM's constant.")
-    test_seed_shift: int = _has(None, "optional", "Seed shift of testing; none: Fast-LLM's constant.")
-    inference_seed_shift: int = _has(None, "optional", "Seed shift of inference; none: Fast-LLM's constant.")
-    reproducible_init: bool = _has(False, "testing", "The same initial weights for any layout of ranks.")
+    optimization_dtype: Dtype = _has(
+        "float32", "expert", "Format of master weights and optimizer state."
+    )
+    dp_seed_shift: int = _has(
+        None, "optional", "Seed shift by data rank; none: Fast-LLM's constant."
+    )
+    pp_seed_shift: int = _has(
+        None, "optional", "Seed shift by pipeline rank; none: Fast-LLM's constant."
+    )
+    pp_gen_seed_shift: int = _has(
+        None, "optional", "Seed shift of the pipeline generator; none: Fast-LLM's constant."
+    )
+    pp_gen_init_seed_shift: int = _has(
+        None, "optional", "Same, for initialisation; none: Fast-LLM's constant."
+    )
+    tp_seed_shift: int = _has(
+        None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant."
+    )
+    tp_gen_seed_shift: int = _has(
+        None, "optional", "Seed shift of the tensor generator; none: Fast-LLM's constant."
+    )
+    tp_gen_init_seed_shift: int = _has(
+        None, "optional", "Same, for initialisation; none: Fast-LLM's constant."
+    )
+    sample_seed_shift: int = _has(
+        None, "optional", "Seed shift by sample; none: Fast-LLM's constant."
+    )
+    train_seed_shift: int = _has(
+        None, "optional", "Seed shift of training; none: Fast-LLM's constant."
+    )
+    valid_seed_shift: int = _has(
+        None, "optional", "Seed shift of validation; none: Fast-LLM's constant."
+    )
+    test_seed_shift: int = _has(
+        None, "optional", "Seed shift of testing; none: Fast-LLM's constant."
+    )
+    inference_seed_shift: int = _has(
+        None, "optional", "Seed shift of inference; none: Fast-LLM's constant."
+    )
+    reproducible_init: bool = _has(
+        False, "testing", "The same initial weights for any layout of ranks."
+    )
 
 
 class Model(Section):
@@ -179,20 +243,32 @@ class Training(Section):
     train_iters: Level = _has(0, "core", "Optimizer steps in the run.")
     test_iters: Level = _has(0, "feature", "Steps of the final test.")
     num_workers: Level = _has(2, "optional", "Processes that load data.")
-    prefetch_factor: Positive | None = _has(None, "performance", "Microbatches that a loader prepares ahead.")
-    timeout: PositiveReal | None = _has(3600.0, "feature", "Time limit of saving, loading and sampling, in seconds.")
+    prefetch_factor: Positive | None = _has(
+        None, "performance", "Microbatches that a loader prepares ahead."
+    )
+    timeout: PositiveReal | None = _has(
+        3600.0, "feature", "Time limit of saving, loading and sampling, in seconds."
+    )
 
 
 class Batch(Section):
     """The batch, before 0.4.0; sizes that are not set follow from the others."""
 
     micro_batch_size: Positive | None = _has(None, "core", "Samples in a microbatch.")
-    depth_first_micro_batches: Positive | None = _has(None, "core", "Microbatches accumulated one after the other.")
-    breadth_first_micro_batches: Positive | None = _has(None, "core", "Microbatches that pass each stage together.")
-    sequential_micro_batches: Positive | None = _has(None, "core", "Depth-first times breadth-first microbatches.")
+    depth_first_micro_batches: Positive | None = _has(
+        None, "core", "Microbatches accumulated one after the other."
+    )
+    breadth_first_micro_batches: Positive | None = _has(
+        None, "core", "Microbatches that pass each stage together."
+    )
+    sequential_micro_batches: Positive | None = _has(
+        None, "core", "Depth-first times breadth-first microbatches."
+    )
     batch_size: Positive | None = _has(None, "core", "Samples in a step over all ranks.")
     sequence_length: Positive = _has(2048, "core", "Tokens in a sample.")
-    micro_sequence_length: Positive | None = _has(None, "performance", "Tokens of a sample that are run at once.")
+    micro_sequence_length: Positive | None = _has(
+        None, "performance", "Tokens of a sample that are run at once."
+    )
     cross_document_attention: bool = _has(True, "feature", "Documents in a sample see each other.")
     use_loss_masking_spans: bool = _has(False, "feature", "Mask the loss where the data says so.")
     truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill samples.")
@@ -201,12 +277,20 @@ class Batch(Section):
 class Schedule(Section):
     """The order of microbatches, and the overlap of messages with compute."""
 
-    depth_first_micro_batches: Positive = _has(1, "core", "Microbatches accumulated one after the other.")
-    breadth_first_micro_batches: Positive = _has(1, "core", "Microbatches that pass each stage together.")
-    micro_batch_splits: Positive = _has(1, "performance", "Parts along the sequence that a microbatch is run in.")
+    depth_first_micro_batches: Positive = _has(
+        1, "core", "Microbatches accumulated one after the other."
+    )
+    breadth_first_micro_batches: Positive = _has(
+        1, "core", "Microbatches that pass each stage together."
+    )
+    micro_batch_splits: Positive = _has(
+        1, "performance", "Parts along the sequence that a microbatch is run in."
+    )
     pipeline_overlap: bool = _has(True, "testing", "Pipeline messages overlap compute.")
     data_overlap: bool = _has(True, "testing", "Gathering and reducing overlap compute.")
-    data_batch_warn_time_ms: PositiveReal = _has(1000.0, "optional", "Warn when a batch takes longer, in milliseconds.")
+    data_batch_warn_time_ms: PositiveReal = _has(
+        1000.0, "optional", "Warn when a batch takes longer, in milliseconds."
+    )
     throttle_cpu: bool = _has(True, "expert", "Keep the CPU from running far ahead of the GPU.")
     throttle_cpu_rate: Positive = _has(1, "expert", "Schedule steps between two throttles.")
     throttle_cpu_delay: Level = _has(1, "expert", "Schedule steps that the CPU may be ahead.")
@@ -224,7 +308,9 @@ class Data(Section):
     maximum_document_length: int | None = _has(None, "core", "Tokens in the longest document.")
     truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill microbatches.")
     gpu: bool = _has(True, "feature", "Sample on the GPU.")
-    shuffle: Literal["full", "epoch", "skip_first_epoch", "disabled"] = _has("epoch", "feature", "How samples are shuffled.")
+    shuffle: Literal["full", "epoch", "skip_first_epoch", "disabled"] = _has(
+        "epoch", "feature", "How samples are shuffled."
+    )
     seed: int = _has(784569, "feature", "Seed of sampling.")
     datasets: Free = _has(None, "core", "Datasets by phase.")
     sampling: Free = _has(None, "core", "Older place of the sampling settings.")
@@ -233,16 +319,24 @@ class Data(Section):
     split: list[Real] = _has(None, "core", "Shares of training, validation and test.")
     format: str = _has(None, "core", "Kind of dataset.")
     path: str | list[str] = _has(None, "core", "Paths of datasets.")
-    data_sample_warn_time_ms: PositiveReal = _has(1000.0, "feature", "Warn when a sample takes longer, in milliseconds.")
-    multiprocessing_context: Literal["fork", "spawn"] = _has("spawn", "expert", "How loader processes start.")
+    data_sample_warn_time_ms: PositiveReal = _has(
+        1000.0, "feature", "Warn when a sample takes longer, in milliseconds."
+    )
+    multiprocessing_context: Literal["fork", "spawn"] = _has(
+        "spawn", "expert", "How loader processes start."
+    )
 
 
 class LearningRate(Section):
     """Learning rate over optimizer steps."""
 
     base: Real = _has(0.0001, "core", "Peak learning rate.")
-    decay_style: str = _has("constant", "feature", "Shape after warmup: constant, linear, power or cosine.")
-    decay_iterations: int | None = _has(None, "feature", "Step at which the decay ends, warmup included.")
+    decay_style: str = _has(
+        "constant", "feature", "Shape after warmup: constant, linear, power or cosine."
+    )
+    decay_iterations: int | None = _has(
+        None, "feature", "Step at which the decay ends, warmup included."
+    )
     decay_power: Real = _has(1.0, "feature", "Exponent on the progress of the decay.")
     warmup_iterations: int = _has(0, "feature", "Steps of linear warmup from 0.")
     minimum: Real = _has(0.0, "feature", "Learning rate after the decay.")
@@ -268,8 +362,12 @@ class Optimizer(Section):
     beta_1: Fraction = _has(0.9, "optional", "Decay of the first moment.")
     beta_2: Fraction = _has(0.999, "optional", "Decay of the second moment.")
     epsilon: PositiveReal = _has(1e-8, "optional", "Term added to the root of the second moment.")
-    gradient_norm_clipping: PositiveReal = _has(1.0, "feature", "Bound on the global gradient norm.")
-    default_learning_rate_scale: NonNegative = _has(1.0, "feature", "Factor on the learning rate where a layer sets none.")
+    gradient_norm_clipping: PositiveReal = _has(
+        1.0, "feature", "Bound on the global gradient norm."
+    )
+    default_learning_rate_scale: NonNegative = _has(
+        1.0, "feature", "Factor on the learning rate where a layer sets none."
+    )
 
 
 class FastLLM(Section):

@@ -16,7 +16,12 @@ MODEL = "model.base_model"
 BAGS = "bags"
 """Row of a release with the class at each path."""
 TYPE = "type"
-KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (str,),
+}
 SIMPLE = re.compile(r"(int|float|bool|str)(?:([<>]=?)(.+))?")
 WITHIN = {
     ">": lambda value, limit: value > limit,
@@ -26,7 +31,11 @@ WITHIN = {
 }
 
 ELSEWHERE = (
-    *(("gpt", "GPTModelConfig"), ("multimodal", "MultiModalModelConfig"), ("gpt", "GPTTrainerConfig")),
+    *(
+        ("gpt", "GPTModelConfig"),
+        ("multimodal", "MultiModalModelConfig"),
+        ("gpt", "GPTTrainerConfig"),
+    ),
     *(("multimodal", "MultiModalTrainerConfig"), ("train_gpt", "GPTTrainerConfig")),
     ("train_multimodal", "MultiModalTrainerConfig"),
 )
@@ -63,7 +72,9 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
     kind = str(classes[BAGS].get(path, "?"))
     name = kind.removeprefix("{}")
     known = _fields(name, None, classes) if name in classes else {}
-    return kind.startswith("{}"), {field: simple for field, simple in known.items() if SIMPLE.fullmatch(simple)}
+    return kind.startswith("{}"), {
+        field: simple for field, simple in known.items() if SIMPLE.fullmatch(simple)
+    }
 
 
 def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tuple[str, str]]:
@@ -74,14 +85,40 @@ def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tupl
 
 def of_another_release(model: Mapping[str, Any], path: str, version: str) -> str:
     """The newest other release that accepts the section as it is; empty if none does."""
-    others = (other for other in reversed(_table()) if other != version and path in _classes(other)[BAGS])
+    others = (
+        other for other in reversed(_table()) if other != version and path in _classes(other)[BAGS]
+    )
     return next((other for other in others if not any(problems(model, path, other))), "")
 
 
 COUNTED = (
-    *("heads", "num_attention_heads", "n_qk_heads", "n_v_heads", "d_inner", "d_xb", "chunk_size", "rank", "lr_scale", "theta"),
-    *("scale_factor", "rotary_embedding_scale", "low_frequency_factor", "high_frequency_factor", "attention_factor"),
-    *("original_context_length", "patch_height", "patch_width", "max_length", "parameters_per_file", "max_vocab_size"),
+    *(
+        "heads",
+        "num_attention_heads",
+        "n_qk_heads",
+        "n_v_heads",
+        "d_inner",
+        "d_xb",
+        "chunk_size",
+        "rank",
+        "lr_scale",
+        "theta",
+    ),
+    *(
+        "scale_factor",
+        "rotary_embedding_scale",
+        "low_frequency_factor",
+        "high_frequency_factor",
+        "attention_factor",
+    ),
+    *(
+        "original_context_length",
+        "patch_height",
+        "patch_width",
+        "max_length",
+        "parameters_per_file",
+        "max_vocab_size",
+    ),
 )
 """Fields without a bound in their classes that are never negative in a run that works."""
 
@@ -94,7 +131,9 @@ def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from below_zero(value, f"{path}.{name}")
 
 
-def _walk(data: Any, path: str, name: str, classes: Mapping[str, Class]) -> Iterator[tuple[str, str]]:
+def _walk(
+    data: Any, path: str, name: str, classes: Mapping[str, Class]
+) -> Iterator[tuple[str, str]]:
     """Refusals of `data`, which stands at `path`, as a section of class `name`."""
     if data is None:
         return
@@ -129,7 +168,11 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
     Config.get_subclass).
     """
     allowed = {name, *classes[name].get("below", ())}
-    above = (found for one, found in classes.items() if one != BAGS and name in (one, *found.get("below", ())))
+    above = (
+        found
+        for one, found in classes.items()
+        if one != BAGS and name in (one, *found.get("below", ()))
+    )
     registered = [pair for found in above for pair in found.get("types", {}).items()]
     return {kind: chosen for kind, chosen in (*registered, *ELSEWHERE) if chosen in allowed}
 
@@ -137,13 +180,19 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
     """Fields of the class that `type` chooses, or of the default class; without either, of the class and all its subclasses."""
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
-    chosen = chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)
+    chosen = (
+        chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)
+    )
     names = (chosen,) if chosen in classes else (name, *classes[name].get("below", ()))
     # Reversed, so that a field of the class itself wins over one of a subclass.
-    return {field: kind for one in reversed(names) for field, kind in classes[one]["fields"].items()}
+    return {
+        field: kind for one in reversed(names) for field, kind in classes[one]["fields"].items()
+    }
 
 
-def _value(value: Any, path: str, kind: str, classes: Mapping[str, Class]) -> Iterator[tuple[str, str]]:
+def _value(
+    value: Any, path: str, kind: str, classes: Mapping[str, Class]
+) -> Iterator[tuple[str, str]]:
     if kind in classes:
         yield from _walk(value, path, kind, classes)
     elif kind.startswith("{}"):
@@ -158,7 +207,9 @@ def _value(value: Any, path: str, kind: str, classes: Mapping[str, Class]) -> It
         yield from _simple(value, path, *simple.groups())
 
 
-def _simple(value: Any, path: str, kind: str, sign: str | None, limit: str | None) -> Iterator[tuple[str, str]]:
+def _simple(
+    value: Any, path: str, kind: str, sign: str | None, limit: str | None
+) -> Iterator[tuple[str, str]]:
     if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
         yield path, f"found {shown(value)}; expected {kind}"
     elif sign and limit and not WITHIN[sign](value, float(limit)):

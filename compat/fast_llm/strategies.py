@@ -11,7 +11,20 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.rules import Context
 from bridge.testing.strategies import Case, Group, Part
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
-from compat.fast_llm.effective import BREADTH, DEPTH, GRADS, LENGTH, LEVEL, MICRO, NODE, RANK, STEPS, TOTAL, WEIGHTS, WORLD
+from compat.fast_llm.effective import (
+    BREADTH,
+    DEPTH,
+    GRADS,
+    LENGTH,
+    LEVEL,
+    MICRO,
+    NODE,
+    RANK,
+    STEPS,
+    TOTAL,
+    WEIGHTS,
+    WORLD,
+)
 from compat.fast_llm.effective import PART as PIECE
 from compat.fast_llm.intervals import CHECKPOINT, FOLDER, LOGS, PLACE, SHUTDOWN, WANDB
 from compat.fast_llm.learning_rate import BASE as PEAK
@@ -110,7 +123,9 @@ def _text(draw: DrawFn) -> Group:
 
 _COURSE: SearchStrategy[Group] = st.just({}) | st.fixed_dictionaries(
     {
-        CHECKPOINT: st.sampled_from(({"interval": 100}, {"interval": 50, "keep": 3}, {"interval": 100, "keep": None})),
+        CHECKPOINT: st.sampled_from(
+            ({"interval": 100}, {"interval": 50, "keep": 3}, {"interval": 100, "keep": None})
+        ),
         FOLDER: st.sampled_from((PLACE, "runs")),
     },
     optional={
@@ -152,9 +167,20 @@ _STD = st.sampled_from((0.006, 0.01, 0.02))
 def _rotary() -> SearchStrategy[Group]:
     """Rotary positions, plain or scaled."""
     base = {"base": st.sampled_from((10000.0, 500000.0))}
-    stretched = {"scaling.factor": st.sampled_from((4.0, 8.0)), "scaling.original": st.sampled_from((4096, 8192))}
-    llama = {"scaling.kind": st.just("llama3"), "scaling.low": st.just(1.0), "scaling.high": st.just(4.0)}
-    ramp = {"scaling.fast": st.just(32.0), "scaling.slow": st.just(1.0), "scaling.attention": st.just(1.2)}
+    stretched = {
+        "scaling.factor": st.sampled_from((4.0, 8.0)),
+        "scaling.original": st.sampled_from((4096, 8192)),
+    }
+    llama = {
+        "scaling.kind": st.just("llama3"),
+        "scaling.low": st.just(1.0),
+        "scaling.high": st.just(4.0),
+    }
+    ramp = {
+        "scaling.fast": st.just(32.0),
+        "scaling.slow": st.just(1.0),
+        "scaling.attention": st.just(1.2),
+    }
     yarn = {"scaling.kind": st.just("yarn"), **ramp}
     found = []
     for kind in ({**base}, {**base, **stretched, **llama}, {**base, **stretched, **yarn}):
@@ -168,12 +194,16 @@ def _rotary() -> SearchStrategy[Group]:
 
 
 _POSITIONS = _rotary() | st.fixed_dictionaries(
-    {"model.embedding.positions": st.sampled_from(("learned", "none")), "model.embedding.max_positions": st.just(4096)}
+    {
+        "model.embedding.positions": st.sampled_from(("learned", "none")),
+        "model.embedding.max_positions": st.just(4096),
+    }
 )
 _WINDOW: SearchStrategy[Group] = st.one_of(
     st.just({}),
     st.fixed_dictionaries(
-        {"model.attention.window": st.just(512)}, optional={"model.attention.windowed": st.just((True, False) * 12)}
+        {"model.attention.window": st.just(512)},
+        optional={"model.attention.windowed": st.just((True, False) * 12)},
     ),
 )
 _EXPERTS = st.fixed_dictionaries(
@@ -242,11 +272,20 @@ def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
         "model.tied": draw(st.booleans()),
     }
     kept = draw(st.sets(st.sampled_from(sorted(sizes)), min_size=4))
-    groups = [draw(group) for group in (_POSITIONS, _WINDOW, _NORM, _BESIDE, st.just({}) | _EXPERTS)]
-    told = {path: value for group in groups if draw(st.integers(0, 3)) for path, value in group.items()}
-    section: dict[str, Any] = dict(write({**{path: sizes[path] for path in kept}, **told}, Context(case.version))[BASE])
+    groups = [
+        draw(group) for group in (_POSITIONS, _WINDOW, _NORM, _BESIDE, st.just({}) | _EXPERTS)
+    ]
+    told = {
+        path: value for group in groups if draw(st.integers(0, 3)) for path, value in group.items()
+    }
+    section: dict[str, Any] = dict(
+        write({**{path: sizes[path] for path in kept}, **told}, Context(case.version))[BASE]
+    )
     if layout_of(Context(case.version)) == "newest" and not draw(st.integers(0, 3)):
-        more = {"cross_entropy_splits": draw(st.integers(1, 4)), "prediction_heads": draw(st.integers(1, 2))}
+        more = {
+            "cross_entropy_splits": draw(st.integers(1, 4)),
+            "prediction_heads": draw(st.integers(1, 2)),
+        }
         section["head"] = {**section.get("head", {}), **more}
     return section
 
@@ -286,7 +325,9 @@ def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
     if not known and not named:
         return None
     entry = st.sampled_from(sorted(known.items())).flatmap(_one) if known else st.just({})
-    return st.dictionaries(st.sampled_from("abc"), entry, min_size=1, max_size=2) if named else entry
+    return (
+        st.dictionaries(st.sampled_from("abc"), entry, min_size=1, max_size=2) if named else entry
+    )
 
 
 def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
@@ -306,4 +347,6 @@ UNSETTABLE = {
     "schedule.estimate_critical_batch": "takes nothing but false",
 }
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), unsettable=UNSETTABLE)
+PART = Part(
+    core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), unsettable=UNSETTABLE
+)

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 from bridge.rules import Group
 
-KINDS = {("linear", 1.0): "linear", ("power", 1.0): "linear", ("cosine", 1.0): "cosine", ("power", 0.5): "minus_sqrt"}
+KINDS = {
+    ("linear", 1.0): "linear",
+    ("power", 1.0): "linear",
+    ("cosine", 1.0): "cosine",
+    ("power", 0.5): "minus_sqrt",
+}
 """Decay shapes of WSD, by kind and power of a stage; Fast-LLM has no exponential one."""
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
 TENTH = 10
@@ -35,7 +40,14 @@ class Stage(NamedTuple):
 
     def __str__(self) -> str:
         ends = [self.begin] if self.kind == "constant" else [self.begin, self.end]
-        return ",".join([self.kind, str(self.steps), *map(repr, ends), *([repr(self.power)] if self.power != 1 else [])])
+        return ",".join(
+            [
+                self.kind,
+                str(self.steps),
+                *map(repr, ends),
+                *([repr(self.power)] if self.power != 1 else []),
+            ]
+        )
 
 
 def read(text: str, peak: float | None) -> Group | None:
@@ -47,7 +59,9 @@ def read(text: str, peak: float | None) -> Group | None:
         stages = [Stage.of(part) for part in text.split(";")]
     except ValueError:
         return None
-    warmup, rest = (stages[:1], stages[1:]) if stages[0].kind == "linear" and len(stages) > 1 else ([], stages)
+    warmup, rest = (
+        (stages[:1], stages[1:]) if stages[0].kind == "linear" and len(stages) > 1 else ([], stages)
+    )
     # A plan has names for one stage, and for a constant one with a decay behind it.
     kinds, name = [stage.kind for stage in rest], None
     if len(kinds) == 1 and kinds[0] in ("constant", "linear", "cosine"):
@@ -67,22 +81,38 @@ def read(text: str, peak: float | None) -> Group | None:
     return fields
 
 
-def _is_sound(stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str) -> bool:
+def _is_sound(
+    stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str
+) -> bool:
     """Whether stages join without jumps and start at the peak, and no stage before the last is open or bent."""
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
     # Only a last constant stage is open: a decay needs its length.
-    whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (name != "constant")
+    whole = all(stage.steps > 0 for stage in stages[:-1]) and (last.steps > 0) == (
+        name != "constant"
+    )
     shaped = (last.kind, last.power) in KINDS if name == "wsd" else last.power == 1
-    return joined and whole and shaped and rest[0].begin == peak and min(min(stage.begin, stage.end) for stage in stages) >= 0
+    return (
+        joined
+        and whole
+        and shaped
+        and rest[0].begin == peak
+        and min(min(stage.begin, stage.end) for stage in stages) >= 0
+    )
 
 
 def written(values: Group) -> str | None:
     """A schedule as text, from the fields of a plan's schedule and its `peak`; None if stages cannot express it."""
     peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
     rest = None if peak is None else _rest(values, peak, warmup)
-    first = [Stage("linear", warmup, values.get("warmup_from") or 0.0, peak)] if warmup and peak is not None else []
-    return ";".join(map(str, (*first, *rest))) if rest and all(stage.steps for stage in rest) else None
+    first = (
+        [Stage("linear", warmup, values.get("warmup_from") or 0.0, peak)]
+        if warmup and peak is not None
+        else []
+    )
+    return (
+        ";".join(map(str, (*first, *rest))) if rest and all(stage.steps for stage in rest) else None
+    )
 
 
 def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:
@@ -92,7 +122,11 @@ def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:
         return [Stage(name, -1, peak, peak)]
     if name is None or total is None or total <= warmup:
         return None
-    return _wsd(values, peak, total - warmup) if name == "wsd" else [Stage(name, total - warmup, peak, low)]
+    return (
+        _wsd(values, peak, total - warmup)
+        if name == "wsd"
+        else [Stage(name, total - warmup, peak, low)]
+    )
 
 
 def _wsd(values: Group, peak: float, steps: int) -> list[Stage] | None:
@@ -101,4 +135,7 @@ def _wsd(values: Group, peak: float, steps: int) -> list[Stage] | None:
     if shape not in DECAYS or steps - decay < 1 or decay < 1:
         return None
     kind, power = DECAYS[shape]
-    return [Stage("constant", steps - decay, peak, peak), Stage(kind, decay, peak, values.get("minimum") or 0.0, power)]
+    return [
+        Stage("constant", steps - decay, peak, peak),
+        Stage(kind, decay, peak, values.get("minimum") or 0.0, power),
+    ]

@@ -40,11 +40,16 @@ def _stages(config: Config) -> Iterator[Remark]:
     path, values = STAGES + "layers_per_stage", config.effective
     size = values[path]
     if path in config.given and size != int(size):
-        yield path, f"found {size:g}, which has the effect of {ceil(size)}: a stage ends at the first whole layer", Effect.NONE
+        yield (
+            path,
+            f"found {size:g}, which has the effect of {ceil(size)}: a stage ends at the first whole layer",
+            Effect.NONE,
+        )
     layers = facts(values).get("model.layers")
     if layers and (stages := stages_of(layers, size)) < values[PIPELINE]:
         message = (
-            f"{layers} layers make {stages} stages, fewer than {values[PIPELINE]} pipeline ranks: Fast-LLM refuses the model;"
+            f"{layers} layers make {stages} stages, fewer than {values[PIPELINE]} pipeline"
+            " ranks: Fast-LLM refuses the model;"
         )
         message += " set fewer layers per stage, or fewer pipeline ranks"
         yield path, message, Effect.STOPS
@@ -70,15 +75,19 @@ def _buffers(config: Config) -> Iterator[Remark]:
         if at.overwrites_buffers and config.given.get(path, count) != count:
             message = f"overwritten with {count} by zero_stage {values[STAGES + 'zero_stage']} in {at.version}; keep one of them"
             yield path, message, Effect.COST
-    steps = values.get(("batch." if at.has_batch else "schedule.") + "depth_first_micro_batches") or 1
+    steps = (
+        values.get(("batch." if at.has_batch else "schedule.") + "depth_first_micro_batches") or 1
+    )
     alone = data_ranks(values) == 1 and values[RANKS + "sequence_data_parallel"] == 1
     if not at.since("0.4.0+20260720") and values.get(GRADS) is not None and steps > 1 and alone:
         message = (
-            f"with shared gradient buffers on one data rank, {at.version} keeps only the last of {steps} microbatches' gradients"
+            f"with shared gradient buffers on one data rank, {at.version} keeps only the last"
+            f" of {steps} microbatches' gradients"
         )
         yield (
             GRADS,
-            message + " (issue 550); drop num_grad_buffers and zero_stage, or use breadth-first microbatches",
+            message
+            + " (issue 550); drop num_grad_buffers and zero_stage, or use breadth-first microbatches",
             Effect.NUMBERS,
         )
 
@@ -95,7 +104,11 @@ def _formats(config: Config) -> Iterator[Remark]:
         )
     frozen = STAGES + "store_frozen_weights_in_optimization_precision"
     if values.get(frozen) is False and compute != master:
-        yield frozen, "found false: a model with frozen and trained weights fails when it is built; set true", Effect.STOPS
+        yield (
+            frozen,
+            "found false: a model with frozen and trained weights fails when it is built; set true",
+            Effect.STOPS,
+        )
 
 
 def _debug(config: Config) -> Iterator[Remark]:
@@ -111,7 +124,11 @@ def _debug(config: Config) -> Iterator[Remark]:
 def _ranks(config: Config) -> Iterator[Remark]:
     given = config.given
     if given.get(SEQUENCE_TENSOR) and config.effective[TENSOR] == 1:
-        yield SEQUENCE_TENSOR, "Fast-LLM switches it off, because tensor_parallel is 1; drop it", Effect.NONE
+        yield (
+            SEQUENCE_TENSOR,
+            "Fast-LLM switches it off, because tensor_parallel is 1; drop it",
+            Effect.NONE,
+        )
     told = config.world_size
     if told is not None and given.get(WORLD) is not None and given[WORLD] != told:
         yield (
@@ -122,8 +139,13 @@ def _ranks(config: Config) -> Iterator[Remark]:
 
 
 def _microbatches(config: Config) -> Iterator[Remark]:
-    values, section = config.effective, "batch." if release(config.version).has_batch else "schedule."
-    depth, breadth = (values.get(f"{section}{way}_first_micro_batches") or 1 for way in ("depth", "breadth"))
+    values, section = (
+        config.effective,
+        "batch." if release(config.version).has_batch else "schedule.",
+    )
+    depth, breadth = (
+        values.get(f"{section}{way}_first_micro_batches") or 1 for way in ("depth", "breadth")
+    )
     ranks = values[PIPELINE]
     if ranks > 1 and depth > 1:
         path = section + "depth_first_micro_batches"
@@ -134,7 +156,11 @@ def _microbatches(config: Config) -> Iterator[Remark]:
         )
     elif depth * breadth * (values.get("schedule.micro_batch_splits") or 1) < ranks:
         path = section + "breadth_first_micro_batches"
-        yield path, f"{depth * breadth} microbatches leave some of {ranks} pipeline ranks idle; use more", Effect.COST
+        yield (
+            path,
+            f"{depth * breadth} microbatches leave some of {ranks} pipeline ranks idle; use more",
+            Effect.COST,
+        )
 
 
 def _rate(config: Config) -> Iterator[Remark]:
@@ -143,9 +169,17 @@ def _rate(config: Config) -> Iterator[Remark]:
     if values.get(TEXT_SCHEDULE) is not None:
         for path in config.given:
             if path.startswith(RATE) and path != TEXT_SCHEDULE:
-                yield path, "has no effect: optimizer.learning_rate.schedule replaces it; drop it", Effect.NONE
+                yield (
+                    path,
+                    "has no effect: optimizer.learning_rate.schedule replaces it; drop it",
+                    Effect.NONE,
+                )
         return
-    style, end, warmup = values[RATE + "decay_style"], values.get(RATE + "decay_iterations"), values[RATE + "warmup_iterations"]
+    style, end, warmup = (
+        values[RATE + "decay_style"],
+        values.get(RATE + "decay_iterations"),
+        values[RATE + "warmup_iterations"],
+    )
     if style not in STYLES:
         yield (
             RATE + "decay_style",

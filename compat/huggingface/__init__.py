@@ -61,10 +61,19 @@ class HuggingFaceDialect(PackagedDialect):
         return score(data)
 
     def config(
-        self, given: Mapping[str, Any], version: str | None = None, world_size: int | None = None, entry: str = ""
+        self,
+        given: Mapping[str, Any],
+        version: str | None = None,
+        world_size: int | None = None,
+        entry: str = "",
     ) -> Config:
         """A config from values by key, None for unset, checked as `read` checks."""
-        return super().config({path: value for path, value in given.items() if value is not None}, version, world_size, entry)
+        return super().config(
+            {path: value for path, value in given.items() if value is not None},
+            version,
+            world_size,
+            entry,
+        )
 
 
 DIALECT = HuggingFaceDialect()

@@ -26,10 +26,17 @@ def effective(given: Given) -> dict[str, Any]:
     family = family_of(given.get("model_type"))
     if family is None:
         name = given["model_type"]
-        raise ConfigError(f"model_type: found {name!r}, whose layers no plan can describe{nearest(name, FAMILIES)}")
+        raise ConfigError(
+            f"model_type: found {name!r}, whose layers no plan can describe{nearest(name, FAMILIES)}"
+        )
     # A field may have several names. If one of them is given, the defaults of the others must not
     # stand beside it.
-    spelled = {name for key in family.keys.values() if any(name in given for name in key.names) for name in key.names}
+    spelled = {
+        name
+        for key in family.keys.values()
+        if any(name in given for name in key.names)
+        for name in key.names
+    }
     filled = {}
     for key, value in family.defaults.items():
         # The other spelling of rotary positions, one mapping for all of them, replaces the defaults
@@ -45,8 +52,15 @@ def effective(given: Given) -> dict[str, Any]:
     try:
         Plan.of(model)
     except BridgeError as error:
-        raise ConfigError(*(problem.replace("model.", "", 1) for problem in error.problems)) from None
-    return {**{key: tuple(value) if isinstance(value, list) else value for key, value in filled.items()}, **given}
+        raise ConfigError(
+            *(problem.replace("model.", "", 1) for problem in error.problems)
+        ) from None
+    return {
+        **{
+            key: tuple(value) if isinstance(value, list) else value for key, value in filled.items()
+        },
+        **given,
+    }
 
 
 ROTARY = (
@@ -98,7 +112,15 @@ def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
     family = FAMILIES.get(given.get("model_type") or "")
     if family is not None and family.foreign:
         message = f"{family.foreign}, which no plan can describe; only the fields that every model has are read"
-        yield Finding("model_type", message, Effect.NUMBERS, True, None, family.name, origin=origins.get("model_type"))
+        yield Finding(
+            "model_type",
+            message,
+            Effect.NUMBERS,
+            True,
+            None,
+            family.name,
+            origin=origins.get("model_type"),
+        )
 
 
 def missing(given: Given) -> Iterator[Finding]:

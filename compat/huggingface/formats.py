@@ -47,13 +47,23 @@ def read(source: Any, lenient: bool = False) -> Reading:
             given[key] = typed
             origins |= {key: Origin(line)} if line else {}
     if (flaw := _unknown(given.get("model_type"), data)) and lenient:
-        findings.append(Finding("model_type", f"{flaw}; left out", Effect.NUMBERS, True, origin=origins.get("model_type")))
+        findings.append(
+            Finding(
+                "model_type",
+                f"{flaw}; left out",
+                Effect.NUMBERS,
+                True,
+                origin=origins.get("model_type"),
+            )
+        )
         del given["model_type"]
     elif flaw:
         problems.append(flaw)
     findings += (*_unread(data, given.get("model_type"), document), *_unread_rope(data, document))
     # Keys that no family reads are kept as they are, so that a file that is written again has them.
-    return Reading(Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings)).unless(problems)
+    return Reading(
+        Values({**given, **({REST: others} if others else {})}), "file", origins, tuple(findings)
+    ).unless(problems)
 
 
 EVERYWHERE = (
@@ -70,7 +80,9 @@ EVERYWHERE = (
 def _read_by(family: str) -> frozenset[str]:
     """Keys that the class of a family reads (`releases/keys.json`, harvested from transformers), and those of our table."""
     rows = json.loads(files("compat.huggingface.releases").joinpath("keys.json").read_text("utf-8"))
-    return frozenset((*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known))
+    return frozenset(
+        (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
+    )
 
 
 def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
@@ -81,7 +93,13 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
         # A misspelled key changes the model that the user meant; any other unread key is harmless.
         meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
         message = f"has no effect: transformers keeps it, but no {family} model reads it{meant}"
-        yield Finding(key, message, Effect.NUMBERS if meant else Effect.NONE, True, origin=_origin(document, key))
+        yield Finding(
+            key,
+            message,
+            Effect.NUMBERS if meant else Effect.NONE,
+            True,
+            origin=_origin(document, key),
+        )
 
 
 _ROPE = (
@@ -100,7 +118,9 @@ def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator
         for key in map(str, inner) if isinstance(inner, Mapping) else ():
             if key not in ROPE:
                 message = f"has no effect: transformers reads no such key of rotary positions{nearest(key, ROPE)}"
-                yield Finding(f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name))
+                yield Finding(
+                    f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name)
+                )
 
 
 def _origin(document: Document | None, key: str) -> Origin | None:
@@ -115,7 +135,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
     if isinstance(source, Written):
         source = source.text
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"huggingface: found {shown(source)}; expected a path, a folder, text or a mapping")
+        raise SourceError(
+            f"huggingface: found {shown(source)}; expected a path, a folder, text or a mapping"
+        )
     document = load(_file(source))
     if not isinstance(document.data, Mapping):
         raise SourceError(f"{document.name}: found {shown(document.data)}; expected a mapping")
@@ -124,7 +146,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
 
 def _file(source: str | Path | Document) -> str | Path | Document:
     """The config.json of a folder; any other source as it is."""
-    if isinstance(source, Document) or (isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))):
+    if isinstance(source, Document) or (
+        isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
+    ):
         return source
     place = Path(source)
     return place / NAME if place.is_dir() else source
@@ -146,7 +170,9 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
 def _adapter(key: str) -> TypeAdapter[Any]:
     from pydantic import ConfigDict
 
-    return TypeAdapter(fields(HuggingFace)[key].annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+    return TypeAdapter(
+        fields(HuggingFace)[key].annotation, config=ConfigDict(strict=True, allow_inf_nan=False)
+    )
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -158,7 +184,10 @@ def _typed(key: str, value: Any) -> Any:
     try:
         return _adapter(key).validate_python(value)
     except ValidationError as error:
-        messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in error.errors(include_url=False))
+        messages = dict.fromkeys(
+            detail["msg"].removeprefix("Value error, ")
+            for detail in error.errors(include_url=False)
+        )
         raise ValueError(f"found {shown(value)}; {'; '.join(messages)}") from None
 
 
@@ -170,11 +199,23 @@ def nullable(key: str) -> bool:
 
 def text(given: Mapping[str, Any]) -> str:
     """The config as JSON, with the model type first."""
-    listed = {key: spelled(key, given[key]) for key in ("model_type", *fields(HuggingFace)) if key in given and key != REST}
+    listed = {
+        key: spelled(key, given[key])
+        for key in ("model_type", *fields(HuggingFace))
+        if key in given and key != REST
+    }
     return json.dumps({**listed, **given.get(REST, {})}, indent=2) + "\n"
 
 
-MARKS = ("architectures", "transformers_version", "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_layer")
+MARKS = (
+    "architectures",
+    "transformers_version",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "n_embd",
+    "n_layer",
+)
 
 
 def score(data: Any) -> int:

@@ -10,7 +10,17 @@ from bridge.config import fields
 from bridge.families import GENERIC, apart, choose, family_of, groups, meaning, spelling, stands_for
 from bridge.families.table import Family
 from bridge.plan import paths
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, each_only_ours, only_ours, only_theirs
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    Rule,
+    convert,
+    each_only_ours,
+    only_ours,
+    only_theirs,
+)
 from compat.huggingface.releases import GROUPED
 from compat.huggingface.schema import HuggingFace
 
@@ -32,7 +42,9 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         plan = {path: values[path] for path in MODEL if path in values}
-        family, written = _spelled(tuple(sorted(plan.items())), context.since(GROUPED) and not apart(context.had))
+        family, written = _spelled(
+            tuple(sorted(plan.items())), context.since(GROUPED) and not apart(context.had)
+        )
         if theirs == (TYPE,):
             return {TYPE: family.name} if family.name else {}
         return {key: written[key] for key in theirs if key in written}
@@ -58,7 +70,11 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     ours = tuple(f"model.{path}" for path in said)
     # The family decides about every key, so each row sees the whole config and the whole model.
     others = tuple(path for path in (*KEYS, TYPE, *MODEL) if path not in keys and path not in ours)
-    carries = {key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys} if keys else {TYPE: ours}
+    carries = (
+        {key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys}
+        if keys
+        else {TYPE: ours}
+    )
     effect = min((EFFECTS[path] for path in ours), key=lambda one: one.rank)
     return convert(
         keys,
@@ -85,11 +101,36 @@ def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]
 
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
-    ("the format of stored weights; a run sets its own format", ("torch_dtype", "dtype"), (), Effect.ROUNDING),
-    ("a Plan has no noise on the router's input", ("router_jitter_noise",), (0, 0.0), Effect.NUMBERS),
-    ("a Plan cannot describe these kinds of blocks", ("hybrid_override_pattern",), (), Effect.NUMBERS),
-    ("a Plan does not describe quantised stored weights", ("quantization_config",), (), Effect.NUMBERS),
-    ("the order of sums in which old files were trained", ("pretraining_tp",), (1,), Effect.ROUNDING),
+    (
+        "the format of stored weights; a run sets its own format",
+        ("torch_dtype", "dtype"),
+        (),
+        Effect.ROUNDING,
+    ),
+    (
+        "a Plan has no noise on the router's input",
+        ("router_jitter_noise",),
+        (0, 0.0),
+        Effect.NUMBERS,
+    ),
+    (
+        "a Plan cannot describe these kinds of blocks",
+        ("hybrid_override_pattern",),
+        (),
+        Effect.NUMBERS,
+    ),
+    (
+        "a Plan does not describe quantised stored weights",
+        ("quantization_config",),
+        (),
+        Effect.NUMBERS,
+    ),
+    (
+        "the order of sums in which old files were trained",
+        ("pretraining_tp",),
+        (1,),
+        Effect.ROUNDING,
+    ),
 )
 SWITCHES = {
     "clip_qkv": (),
@@ -120,9 +161,17 @@ def table() -> tuple[Rule, ...]:
     )
     mapped = (family, *(_group(keys, said) for keys, said in groups()))
     rows = (
-        *(only_theirs(*keys, note=note, effect=_told(harmless, worse), model=True) for note, keys, harmless, worse in BEYOND),
         *(
-            only_theirs(key, note="a switch of one family of models", effect=_told(harmless, Effect.NUMBERS), model=True)
+            only_theirs(*keys, note=note, effect=_told(harmless, worse), model=True)
+            for note, keys, harmless, worse in BEYOND
+        ),
+        *(
+            only_theirs(
+                key,
+                note="a switch of one family of models",
+                effect=_told(harmless, Effect.NUMBERS),
+                model=True,
+            )
             for key, harmless in SWITCHES.items()
         ),
     )

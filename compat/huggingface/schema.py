@@ -20,11 +20,19 @@ def _dtype(value: Any) -> Any:
 class HuggingFace(ModelKeys):
     """A model's config."""
 
-    model_type: str | None = field(None, description="Family of the model, by the name in transformers.")
-    torch_dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(None, description="Format of the stored weights.")
-    dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(None, description="The same since transformers 5.")
+    model_type: str | None = field(
+        None, description="Family of the model, by the name in transformers."
+    )
+    torch_dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(
+        None, description="Format of the stored weights."
+    )
+    dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(
+        None, description="The same since transformers 5."
+    )
     # Keys without a plan field
-    router_jitter_noise: Share | None = field(None, description="Noise on a router's input while training.")
+    router_jitter_noise: Share | None = field(
+        None, description="Noise on a router's input while training."
+    )
     clip_qkv: Real | None = field(None, description="Bound of queries, keys and values.")
     scale_attn_by_inverse_layer_idx: bool | None = field(
         None, description="GPT-2 divides attention logits by the number of the block."
@@ -33,13 +41,25 @@ class HuggingFace(ModelKeys):
     apply_residual_connection_post_layernorm: bool | None = field(
         None, description="Bloom's residual connection starts after the norm."
     )
-    use_bidirectional_attention: bool | None = field(None, description="Gemma also attends to later tokens.")
-    layerdrop: Share | None = field(None, description="Probability with which OPT leaves out a block.")
-    layer_norm_elementwise_affine: bool | None = field(None, description="OPT's norms have weights.")
-    hybrid_override_pattern: str | None = field(None, description="Kinds of Nemotron-H's blocks, a letter each.")
+    use_bidirectional_attention: bool | None = field(
+        None, description="Gemma also attends to later tokens."
+    )
+    layerdrop: Share | None = field(
+        None, description="Probability with which OPT leaves out a block."
+    )
+    layer_norm_elementwise_affine: bool | None = field(
+        None, description="OPT's norms have weights."
+    )
+    hybrid_override_pattern: str | None = field(
+        None, description="Kinds of Nemotron-H's blocks, a letter each."
+    )
     quantization_config: Free | None = field(None, description="How stored weights are quantised.")
-    pretraining_tp: Count | None = field(None, description="Tensor parallel size whose order of sums is repeated.")
-    others: Free | None = field(None, alias=REST, description="Every other key, unchanged: tokens, names, classes.")
+    pretraining_tp: Count | None = field(
+        None, description="Tensor parallel size whose order of sums is repeated."
+    )
+    others: Free | None = field(
+        None, alias=REST, description="Every other key, unchanged: tokens, names, classes."
+    )
 
 
 SCHEMA = HuggingFace

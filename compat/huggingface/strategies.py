@@ -20,7 +20,11 @@ KNOWN = tuple(name for name, family in FAMILIES.items() if not family.foreign)
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **KEYS,
     "model_type": st.sampled_from(KNOWN),
-    REST: st.dictionaries(st.sampled_from(("bos_token_id", "_name_or_path", "made up")), st.integers(0, 9) | words(), min_size=1),
+    REST: st.dictionaries(
+        st.sampled_from(("bos_token_id", "_name_or_path", "made up")),
+        st.integers(0, 9) | words(),
+        min_size=1,
+    ),
 }
 
 

@@ -50,9 +50,29 @@ BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """Arguments that are set together with FSDP and only for it."""
 REPLACED = "cannot load the checkpoint that is written; the distributed optimizer replaces it, with the same numbers"
 KEPT = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "group_query_attention"),
-    *("kv_channels", "max_position_embeddings", "position_embedding_type", "add_position_embedding", "swiglu", "normalization"),
-    *("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "tokenizer_type", "num_experts"),
+    *(
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "group_query_attention",
+    ),
+    *(
+        "kv_channels",
+        "max_position_embeddings",
+        "position_embedding_type",
+        "add_position_embedding",
+        "swiglu",
+        "normalization",
+    ),
+    *(
+        "vocab_size",
+        "padded_vocab_size",
+        "make_vocab_size_divisible_by",
+        "tokenizer_type",
+        "num_experts",
+    ),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "global_batch_size", "seed"),
 )
 """Arguments of the model and the layout that a written checkpoint holds.
@@ -86,7 +106,9 @@ class MegatronConfig(Config):
         if self.entry in SECTIONED:
             from compat.megatron import sections
 
-            return Values(sections.effective(self.given.flat(), self.entry, self.version, self.ranks))
+            return Values(
+                sections.effective(self.given.flat(), self.entry, self.version, self.ranks)
+            )
         if self.entry != "flags":
             return Values(live.as_arguments(self.given, self.entry, self.version))
         return Values(arguments.effective(self.given.flat(), self.version, self.ranks))
@@ -155,7 +177,13 @@ class MegatronDialect(PackagedDialect):
 
         return read(source, version, lenient)
 
-    def read(self, source: Any, version: str | None = None, world_size: int | None = None, lenient: bool = False) -> Config:
+    def read(
+        self,
+        source: Any,
+        version: str | None = None,
+        world_size: int | None = None,
+        lenient: bool = False,
+    ) -> Config:
         """Read a source of Megatron; without `version`, a live object is of the installed release."""
         from compat.megatron import live
 
@@ -194,11 +222,21 @@ class MegatronDialect(PackagedDialect):
             Finding(name, REPLACED, Effect.COST, how=How.DROPPED, before=True) for name in fsdp
         ]
         findings = (*replaced, *tokens)
-        return Saves("megatron", level, dtype=dtype, samples=True, client=told, instead=instead, findings=findings)
+        return Saves(
+            "megatron",
+            level,
+            dtype=dtype,
+            samples=True,
+            client=told,
+            instead=instead,
+            findings=findings,
+        )
 
     def parameters(self, config: Config) -> str:
         """The naming of parameters. Transformer Engine keeps norms inside the linear layers."""
-        return "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
+        return (
+            "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
+        )
 
     def effective(self, config: Config) -> Values:
         """The values after the parser, its checks and the config classes.
@@ -209,13 +247,17 @@ class MegatronDialect(PackagedDialect):
         try:
             return self._effective(config)
         except ConfigError as error:
-            raise ConfigError(*(_with_unknown(problem, config.remarks) for problem in error.problems)) from None
+            raise ConfigError(
+                *(_with_unknown(problem, config.remarks) for problem in error.problems)
+            ) from None
 
     def _effective(self, config: MegatronConfig) -> Values:
         from compat.megatron.options import clashes
 
         if config.entry == "flags":
-            ConfigError.raise_if((*clashes(config.given, config.version), *_meaningless(config.given)))
+            ConfigError.raise_if(
+                (*clashes(config.given, config.version), *_meaningless(config.given))
+            )
         # Megatron builds these objects from the arguments, and each may refuse what the parser
         # accepted.
         _ = config.model_parallel
@@ -229,9 +271,16 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron import arguments, objects, sections
         from compat.megatron.traps import TRAPS
 
-        steps = (*arguments.TABLE, *objects.BEFORE, *(step for table in objects.TABLES.values() for step in table))
+        steps = (
+            *arguments.TABLE,
+            *objects.BEFORE,
+            *(step for table in objects.TABLES.values() for step in table),
+        )
         # The tables share rows: upstream's child classes run the statements of their parents.
-        return (*dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)), *TRAPS)
+        return (
+            *dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)),
+            *TRAPS,
+        )
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Findings on given values that Megatron changes or ignores."""
@@ -254,7 +303,9 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron.requirements import NEEDS
 
         if config.entry == "flags":
-            yield from missing(config.given, NEEDS, self.whole(config), lambda path: f"--{path.replace('_', '-')}")
+            yield from missing(
+                config.given, NEEDS, self.whole(config), lambda path: f"--{path.replace('_', '-')}"
+            )
 
     def whole(self, config: Config) -> bool:
         """Whether the config is a whole launch: it sets the length of training, or its data."""
@@ -310,20 +361,39 @@ class MegatronDialect(PackagedDialect):
         environment = {name: value for name, (value, _) in config.environment.items()}
         launch = torchrun(config.ranks, formats.PROGRAM)
         if format == "yaml":  # for NVIDIA's own runner of recipes
-            return Written(self.name, formats.recipe_text(given, config.version, environment), format, environment=environment)
+            return Written(
+                self.name,
+                formats.recipe_text(given, config.version, environment),
+                format,
+                environment=environment,
+            )
         if format == "script":
             text = formats.script_text(given, config.version, environment, launch)
-            return Written(self.name, text, format, launch=("bash", formats.SCRIPT), file=formats.SCRIPT)
+            return Written(
+                self.name, text, format, launch=("bash", formats.SCRIPT), file=formats.SCRIPT
+            )
         text = formats.flags_text(given, config.version)
-        return Written(self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True)
+        return Written(
+            self.name, text, "flags", {}, "", environment, launch, formats.ARGUMENTS, arguments=True
+        )
 
-    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+    def program(
+        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
         """The launch script: the file itself, or one beside a file of flags or a recipe."""
         if written.format == "script":
             return Program(written)
         name = str(Path(written.file).with_suffix(SCRIPT))
         script = self.render(config, "script").named(name)
-        return Program(replace(written, beside={SCRIPT: script.text}, launch=script.launch, environment={}, arguments=False))
+        return Program(
+            replace(
+                written,
+                beside={SCRIPT: script.text},
+                launch=script.launch,
+                environment={},
+                arguments=False,
+            )
+        )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
         """A script or a file of flags with other values; all other bytes stay."""
@@ -357,14 +427,23 @@ class MegatronDialect(PackagedDialect):
             # `model` and `optimizer`.
             if kind(data):
                 return 20
-            return 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
+            return (
+                2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
+            )
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
     """`problem`, or a message that its argument has a value which is known only in a run."""
     path = problem.partition(":")[0]
-    unknown = next((remark for remark in remarks if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)), None)
+    unknown = next(
+        (
+            remark
+            for remark in remarks
+            if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)
+        ),
+        None,
+    )
     if unknown is None or unknown.origin is None:
         return problem
     return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; Megatron needs a value there, so write it out"
@@ -389,9 +468,21 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:
-            turned = "moves it into other settings" if now is None else f"turns {shown(value)} into {shown(now)}"
+            turned = (
+                "moves it into other settings"
+                if now is None
+                else f"turns {shown(value)} into {shown(now)}"
+            )
             message = f"Megatron {config.version} {turned}"
-            yield Finding(path, message, Effect.NONE, True, before=value, after=now, origin=config.origins.get(path))
+            yield Finding(
+                path,
+                message,
+                Effect.NONE,
+                True,
+                before=value,
+                after=now,
+                origin=config.origins.get(path),
+            )
 
 
 DIALECT = MegatronDialect()

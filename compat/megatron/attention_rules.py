@@ -86,7 +86,9 @@ def _read_window(values: Group, context: Context) -> Group:
     left = _left(values)
     if left is None:
         return {}
-    windowed = blocks(values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of)
+    windowed = blocks(
+        values.get("window_attn_skip_freq"), values.get("num_layers"), all_but_last_of
+    )
     # Megatron counts the tokens to the left, a plan also the token itself.
     return {f"{ATTENTION}window": left + 1, f"{ATTENTION}windowed": windowed}
 
@@ -96,7 +98,11 @@ def _write_window(values: Group, context: Context) -> Group:
     if window is None:
         return {}
     some = None if windowed is None or all(windowed) else windowed
-    skipped = {"window_attn_skip_freq": spelled(some, values.get("model.layers"), all_but_last_of)} if some else {}
+    skipped = (
+        {"window_attn_skip_freq": spelled(some, values.get("model.layers"), all_but_last_of)}
+        if some
+        else {}
+    )
     return {"window_size": [window - 1, 0], **skipped}
 
 
@@ -106,7 +112,10 @@ WINDOW = convert(
     _read_window,
     _write_window,
     sees=("num_layers", "model.layers"),
-    blurs=lambda values: _left(values) is not None and not fits(values.get("window_attn_skip_freq"), values.get("num_layers")),
+    blurs=lambda values: (
+        _left(values) is not None
+        and not fits(values.get("window_attn_skip_freq"), values.get("num_layers"))
+    ),
     carries={"window_size": f"{ATTENTION}window", "window_attn_skip_freq": f"{ATTENTION}windowed"},
     lossy="Megatron has flags for sliding windows since 0.15",
     note=SCRIPT,

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert, counted, each_only_ours, rename, switched_off
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Effect,
+    Group,
+    Rule,
+    convert,
+    counted,
+    each_only_ours,
+    rename,
+    switched_off,
+)
 from compat.megatron.learning_rate import as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
@@ -50,7 +61,9 @@ COLLECTS = convert(
 TIMEOUT = convert(
     MINUTES,
     "run.timeout",
-    lambda values, context: {"run.timeout": 60.0 * max(1, values[MINUTES])} if values.get(MINUTES) is not None else {},
+    lambda values, context: (
+        {"run.timeout": 60.0 * max(1, values[MINUTES])} if values.get(MINUTES) is not None else {}
+    ),
     # Megatron counts whole minutes; the shortest timeout that it can express is one.
     lambda values, context: (
         {MINUTES: max(1, round(values["run.timeout"] / 60))} if values.get("run.timeout") else {}
@@ -87,7 +100,9 @@ def _named(theirs: str, ours: str) -> Rule:
 SAVES = convert(
     ("async_save", "use_persistent_ckpt_worker"),
     "run.async_save",
-    lambda values, context: {"run.async_save": bool(values["async_save"])} if "async_save" in values else {},
+    lambda values, context: (
+        {"run.async_save": bool(values["async_save"])} if "async_save" in values else {}
+    ),
     # Since 0.16, validate_args switches async_save off without the persistent worker.
     lambda values, context: (
         {
@@ -102,7 +117,11 @@ SAVES = convert(
     note="a setting of how checkpoints are written",
     source="arguments.py: validate_args, since 0.16 only with use_persistent_ckpt_worker",
 )
-GIVEN, STORED, SCHEDULE = "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler", "run.resumed_schedule"
+GIVEN, STORED, SCHEDULE = (
+    "override_opt_param_scheduler",
+    "use_checkpoint_opt_param_scheduler",
+    "run.resumed_schedule",
+)
 CHOSEN = {"given": GIVEN, "checkpoint": STORED}
 
 
@@ -139,7 +158,9 @@ RULES = (
         "run.backend",
         lambda values, context: {"run.backend": values.get("distributed_backend")},
         lambda values, context: (
-            {"distributed_backend": values["run.backend"]} if values.get("run.backend") in ("nccl", "gloo") else {}
+            {"distributed_backend": values["run.backend"]}
+            if values.get("run.backend") in ("nccl", "gloo")
+            else {}
         ),
         effect=Effect.COST,
         lossy="Megatron runs on nccl or gloo",
@@ -147,7 +168,11 @@ RULES = (
     convert(
         "exit_interval",
         "run.exit_interval",
-        lambda values, context: {"run.exit_interval": max(0, values["exit_interval"] or 0)} if "exit_interval" in values else {},
+        lambda values, context: (
+            {"run.exit_interval": max(0, values["exit_interval"] or 0)}
+            if "exit_interval" in values
+            else {}
+        ),
         lambda values, context: {"exit_interval": values.get("run.exit_interval") or None},
         effect=EFFECTS["run.exit_interval"],
         source="training.py: checkpoint_and_decide_exit",

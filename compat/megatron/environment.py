@@ -162,7 +162,11 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
     """Raise `ConfigError` with every refusal of the release's checks for the environment `given`."""
     a = Namespace(args)
-    wrong = [row for row in _variables(version) if row.checked and row.when(a) and not row.allowed(given.get(row.name))]
+    wrong = [
+        row
+        for row in _variables(version)
+        if row.checked and row.when(a) and not row.allowed(given.get(row.name))
+    ]
     ConfigError.raise_if(
         f"{row.name}: found {given.get(row.name, 'nothing')}; expected {row.value}: {row.why}; export {row.name}={row.value}"
         for row in wrong

@@ -16,4 +16,8 @@ def undone(guess: float, again: Callable[[float], float], wanted: float) -> floa
         above, below = nextafter(above, inf), nextafter(below, -inf)
         near += [above, below]
     # The shortest is the one that a person would have written: 0.001, not 0.0010000000000000002.
-    return min((number for number in near if again(number) == wanted), key=lambda number: len(repr(number)), default=guess)
+    return min(
+        (number for number in near if again(number) == wanted),
+        key=lambda number: len(repr(number)),
+        default=guess,
+    )

@@ -48,8 +48,14 @@ def _write_sizes(values: Group, context: Context) -> Group:
         "moe_ffn_hidden_size": values.get(f"{MOE}ffn"),
         "moe_shared_expert_intermediate_size": values.get(f"{MOE}shared_ffn") or None,
         # The gate belongs to shared experts; without them Megatron has nothing to gate.
-        **({"moe_shared_expert_gate": True} if values.get(f"{MOE}shared_gate") and values.get(f"{MOE}shared_ffn") else {}),
-        "moe_layer_freq": spelled(layers, values.get("model.layers"), first_of) if layers and not all(layers) else None,
+        **(
+            {"moe_shared_expert_gate": True}
+            if values.get(f"{MOE}shared_gate") and values.get(f"{MOE}shared_ffn")
+            else {}
+        ),
+        "moe_layer_freq": spelled(layers, values.get("model.layers"), first_of)
+        if layers and not all(layers)
+        else None,
     }
 
 
@@ -66,7 +72,10 @@ SIZES = convert(
     _read_sizes,
     _write_sizes,
     sees=("num_experts", "num_layers", "ffn_hidden_size", COUNT, "model.layers"),
-    blurs=lambda values: bool(values.get("num_experts")) and not fits(values.get("moe_layer_freq"), values.get("num_layers")),
+    blurs=lambda values: (
+        bool(values.get("num_experts"))
+        and not fits(values.get("moe_layer_freq"), values.get("num_layers"))
+    ),
     carries=SIZED,
     lossy="before 0.10 Megatron's experts are as wide as its dense feed-forward layer, and every block has them",
     note=SCRIPT,
@@ -115,7 +124,11 @@ def _write_router(values: Group, context: Context) -> Group:
     score, biased = values.get(f"{MOE}score"), values.get(f"{MOE}balance_bias")
     # With one expert per token, Megatron requires the softmax before the choice; the weight is then
     # below one.
-    alone = values.get(f"{MOE}top_k") == 1 and context.since("0.11.0") and values.get(f"{MOE}balance") != "sinkhorn"
+    alone = (
+        values.get(f"{MOE}top_k") == 1
+        and context.since("0.11.0")
+        and values.get(f"{MOE}balance") != "sinkhorn"
+    )
     before = score in (None, "softmax") and (values.get(f"{MOE}normalised") is False or alone)
     top_groups = values.get(f"{MOE}top_groups") if values.get(f"{MOE}groups") else None
     return {
@@ -124,7 +137,11 @@ def _write_router(values: Group, context: Context) -> Group:
         "moe_router_topk_scaling_factor": values.get(f"{MOE}scale"),
         "moe_router_num_groups": values.get(f"{MOE}groups") if top_groups else None,
         "moe_router_group_topk": top_groups,
-        **({"moe_router_enable_expert_bias": True} if biased and score not in (None, "softmax") else {}),
+        **(
+            {"moe_router_enable_expert_bias": True}
+            if biased and score not in (None, "softmax")
+            else {}
+        ),
         "moe_router_bias_update_rate": values.get(f"{MOE}balance_rate") if biased else None,
         "moe_expert_capacity_factor": values.get(f"{MOE}capacity"),
         "moe_z_loss_coeff": values.get(f"{MOE}z_loss"),
@@ -183,7 +200,9 @@ def _read_balance(values: Group, context: Context) -> Group:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.
     pairs = list(zip(_kinds(values), _coefficients(values), strict=False))
-    kind, coefficient = next((pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None))
+    kind, coefficient = next(
+        (pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None)
+    )
     top_k = values.get(TOP_K)
     share = max(0.0, coefficient) / top_k if coefficient is not None and top_k else None
     return {f"{MOE}balance": BALANCE.get(str(kind)), f"{MOE}aux_loss": share}
@@ -194,7 +213,9 @@ def _write_balance(values: Group, context: Context) -> Group:
         return {}
     # 2 is Megatron's default of moe_router_topk.
     share, top_k = values.get(f"{MOE}aux_loss"), values.get(f"{MOE}top_k") or 2
-    coefficient = None if share is None else undone(share * top_k, lambda number: number / top_k, share)
+    coefficient = (
+        None if share is None else undone(share * top_k, lambda number: number / top_k, share)
+    )
     kind = LOSSES.get(values.get(f"{MOE}balance") or "")
     # Since 0.14.0 both may be lists; a list of one is read as its element, so plain values fit
     # every release.
@@ -234,7 +255,9 @@ BALANCED = convert(
 BALANCED_ALWAYS = convert(
     (),
     f"{MOE}aux_trained",
-    lambda values, context: {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {},
+    lambda values, context: (
+        {f"{MOE}aux_trained": True} if _read_balance(values, context).get(f"{MOE}aux_loss") else {}
+    ),
     lambda values, context: {},
     sees=("num_experts", KIND, COEFFICIENT, TOP_K),
     note="Megatron trains the load-balancing loss whenever its coefficient is set",

@@ -88,7 +88,16 @@ def parse(
     known = [index for index in reader.extras if index not in opaque]
     unknown = [reader.words[index] for index in known]
     left_out = [*reader.left_out, *alone]
-    found = Parsed(reader.given, reader.spots, reader.repeated, unknown, reader.misread, left_out, known, reader.foreign)
+    found = Parsed(
+        reader.given,
+        reader.spots,
+        reader.repeated,
+        unknown,
+        reader.misread,
+        left_out,
+        known,
+        reader.foreign,
+    )
     try:
         ConfigError.raise_if(message for _, message in reader.problems)
     except ConfigError as error:
@@ -148,14 +157,18 @@ class _Reader:
         texts = available[: _limits(flag)[1]]
         problem = _wrong_number(flag, attached, len(texts))
         used = 1 if attached is not None else 1 + len(texts)
-        unknown = next((self.opaque[at] for at in range(index, index + used) if at in self.opaque), None)
+        unknown = next(
+            (self.opaque[at] for at in range(index, index + used) if at in self.opaque), None
+        )
         free_text = flag.action == "store" and flag.type in ("text", "name") and not flag.choices
         try:
             if unknown is not None and not free_text:
                 return self.leave_out(index, flag, unknown, used)
             if problem:
                 raise ValueError(problem)
-            self.store(Spot(self.option(index), index, used), flag, _value(flag, self.option(index), texts))
+            self.store(
+                Spot(self.option(index), index, used), flag, _value(flag, self.option(index), texts)
+            )
             # type=bool makes True of any text but the empty one, so `--flag false` switches on.
             self.misread += [flag.dest] if flag.type == "bool" and texts[0].lower() in _NO else []
         except ForeignValue as error:
@@ -203,7 +216,11 @@ class _Reader:
         """The words behind the flag at `index` that may be its values."""
         end = index + 1
         # A loose word may hold flags, so only the first place behind a flag takes it for a value.
-        while end < len(self.words) and self.marks[end] is _VALUE and not (end > index + 1 and end in self.loose):
+        while (
+            end < len(self.words)
+            and self.marks[end] is _VALUE
+            and not (end > index + 1 and end in self.loose)
+        ):
             end += 1
         return self.words[index + 1 : end]
 
@@ -247,7 +264,11 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
     option, equals, attached = word.partition("=")
     # argparse looks for the whole word first: an option may itself contain `=`.
     if word in table or option in table:
-        return _Mark("option", table.get(word, table.get(option)), attached if equals and word not in table else None)
+        return _Mark(
+            "option",
+            table.get(word, table.get(option)),
+            attached if equals and word not in table else None,
+        )
     # -h is the only option of one dash, and argparse reads -hx as -h with more letters behind it.
     if word.startswith("-h"):
         return _Mark("option", table["-h"])
@@ -308,7 +329,9 @@ def _convert(flag: Flag, text: str) -> Any:
         raise ValueError(f"found {shown(text)}; expected {expected}") from error
     if flag.choices and value not in flag.choices:
         known = ", ".join(map(str, flag.choices))
-        raise ForeignValue(f"found {shown(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}")
+        raise ForeignValue(
+            f"found {shown(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}"
+        )
     return value
 
 
@@ -413,8 +436,15 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             yield index, f"line {line}: {message}" if line else message
         elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
             further = _further(reader, index)
-            words = f"{shown(reader.words[index])} and {further} words more" if further else shown(reader.words[index])
-            yield index, f"{reader.place(index, words)}: {_after(reader, index)}{SPLIT if further else ''}"
+            words = (
+                f"{shown(reader.words[index])} and {further} words more"
+                if further
+                else shown(reader.words[index])
+            )
+            yield (
+                index,
+                f"{reader.place(index, words)}: {_after(reader, index)}{SPLIT if further else ''}",
+            )
 
 
 SPLIT = '; if they are one value, it has to be in quotes, and so has an array that holds it: "${NAME[@]}"'
@@ -423,7 +453,9 @@ SPLIT = '; if they are one value, it has to be in quotes, and so has an array th
 def _alike(reader: _Reader, first: int, second: int) -> bool:
     """Whether two words beside one another stand on one line and are values that no flag takes."""
     lines = [reader.lines[at] if at < len(reader.lines) else None for at in (first, second)]
-    return lines[0] == lines[1] and all(reader.marks[at] is _VALUE and at not in reader.opaque for at in (first, second))
+    return lines[0] == lines[1] and all(
+        reader.marks[at] is _VALUE and at not in reader.opaque for at in (first, second)
+    )
 
 
 def _further(reader: _Reader, index: int) -> int:
@@ -437,7 +469,9 @@ def _further(reader: _Reader, index: int) -> int:
 def _after(reader: _Reader, index: int) -> str:
     """The message for a value that no flag takes; it names the flag before it."""
     # The flag, or the loose word, that stands last before the value.
-    before = next((at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None)
+    before = next(
+        (at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None
+    )
     if before is not None and before in reader.loose:
         return f"no flag takes it, because the word before it may hold flags: {reader.opaque.get(before)}"
     taken = "" if before is None else f"; {reader.option(before)} has all of its values"

@@ -29,7 +29,11 @@ class Removed:
 
 def _full(method: str | None) -> Values:
     # validate_args of 2022-05 fills in the same method and number of layers for the older flags.
-    return {"recompute_granularity": "full", "recompute_method": method or "uniform", "recompute_num_layers": 1}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": method or "uniform",
+        "recompute_num_layers": 1,
+    }
 
 
 def _sets(**values: Any) -> Callable[[str | None], Values]:
@@ -44,22 +48,34 @@ def _text(name: str) -> Callable[[str | None], Values]:
     return lambda text: {name: text}
 
 
-def _gone(source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE) -> Iterator[Removed]:
+def _gone(
+    source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE
+) -> Iterator[Removed]:
     """Rows for flags that have no setting today."""
     return (Removed(option, _sets(), source, takes, effect, note) for option in options)
 
 
 DEFAULT = "it asks for today's default"
-LOG, DATA, KERNEL = "it only changes logs", "it only changes how data is read", "it chooses a kernel"
+LOG, DATA, KERNEL = (
+    "it only changes logs",
+    "it only changes how data is read",
+    "it chooses a kernel",
+)
 ROWS: tuple[Removed, ...] = (
     Removed("--checkpoint-activations", _full, "v2.6"),
     Removed("--checkpoint-num-layers", _number("recompute_num_layers", int), "v2.5", True),
-    Removed("--distribute-checkpointed-activations", _sets(distribute_saved_activations=True), "v2.6"),
+    Removed(
+        "--distribute-checkpointed-activations", _sets(distribute_saved_activations=True), "v2.6"
+    ),
     Removed("--activations-checkpoint-method", _full, "v2.6", True),
-    Removed("--activations-checkpoint-num-layers", _number("recompute_num_layers", int), "v2.6", True),
+    Removed(
+        "--activations-checkpoint-num-layers", _number("recompute_num_layers", int), "v2.6", True
+    ),
     Removed("--checkpoint-granularity", _text("recompute_granularity"), "2022-04", True),
     Removed("--checkpoint-method", _text("recompute_method"), "2022-04", True),
-    Removed("--distribute-recomputed-activations", _sets(distribute_saved_activations=True), "2022-05"),
+    Removed(
+        "--distribute-recomputed-activations", _sets(distribute_saved_activations=True), "2022-05"
+    ),
     Removed("--batch-size", _number("micro_batch_size", int), "v1.0", True),
     Removed("--model-parallel-size", _number("tensor_model_parallel_size", int), "v1.0", True),
     Removed("--warmup", _number("lr_warmup_fraction", float), "v1.0", True),
@@ -67,20 +83,55 @@ ROWS: tuple[Removed, ...] = (
     Removed("--min-scale", _number("min_loss_scale", float), "v1.1.5", True),
     Removed("--fp8-e4m3", _sets(fp8="e4m3"), "23.06"),
     Removed("--fp8-hybrid", _sets(fp8="hybrid"), "23.06"),
-    Removed("--use-checkpoint-lr-scheduler", _sets(use_checkpoint_opt_param_scheduler=True), "v2.6"),
+    Removed(
+        "--use-checkpoint-lr-scheduler", _sets(use_checkpoint_opt_param_scheduler=True), "v2.6"
+    ),
     Removed("--override-lr-scheduler", _sets(override_opt_param_scheduler=True), "v2.6"),
     *_gone("23.06", DEFAULT, "--no-query-key-layer-scaling", "--overlap-p2p-communication"),
     *_gone("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
     *_gone("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
-    *_gone("v2.0", KERNEL, "--scaled-upper-triang-masked-softmax-fusion", takes=True, effect=Effect.COST),
-    *_gone("v2.6", "Megatron has only its own gradient reduction today", "--DDP-impl", takes=True, effect=Effect.ROUNDING),
-    *_gone("v2.6", "it only changes where gradients are stored", "--no-contiguous-buffers-in-local-ddp", effect=Effect.COST),
-    *_gone("v2.5", "it only changes where gradients are stored", "--use-contiguous-buffers-in-ddp", effect=Effect.COST),
-    *_gone("v2.6", "it only changes how stages send activations", "--no-scatter-gather-tensors-in-pipeline", effect=Effect.COST),
     *_gone(
-        "2024-03", "it only changes when ranks communicate", "--delay-param-gather", "--no-delay-grad-reduce", effect=Effect.COST
+        "v2.0",
+        KERNEL,
+        "--scaled-upper-triang-masked-softmax-fusion",
+        takes=True,
+        effect=Effect.COST,
     ),
-    *_gone("2024-03", LOG, "--log-batch-size-to-tensorboard", "--no-log-learnig-rate-to-tensorboard"),
+    *_gone(
+        "v2.6",
+        "Megatron has only its own gradient reduction today",
+        "--DDP-impl",
+        takes=True,
+        effect=Effect.ROUNDING,
+    ),
+    *_gone(
+        "v2.6",
+        "it only changes where gradients are stored",
+        "--no-contiguous-buffers-in-local-ddp",
+        effect=Effect.COST,
+    ),
+    *_gone(
+        "v2.5",
+        "it only changes where gradients are stored",
+        "--use-contiguous-buffers-in-ddp",
+        effect=Effect.COST,
+    ),
+    *_gone(
+        "v2.6",
+        "it only changes how stages send activations",
+        "--no-scatter-gather-tensors-in-pipeline",
+        effect=Effect.COST,
+    ),
+    *_gone(
+        "2024-03",
+        "it only changes when ranks communicate",
+        "--delay-param-gather",
+        "--no-delay-grad-reduce",
+        effect=Effect.COST,
+    ),
+    *_gone(
+        "2024-03", LOG, "--log-batch-size-to-tensorboard", "--no-log-learnig-rate-to-tensorboard"
+    ),
     *_gone("v2.6", DATA, "--data-impl", takes=True),
     *_gone("23.06", DATA, "--mmap-warmup"),
     *_gone("v2.6", "the launcher passes it to each process", "--local_rank", takes=True),
@@ -89,9 +140,11 @@ ROWS: tuple[Removed, ...] = (
 `--activations-checkpoint-method` its `validate_args` of 2022-05, for `--warmup` training.py.
 """
 REMOVED: Mapping[str, Removed] = {row.option: row for row in ROWS}
-ENDED = {"checkpoint_activations": "--checkpoint-activations", "batch_size": "--batch-size", "warmup": "--warmup"} | {
-    "model_parallel_size": "--model-parallel-size"
-}
+ENDED = {
+    "checkpoint_activations": "--checkpoint-activations",
+    "batch_size": "--batch-size",
+    "warmup": "--warmup",
+} | {"model_parallel_size": "--model-parallel-size"}
 """Arguments that the newest parsers still accept, and for which Megatron then exits."""
 
 

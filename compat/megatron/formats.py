@@ -21,7 +21,16 @@ from bridge.rules import EFFECTS, Effect
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
 RECIPE = "MODEL_ARGS"
-BESIDE = ("ENV_VARS", "MODEL_ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "THROUGHPUT_TEST_PARAMS")
+BESIDE = (
+    "ENV_VARS",
+    "MODEL_ENV_VARS",
+    "TEST_TYPE",
+    "MODE",
+    "METRICS",
+    "BEFORE_SCRIPT",
+    "AFTER_SCRIPT",
+    "THROUGHPUT_TEST_PARAMS",
+)
 """Top-level keys of a recipe that only its runner reads."""
 FLAGS = "flags"
 
@@ -55,7 +64,11 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
         source = load(source)
         if sections.kind(source.data):
             return sections.read(source, version, lenient)
-    words = Words(list(listed), [None] * len(listed)) if listed is not None else words_of(load(source), version, lenient)
+    words = (
+        Words(list(listed), [None] * len(listed))
+        if listed is not None
+        else words_of(load(source), version, lenient)
+    )
     return reading_of(words, version, lenient)
 
 
@@ -65,7 +78,11 @@ UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
 
 def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
     """The given values of `UNWRAPPED` that are lists of one, each as its element."""
-    return {dest: given[dest][0] for dest in UNWRAPPED if isinstance(given.get(dest), list) and len(given[dest]) == 1}
+    return {
+        dest: given[dest][0]
+        for dest in UNWRAPPED
+        if isinstance(given.get(dest), list) and len(given[dest]) == 1
+    }
 
 
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
@@ -73,14 +90,18 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
     problems = words.problems
     try:
-        parsed = flags.parse(words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed)
+        parsed = flags.parse(
+            words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
+        )
     except ConfigError as error:
         parsed, problems = error.part, (*problems, *error.problems)
     older = _older(parsed, words) if lenient else Older()
     # Flags that the parser takes and Megatron then refuses are given only if they were not read as
     # today's settings.
     given = {
-        dest: value for dest, value in parsed.given.items() if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
+        dest: value
+        for dest, value in parsed.given.items()
+        if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
     }
     given |= unwrapped(given)
     # A flag of today wins over what a removed one means.
@@ -89,7 +110,9 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
     remarks = tuple(_remarks(parsed, words, older, given))
     gaps = tuple(_gaps(parsed, words))
-    return Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps).unless(problems)
+    return Reading(
+        Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps
+    ).unless(problems)
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
@@ -102,7 +125,9 @@ def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
             yield f"{line}{path} may hold flags: {words.opaque.get(index, 'it is not known')}"
 
 
-def _remarks(parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]) -> Iterator[Finding]:
+def _remarks(
+    parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]
+) -> Iterator[Finding]:
     """Findings about the words."""
     yield from words.findings
     for dest, spot in parsed.repeated:
@@ -146,14 +171,25 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
     extras = {*parsed.extras, *words.opaque}
     found = tuple(forks.meant(words.words, extras, ended))
     ConfigError.raise_if(filter(None, (_ill_typed(flag, words) for flag in found)))
-    origins = {dest: Origin(words.lines[flag.place], flag.row.option) for flag in found for dest in flag.values}
+    origins = {
+        dest: Origin(words.lines[flag.place], flag.row.option)
+        for flag in found
+        for dest in flag.values
+    }
     return Older(found, forks.joined(found), origins)
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
     """The problem with the value of a removed flag; None if there is none."""
     place = f"line {line}: " if (line := words.lines[flag.place]) else ""
-    unknown = next((words.opaque[at] for at in range(flag.place, flag.place + flag.words) if at in words.opaque), None)
+    unknown = next(
+        (
+            words.opaque[at]
+            for at in range(flag.place, flag.place + flag.words)
+            if at in words.opaque
+        ),
+        None,
+    )
     if unknown is not None and not flag.row.note:
         return f"{place}{flag.row.option}: {unknown}"
     try:
@@ -169,9 +205,13 @@ def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding
     gone = f"Megatron-LM had it until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
     if rival is not None:
-        return Finding(option, f"{gone}; {rival} is given too and is kept", Effect.NUMBERS, True, origin=origin)
+        return Finding(
+            option, f"{gone}; {rival} is given too and is kept", Effect.NUMBERS, True, origin=origin
+        )
     if flag.row.note:
-        return Finding(option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin)
+        return Finding(
+            option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin
+        )
     read = ", ".join(f"{dest} {shown(value)}" for dest, value in flag.values.items())
     return Finding(option, f"{gone}; read as {read}", flag.row.effect, True, origin=origin)
 
@@ -195,13 +235,25 @@ def _needed() -> frozenset[str]:
     by_the_way = frozenset(
         path
         for path, effect in EFFECTS.items()
-        if (path.startswith("run.") and not effect.reaches(Effect.NUMBERS)) or (path.startswith("model.") and path not in SIZES)
+        if (path.startswith("run.") and not effect.reaches(Effect.NUMBERS))
+        or (path.startswith("model.") and path not in SIZES)
     )
     return frozenset(path for rule in table() if {*rule.ours} - by_the_way for path in rule.theirs)
 
 
 SIZES = frozenset(
-    f"model.{name}" for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "tied", "vocab", "sequence")
+    f"model.{name}"
+    for name in (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "experts",
+        "tied",
+        "vocab",
+        "sequence",
+    )
 )
 """Facts about the model that the layout over ranks depends on."""
 
@@ -219,7 +271,10 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     """The finding on a word that is known only in a run: a value, or a word that may hold flags."""
     # `index` is that of the flag; the reason is listed under the first of its values that is not
     # known.
-    reason = next((words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque), "")
+    reason = next(
+        (words.opaque[place] for place in range(index, len(words.words)) if place in words.opaque),
+        "",
+    )
     loose = path.startswith(("$", "`"))
     message = (
         f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
@@ -246,7 +301,10 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
             groups[-1].append(index)
         else:
             groups.append([index])
-    yield from (_left_over([words.words[index] for index in group], words.lines[group[0]]) for group in groups)
+    yield from (
+        _left_over([words.words[index] for index in group], words.lines[group[0]])
+        for group in groups
+    )
 
 
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
@@ -281,11 +339,15 @@ def words_of(document: Document, version: str, lenient: bool) -> Words:
     if args is None:
         return _recipe(document, document.data, (), version)
     if not isinstance(args, Mapping):
-        raise SourceError(f"{document.name}: {RECIPE}: found {shown(args)}, expected a mapping of flags to values")
+        raise SourceError(
+            f"{document.name}: {RECIPE}: found {shown(args)}, expected a mapping of flags to values"
+        )
     return _recipe(document, args, (RECIPE,), version)
 
 
-TELLING = frozenset({"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"})
+TELLING = frozenset(
+    {"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"}
+)
 """Every launch of Megatron has at least one of these flags."""
 
 
@@ -300,14 +362,22 @@ def launch_of(script: Script) -> Launch:
 
 
 def _listed(document: Document) -> Words:
-    wrong = [item for item in document.data if not isinstance(item, str | int | float) or isinstance(item, bool)]
+    wrong = [
+        item
+        for item in document.data
+        if not isinstance(item, str | int | float) or isinstance(item, bool)
+    ]
     if wrong:
-        raise SourceError(f"{document.name}: found {shown(wrong[0])} in a list of flags; expected words such as --bf16")
+        raise SourceError(
+            f"{document.name}: found {shown(wrong[0])} in a list of flags; expected words such as --bf16"
+        )
     words = [item if isinstance(item, str) else repr(item) for item in document.data]
     return Words(words, [document.line(index) for index in range(len(words))])
 
 
-def _recipe(document: Document, args: Mapping[str, Any], at: tuple[str, ...], version: str) -> Words:
+def _recipe(
+    document: Document, args: Mapping[str, Any], at: tuple[str, ...], version: str
+) -> Words:
     table, words, lines = releases.flags(version), [], []
     problems: list[str] = []
     for key, value in args.items():
@@ -323,7 +393,9 @@ def _recipe(document: Document, args: Mapping[str, Any], at: tuple[str, ...], ve
     return Words(words, lines, tuple(_oddities(document, at)), problems=tuple(problems))
 
 
-def _words(option: str, value: Any, flag: releases.Flag | None, spelling: str | None) -> Iterator[str]:
+def _words(
+    option: str, value: Any, flag: releases.Flag | None, spelling: str | None
+) -> Iterator[str]:
     if value is True:
         yield option
     elif value is False or value is None:
@@ -366,9 +438,12 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
         if duplicate.key[: len(at)] == at:
             first, second = duplicate.lines
             message = (
-                f"written twice (lines {first} and {second}); YAML loaders keep the last, {shown(duplicate.replaced)} is lost"
+                f"written twice (lines {first} and {second}); YAML loaders keep the last,"
+                f" {shown(duplicate.replaced)} is lost"
             )
-            yield Finding(str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second))
+            yield Finding(
+                str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second)
+            )
     for key, spelling in document.strings.items():
         message = f"{spelling} is a number here and a string to YAML 1.1 loaders; write it with a point, such as 1.0e-6"
         yield Finding(str(key[-1]), message, Effect.NONE, True, origin=Origin(document.line(*key)))
@@ -402,11 +477,27 @@ PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
 """Megatron's program, and the default names of a file of flags and of a launch script."""
 
 
-def script_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]) -> str:
+def script_text(
+    given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]
+) -> str:
     """A launch script: environment variables, an array with one flag a line, and the command."""
-    lines = ["#!/bin/bash", "set -e", *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), "ARGS=("]
+    lines = [
+        "#!/bin/bash",
+        "set -e",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        "ARGS=(",
+    ]
     lines += [f"    {' '.join(map(shlex.quote, line))}" for line in flag_lines(given, version)]
-    return "\n".join([*lines, ")", launching.line([*launch, launching.Shell('"${ARGS[@]}"'), launching.Shell('"$@"')])]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                ")",
+                launching.line([*launch, launching.Shell('"${ARGS[@]}"'), launching.Shell('"$@"')]),
+            ]
+        )
+        + "\n"
+    )
 
 
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
@@ -414,7 +505,9 @@ def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
     args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
-    return "".join(f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body)
+    return "".join(
+        f"{name}:\n" + "".join(f"  {line}\n" for line in body) for name, body in parts if body
+    )
 
 
 def yaml_line(option: str, *values: str, version: str) -> str:
@@ -426,17 +519,23 @@ def yaml_line(option: str, *values: str, version: str) -> str:
         return f"{_quoted(option) if '=' in option else option}: true"
     if len(values) > 1:
         plain = all(re.fullmatch(r"[\w./:-]+", value) for value in values)
-        return f"{option}: " + (_quoted(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quoted, values))}]")
+        return f"{option}: " + (
+            _quoted(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quoted, values))}]"
+        )
     many = releases.flags(version)[option].nargs is not None
     # The runner's shell must hand the word on unchanged.
     kept = _shell_words(values[0], many) == [values[0]]
-    return f"{option}: {_scalar(values[0])}" if kept else f"{_quoted(f'{option}={values[0]}')}: true"
+    return (
+        f"{option}: {_scalar(values[0])}" if kept else f"{_quoted(f'{option}={values[0]}')}: true"
+    )
 
 
 def _scalar(value: str) -> str:
     """A scalar of YAML; quoted if a loader would read another value, such as 0 for -0."""
     loaded = plain_scalar(value)
-    number = isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
+    number = (
+        isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
+    )
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
     return value if number or word else _quoted(value)
 
@@ -451,4 +550,10 @@ def _quoted(value: str) -> str:
 def format_of(path: str | Path | None) -> str | None:
     """The format of a file by its suffix; None for an unknown one."""
     suffix = Path(path).suffix.lower() if path is not None else ""
-    return {".yaml": "yaml", ".yml": "yaml", ".txt": "flags", ".args": "flags", ".sh": "script"}.get(suffix)
+    return {
+        ".yaml": "yaml",
+        ".yml": "yaml",
+        ".txt": "flags",
+        ".args": "flags",
+        ".sh": "script",
+    }.get(suffix)

@@ -22,7 +22,10 @@ from bridge.testing.harvest.rows import Facts, Row
 from bridge.testing.harvest.source import Package, Tree
 
 PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
-TABLES: Mapping[str, tuple[str, ...]] = {"flags.json": ("dest", "options"), "classes.json": ("class", "name")}
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "flags.json": ("dest", "options"),
+    "classes.json": ("class", "name"),
+}
 """Files of rows, with the columns that identify a fact."""
 CLASSES: Mapping[str, str] = {
     "DistributedDataParallelConfig": "core/distributed/distributed_data_parallel_config.py",
@@ -62,35 +65,53 @@ def facts(tree: Tree) -> Facts:
     parser = _parser(tree)
     flags = sorted(_flags(parser, unread), key=lambda row: (row["dest"], row["options"]))
     fields = [row for name, file in CLASSES.items() for row in _fields(tree.folder / file, name)]
-    return Facts({"flags.json": flags, "classes.json": fields}, {"groups.json": dict(_groups(parser))}, unread)
+    return Facts(
+        {"flags.json": flags, "classes.json": fields},
+        {"groups.json": dict(_groups(parser))},
+        unread,
+    )
 
 
 def _parser(tree: Tree) -> argparse.ArgumentParser:
     """The parser of the release. Raises `SourceError` for a package without its scripts."""
     if not (tree.folder / "training").is_dir():
-        raise SourceError(f"{tree.folder}: no folder training; name the source tree of Megatron-LM, not what pip installs")
+        raise SourceError(
+            f"{tree.folder}: no folder training; name the source tree of Megatron-LM, not what pip installs"
+        )
     if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19
         typing.override = lambda method: method  # type: ignore[attr-defined]
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    made: argparse.ArgumentParser = import_module("megatron.training.arguments").add_megatron_arguments(parser)
+    made: argparse.ArgumentParser = import_module(
+        "megatron.training.arguments"
+    ).add_megatron_arguments(parser)
     return made
 
 
 def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
     # argparse collects the exclusive groups of all sections in the parser itself.
     groups = [group._group_actions for group in parser._mutually_exclusive_groups]
-    exclusive = [[name for action in actions for name in action.option_strings] for actions in groups]
+    exclusive = [
+        [name for action in actions for name in action.option_strings] for actions in groups
+    ]
     for action in parser._actions:
         kind, turns = ACTIONS.get(type(action).__name__), _turns(action)
         # What is not known here goes to a person, instead of becoming a wrong fact.
         if kind is None or (kind == "store" and turns is None):
-            unread.append(f"{action.option_strings}: {type(action).__name__} of {getattr(action.type, '__qualname__', None)}")
+            unread.append(
+                f"{action.option_strings}: {type(action).__name__} of {getattr(action.type, '__qualname__', None)}"
+            )
             continue
         row = {"options": action.option_strings, "dest": action.dest, "action": kind}
-        more = {"type": turns, "nargs": action.nargs, "choices": _choices(action)} if kind == "store" else {}
+        more = (
+            {"type": turns, "nargs": action.nargs, "choices": _choices(action)}
+            if kind == "store"
+            else {}
+        )
         # Of several flags that set one argument, argparse takes the default of the first.
         default = next(other.default for other in parser._actions if other.dest == action.dest)
-        others = [name for group in exclusive if action.option_strings[0] in group for name in group]
+        others = [
+            name for group in exclusive if action.option_strings[0] in group for name in group
+        ]
         more |= {"default": None if kind == HELP else plain(default)}
         more |= {"excludes": [name for name in others if name not in action.option_strings] or None}
         yield {**row, **{name: value for name, value in more.items() if value is not None}}
@@ -121,7 +142,9 @@ def _enumeration(action: argparse.Action) -> type[Enum] | None:
     if member is not None or not isinstance(action.type, FunctionType):
         return type(member) if member is not None else None
     named = (action.type.__globals__.get(name) for name in action.type.__code__.co_names)
-    return next((found for found in named if isinstance(found, type) and issubclass(found, Enum)), None)
+    return next(
+        (found for found in named if isinstance(found, type) and issubclass(found, Enum)), None
+    )
 
 
 def _choices(action: argparse.Action) -> list[Any] | None:
@@ -150,10 +173,17 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 def _fields(path: Path, name: str) -> Iterator[Row]:
     """The fields that a class declares itself."""
     tree = ast.parse(path.read_text("utf-8"))
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    found = next(
+        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None
+    )
     for node in found.body if found else ():
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield {"class": name, "name": node.target.id, "type": ast.unparse(node.annotation), "default": _literal(node.value)}
+            yield {
+                "class": name,
+                "name": node.target.id,
+                "type": ast.unparse(node.annotation),
+                "default": _literal(node.value),
+            }
 
 
 def _literal(node: ast.expr | None) -> Any:

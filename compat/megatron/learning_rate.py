@@ -42,8 +42,13 @@ def _last(values: Group) -> Group:
     # Megatron reads only the length that is counted in the unit of the training.
     unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
     if values.get(f"lr_wsd_decay_{unit}") is None:
-        raise ConfigError(f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay")
-    counted = {f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"], "global_batch_size": values.get("global_batch_size")}
+        raise ConfigError(
+            f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay"
+        )
+    counted = {
+        f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"],
+        "global_batch_size": values.get("global_batch_size"),
+    }
     return {
         "optimizer.schedule.decay_steps": max(0, steps(counted, "lr_wsd_decay") or 0),
         "optimizer.schedule.decay_shape": values.get("lr_wsd_decay_style"),
@@ -130,7 +135,10 @@ def _decay(values: Group) -> Group:
     total = values.get("optimizer.schedule.total_steps")
     if length is None and total:
         length = max(1, total // TENTH)
-    return {"lr_wsd_decay_iters": length, "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear"}
+    return {
+        "lr_wsd_decay_iters": length,
+        "lr_wsd_decay_style": values.get("optimizer.schedule.decay_shape") or "linear",
+    }
 
 
 SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_decay_samples")
@@ -143,7 +151,10 @@ def _blurs(values: Group) -> bool:
     samples = [values.get(name) or 0 for name in SAMPLES]
     fraction = (values.get("lr_warmup_fraction") or 0) * (total or 0)
     # 0.1 x 30 is not exactly 3 in floats, and no loss.
-    return bool(batch and any(count % batch for count in samples)) or abs(fraction - round(fraction)) > 1e-9
+    return (
+        bool(batch and any(count % batch for count in samples))
+        or abs(fraction - round(fraction)) > 1e-9
+    )
 
 
 RULE = convert(
@@ -162,7 +173,15 @@ RULE = convert(
     ),
     tuple(
         f"optimizer.schedule.{name}"
-        for name in ("name", "total_steps", "warmup_steps", "warmup_from", "minimum", "decay_steps", "decay_shape")
+        for name in (
+            "name",
+            "total_steps",
+            "warmup_steps",
+            "warmup_from",
+            "minimum",
+            "decay_steps",
+            "decay_shape",
+        )
     ),
     _read,
     _write,

@@ -43,10 +43,15 @@ FAMILY = Why(
 OPTIMIZER = Why("Megatron's own variant of the optimizer", Effect.NUMBERS)
 
 GROUPS: Mapping[str, Why] = {
-    **dict.fromkeys(("network size", "transformer configuration", "moe", "mla", "heterogeneous architecture"), MODEL),
+    **dict.fromkeys(
+        ("network size", "transformer configuration", "moe", "mla", "heterogeneous architecture"),
+        MODEL,
+    ),
     **dict.fromkeys(("vision", "biencoder", "retro", "experimental_attention_variant"), FAMILY),
     "regularization": OPTIMIZER,
-    "learning rate and weight decay": Why("Megatron's own schedule of learning rate or weight decay", Effect.NUMBERS),
+    "learning rate and weight decay": Why(
+        "Megatron's own schedule of learning rate or weight decay", Effect.NUMBERS
+    ),
     "mixed precision": Why("a precision switch inside Megatron", Effect.ROUNDING),
     "Transformer-Engine": Why("a Transformer Engine setting", Effect.ROUNDING),
     "kitchen": Why("a low-precision recipe inside Megatron", Effect.NUMBERS),
@@ -62,10 +67,12 @@ GROUPS: Mapping[str, Why] = {
     **dict.fromkeys(("logging", "one logger", "opentelemetry", "profiling"), LOGS),
     "msc": Why("Megatron sets up its storage client", Effect.NONE),
     **dict.fromkeys(
-        ("straggler", "rerun engine", "workload inspector"), Why("a monitor of Megatron's training loop", Effect.NONE)
+        ("straggler", "rerun engine", "workload inspector"),
+        Why("a monitor of Megatron's training loop", Effect.NONE),
     ),
     **dict.fromkeys(
-        ("autoresume", "ft_package", "In-process restart"), Why("Megatron restarts a run in its own way", Effect.NONE)
+        ("autoresume", "ft_package", "In-process restart"),
+        Why("Megatron restarts a run in its own way", Effect.NONE),
     ),
     "fault injector": Why("faults that Megatron plants on purpose", Effect.NUMBERS),
     "inference": Why("used for inference only", Effect.NONE),
@@ -80,13 +87,19 @@ GROUPS: Mapping[str, Why] = {
 SINGLE: Mapping[Why, str] = {
     BATCHES: "rampup_batch_size step_batch_size_schedule decrease_batch_size_if_needed",
     Why("Megatron's training loop skips these steps", Effect.NUMBERS): "iterations_to_skip",
-    Why("Megatron's training loop ends the run early", Effect.NONE): "exit_interval exit_duration_in_mins",
+    Why(
+        "Megatron's training loop ends the run early", Effect.NONE
+    ): "exit_interval exit_duration_in_mins",
     Why("the learning-rate schedule that a resumed run takes", Effect.NUMBERS): (
         "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"
     ),
     Why("Megatron can evaluate without training", Effect.NUMBERS): "skip_train",
-    Why("a choice of the optimizer's code on the host", Effect.ROUNDING): "use_torch_optimizer_for_cpu_offload",
-    Why("formats of moments in Megatron's precision-aware optimizer", Effect.ROUNDING): "exp_avg_dtype exp_avg_sq_dtype",
+    Why(
+        "a choice of the optimizer's code on the host", Effect.ROUNDING
+    ): "use_torch_optimizer_for_cpu_offload",
+    Why(
+        "formats of moments in Megatron's precision-aware optimizer", Effect.ROUNDING
+    ): "exp_avg_dtype exp_avg_sq_dtype",
     Why("formats inside Megatron-FSDP", Effect.ROUNDING): (
         "megatron_fsdp_grad_comm_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_main_params_dtype"
     ),
@@ -94,7 +107,9 @@ SINGLE: Mapping[Why, str] = {
         "fp32_residual_connection apply_query_key_layer_scaling disable_bf16_reduced_precision_matmul batch_invariant_mode "
         "deterministic_mode moe_router_dtype dsa_indexer_k_norm_fp32"
     ),
-    Why("weights in fp8 or fp4 inside Megatron", Effect.ROUNDING): "fp8_param fp8_param_gather fp4_param fp4_param_gather",
+    Why(
+        "weights in fp8 or fp4 inside Megatron", Effect.ROUNDING
+    ): "fp8_param fp8_param_gather fp4_param fp4_param_gather",
     LOW: (
         "fp4 fp4_recipe fp4_quantizer_factory fp8_recipe fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo "
         "fp8_wgrad fp8_output_proj fp8_quantizer_factory fp8_dot_product_attention fp8_multi_head_attention tp_only_amax_red "
@@ -102,12 +117,20 @@ SINGLE: Mapping[Why, str] = {
         "use_kitchen_attention kitchen_attention_backend te_precision_config_file activation_func_fp8_input_store "
         "moe_dispatch_fwd_dtype moe_combine_bwd_dtype"
     ),
-    Why("Megatron bounds attention logits during training", Effect.NUMBERS): "qk_clip qk_clip_alpha qk_clip_threshold",
-    Why("torch.autocast inside Megatron's layers", Effect.NUMBERS): "enable_autocast autocast_dtype",
+    Why(
+        "Megatron bounds attention logits during training", Effect.NUMBERS
+    ): "qk_clip qk_clip_alpha qk_clip_threshold",
+    Why(
+        "torch.autocast inside Megatron's layers", Effect.NUMBERS
+    ): "enable_autocast autocast_dtype",
     Why("a setting of how Megatron initialises weights", Effect.NUMBERS): (
         "use_cpu_initialization perform_initialization data_parallel_random_init init_method_xavier_uniform"
     ),
-    Why("a part of the model that only Megatron's config class or script defines", Effect.NUMBERS, True): (
+    Why(
+        "a part of the model that only Megatron's config class or script defines",
+        Effect.NUMBERS,
+        True,
+    ): (
         "activation_func init_method output_layer_init_method embedding_init_method gated_linear_unit softmax_scale "
         "heterogeneous_block_specs moe_token_dropping moe_router_topk_limited_devices "
         "experimental_attention_variant_loss_scale_func spec hybrid_attention_ratio hybrid_layer_pattern "
@@ -201,7 +224,9 @@ SINGLE: Mapping[Why, str] = {
         "config_logger_dir moe_per_layer_logging moe_enable_routing_replay timers hetereogenous_dist_checkpoint "
         "rl_rollout_bank_max_bytes"
     ),
-    Why("used for inference only", Effect.NONE): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
+    Why(
+        "used for inference only", Effect.NONE
+    ): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
     Why("the kind of scaling of rotary positions", Effect.NUMBERS, True): "rope_type",
     Why("samples per evaluation", Effect.NONE): "eval_global_batch_size eval_micro_batch_size",
     Why("Megatron can freeze all layers", Effect.NUMBERS): "freeze_all_layers",
@@ -229,7 +254,10 @@ def _why(dest: str, group: str) -> Why:
     # The most specific reason wins: of the argument, of its prefix, of its group.
     if dest in _SINGLE:
         return _SINGLE[dest]
-    return next((why for prefix, why in PREFIXES if dest.startswith(prefix)), GROUPS.get(group, GROUPS["config class"]))
+    return next(
+        (why for prefix, why in PREFIXES if dest.startswith(prefix)),
+        GROUPS.get(group, GROUPS["config class"]),
+    )
 
 
 def effect(dest: str) -> Effect:

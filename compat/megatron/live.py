@@ -36,11 +36,17 @@ def read(source: Any, cls: str, version: str) -> Reading:
     held = dict(vars(source))
     opaque = {name: value for name, value in held.items() if not is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
-    plain = {name: _plain(value) for name, value in held.items() if name in known and (name not in opaque or name == ACTIVATION)}
+    plain = {
+        name: _plain(value)
+        for name, value in held.items()
+        if name in known and (name not in opaque or name == ACTIVATION)
+    }
     # The object holds the default function, of which the class's facts have only the name.
     if plain.get(ACTIVATION) == named(known.get(ACTIVATION)):
         del plain[ACTIVATION]
-    given = {options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()}
+    given = {
+        options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()
+    }
     return Reading(Values(given), cls, opaque=opaque)
 
 
@@ -59,7 +65,11 @@ def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | Enum) or is_dtype(value)
+    return (
+        value is None
+        or isinstance(value, bool | int | float | str | list | tuple | dict | Enum)
+        or is_dtype(value)
+    )
 
 
 def is_dtype(value: Any) -> bool:
@@ -98,7 +108,11 @@ def has_field(path: str, cls: str, version: str) -> bool:
 def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Effective `ModelParallelConfig` fields of a live object."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
-    return {name: value for name, value in fields.items() if name in releases.fields(version, options.PARALLEL)}
+    return {
+        name: value
+        for name, value in fields.items()
+        if name in releases.fields(version, options.PARALLEL)
+    }
 
 
 def installed_version() -> str | None:
@@ -130,7 +144,10 @@ def model_parallel_config(config: MegatronConfig) -> Any:
     cls: Any = megatron.core.ModelParallelConfig
     # Fields that the class derives itself cannot be passed.
     known = {field.name for field in dataclasses.fields(cls) if field.init}
-    values = {**config.model_parallel, **{name: value for name, value in config.opaque.items() if value is not None}}
+    values = {
+        **config.model_parallel,
+        **{name: value for name, value in config.opaque.items() if value is not None},
+    }
     for name, value in values.items():
         # A dtype, which configs hold by name.
         if isinstance(value, str) and value.startswith("torch."):

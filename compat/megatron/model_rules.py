@@ -99,7 +99,9 @@ VOCABULARY = convert(
     _read_padded,
     _write_padded,
     sees=("vocab_size", "tokenizer_type", TENSOR, "model.vocab", "parallel.tensor"),
-    blurs=lambda values: not values.get("vocab_size") and values.get("make_vocab_size_divisible_by") != USUAL,
+    blurs=lambda values: (
+        not values.get("vocab_size") and values.get("make_vocab_size_divisible_by") != USUAL
+    ),
     lossy="Megatron pads the vocabulary to a multiple of make_vocab_size_divisible_by x tensor parallel size",
     note="rows of the embedding, padding included",
     source="tokenizer.py: _vocab_size_with_padding, since 0.19 vocab_utils.py; tokenizers/text/libraries/null_tokenizer.py",
@@ -124,7 +126,8 @@ def _read_biases(values: Group, context: Context) -> Group:
     linear = bool(values["add_bias_linear"])
     return {
         **dict.fromkeys(LINEAR, linear),
-        QKV: not values.get("multi_latent_attention") and (linear or bool(values.get("add_qkv_bias"))),
+        QKV: not values.get("multi_latent_attention")
+        and (linear or bool(values.get("add_qkv_bias"))),
         # Since 0.15 the router has a bias exactly if the linear layers have.
         ROUTER: linear and context.since("0.15.0") if values.get("num_experts") else None,
     }
@@ -154,7 +157,12 @@ BIASES = convert(
     _read_biases,
     _write_biases,
     sees=(
-        *("multi_latent_attention", "num_experts", "model.experts", "model.attention.latent.kv_rank"),
+        *(
+            "multi_latent_attention",
+            "num_experts",
+            "model.experts",
+            "model.attention.latent.kv_rank",
+        ),
         *("parallel.expert_tensor", "parallel.tensor"),
     ),
     carries={"add_bias_linear": (*LINEAR, ROUTER), "add_qkv_bias": QKV},
@@ -171,7 +179,11 @@ BIASES = convert(
 
 
 ACTIVATION, GATED = "model.mlp.activation", "model.mlp.gated"
-FUNCTIONS = {"gelu": "gelu", "fast_gelu": "gelu_tanh", **{name: name for name in ("silu", "quick_gelu", "relu", "squared_relu")}}
+FUNCTIONS = {
+    "gelu": "gelu",
+    "fast_gelu": "gelu_tanh",
+    **{name: name for name in ("silu", "quick_gelu", "relu", "squared_relu")},
+}
 WAYS: dict[tuple[Any, Any], Group] = {
     ("silu", True): {"swiglu": True},
     ("quick_gelu", True): {"quick_geglu": True},
@@ -188,7 +200,9 @@ def _read_activation(values: Group, context: Context) -> Group:
     if gated:
         return {ACTIVATION: "silu" if values["swiglu"] else "quick_gelu", GATED: True}
     # The fused kernel adds the bias too, so without biases it is not used.
-    plain = "gelu_tanh" if values.get("bias_gelu_fusion") and values.get("add_bias_linear") else "gelu"
+    plain = (
+        "gelu_tanh" if values.get("bias_gelu_fusion") and values.get("add_bias_linear") else "gelu"
+    )
     return {ACTIVATION: "squared_relu" if values.get("squared_relu") else plain, GATED: False}
 
 
@@ -218,7 +232,11 @@ ACTIVATIONS = convert(
         "gated_linear_unit": values.get(GATED),
     },
     sees=("add_bias_linear", "bias_activation_fusion"),
-    carries={"bias_gelu_fusion": ACTIVATION, "activation_func": ACTIVATION, "gated_linear_unit": GATED},
+    carries={
+        "bias_gelu_fusion": ACTIVATION,
+        "activation_func": ACTIVATION,
+        "gated_linear_unit": GATED,
+    },
     lossy="Megatron has flags for GELU, squared ReLU, SwiGLU and gated quick GELU only",
     note=SCRIPT,
     source="arguments.py: core_transformer_config_from_args; mlp.py: forward; fusions/fused_bias_gelu.py",
@@ -261,7 +279,10 @@ def _write_offset(values: Group) -> Group:
     if not offset:
         return {}
     # The fused SwiGLU kernel would leave the offset out.
-    return {"glu_linear_offset": offset, **({"bias_swiglu_fusion": False} if values.get(ACTIVATION) == "silu" else {})}
+    return {
+        "glu_linear_offset": offset,
+        **({"bias_swiglu_fusion": False} if values.get(ACTIVATION) == "silu" else {}),
+    }
 
 
 # Norms
@@ -269,7 +290,10 @@ def _write_offset(values: Group) -> Group:
 
 KINDS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 NORMS = {ours: theirs for theirs, ours in KINDS.items()}
-EPSILONS, CENTRED = ("norm_epsilon", "layernorm_epsilon"), ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
+EPSILONS, CENTRED = (
+    ("norm_epsilon", "layernorm_epsilon"),
+    ("apply_layernorm_1p", "layernorm_zero_centered_gamma"),
+)
 AFTER = "apply_residual_connection_post_layernorm"
 
 
@@ -279,7 +303,9 @@ def _read_norm(values: Group, context: Context) -> Group:
         return {}
     return {
         "model.norm.kind": kind,
-        "model.norm.eps": next((values[name] for name in EPSILONS if values.get(name) is not None), None),
+        "model.norm.eps": next(
+            (values[name] for name in EPSILONS if values.get(name) is not None), None
+        ),
         "model.norm.zero_centred": any(values.get(name) for name in CENTRED),
         "model.norm.bias": kind == "layer",
         "model.norm.place": "before",
@@ -298,12 +324,17 @@ def _write_norm(values: Group, context: Context) -> Group:
 
 NORM = convert(
     ("normalization", *EPSILONS, *CENTRED, AFTER),
-    tuple(f"model.norm.{name}" for name in ("kind", "eps", "zero_centred", "bias", "place", "parallel")),
+    tuple(
+        f"model.norm.{name}"
+        for name in ("kind", "eps", "zero_centred", "bias", "place", "parallel")
+    ),
     _read_norm,
     _write_norm,
     blurs=lambda values: bool(values.get(AFTER)),
     carries={
-        "normalization": tuple(f"model.norm.{name}" for name in ("kind", "bias", "place", "parallel")),
+        "normalization": tuple(
+            f"model.norm.{name}" for name in ("kind", "bias", "place", "parallel")
+        ),
         **dict.fromkeys(EPSILONS, "model.norm.eps"),
         **dict.fromkeys(CENTRED, "model.norm.zero_centred"),
         AFTER: "model.norm.place",
@@ -323,14 +354,20 @@ def _read_tied(values: Group, context: Context) -> Group:
     untied = values.get("untie_embeddings_and_output_weights")
     if untied is None:
         return {}
-    return {"model.tied": not untied, "model.embedding.norm": False, "model.embedding.output_bias": False}
+    return {
+        "model.tied": not untied,
+        "model.embedding.norm": False,
+        "model.embedding.output_bias": False,
+    }
 
 
 TIED = convert(
     "untie_embeddings_and_output_weights",
     ("model.tied", "model.embedding.norm", "model.embedding.output_bias"),
     _read_tied,
-    lambda values, context: {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {},
+    lambda values, context: (
+        {"untie_embeddings_and_output_weights": True} if values.get("model.tied") is False else {}
+    ),
     lossy="Megatron's embedding has no norm, and its output layer no bias",
     note=SCRIPT,
     source="gpt_model.py: output_layer bias=False; language_model_embedding.py",
@@ -376,7 +413,9 @@ PREDICTED = convert(
     "model.predicted",
     lambda values, context: {"model.predicted": values.get("mtp_num_layers") or None},
     lambda values, context: (
-        {"mtp_num_layers": values.get("model.predicted") or None} if not rotary_rules.stretched(values, context) else {}
+        {"mtp_num_layers": values.get("model.predicted") or None}
+        if not rotary_rules.stretched(values, context)
+        else {}
     ),
     effect=EFFECTS["model.predicted"],
     sees=(rotary_rules.KIND, attention_rules.KV_RANK),

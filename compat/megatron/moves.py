@@ -54,23 +54,49 @@ def _growth(given: Words) -> Words:
     if tokens % length or increment < 1:
         return {}
     samples = tokens // length * (len(steps) - 1)
-    return {"rampup_batch_size": [steps[0][1], increment, samples], "global_batch_size": steps[-1][1]}
+    return {
+        "rampup_batch_size": [steps[0][1], increment, samples],
+        "global_batch_size": steps[-1][1],
+    }
 
 
 def _number(text: str) -> int:
-    return int(float(text.rstrip("TBMK")) * {suffix: unit for unit, suffix in UNITS}.get(text[-1], 1))
+    return int(
+        float(text.rstrip("TBMK")) * {suffix: unit for unit, suffix in UNITS}.get(text[-1], 1)
+    )
 
 
 def _variant(given: Words, old: str, new: str) -> Words:
-    return {"experimental_attention_variant": new} if given["experimental_attention_variant"] == old else {}
+    return (
+        {"experimental_attention_variant": new}
+        if given["experimental_attention_variant"] == old
+        else {}
+    )
 
 
 MOVES: tuple[Move, ...] = (
     renamed("use_custom_fsdp", "use_megatron_fsdp", "0.14.0", source="arguments.py"),
-    renamed("keep_fp8_transpose_cache_when_using_custom_fsdp", "keep_fp8_transpose_cache", "0.14.0", source="arguments.py"),
-    switched("enable_cuda_graph", "cuda_graph_impl", "local", "0.15.0", "deprecated", "arguments.py, validate_args"),
+    renamed(
+        "keep_fp8_transpose_cache_when_using_custom_fsdp",
+        "keep_fp8_transpose_cache",
+        "0.14.0",
+        source="arguments.py",
+    ),
     switched(
-        "external_cuda_graph", "cuda_graph_impl", "transformer_engine", "0.15.0", "deprecated", "arguments.py, validate_args"
+        "enable_cuda_graph",
+        "cuda_graph_impl",
+        "local",
+        "0.15.0",
+        "deprecated",
+        "arguments.py, validate_args",
+    ),
+    switched(
+        "external_cuda_graph",
+        "cuda_graph_impl",
+        "transformer_engine",
+        "0.15.0",
+        "deprecated",
+        "arguments.py, validate_args",
     ),
     switched(
         "moe_enable_deepep",

@@ -44,7 +44,12 @@ def groups() -> Mapping[str, str]:
     found: dict[str, str] = _facts("groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
     classes = (PARALLEL, "TransformerConfig")
-    names = {name for version in releases.KNOWN for cls in classes for name in releases.fields(version, cls)}
+    names = {
+        name
+        for version in releases.KNOWN
+        for cls in classes
+        for name in releases.fields(version, cls)
+    }
     # Sorted, because the order of a set differs from run to run, and pages are made from this one.
     fields = sorted(RENAMED.get(name, name) for name in names)
     # Later mappings win: a field that any release has a flag for is in the group of the flag.
@@ -55,7 +60,9 @@ def groups() -> Mapping[str, str]:
 def descriptions() -> Mapping[str, str]:
     """The meaning of each argument and config field, in one line."""
     sections: Mapping[str, Mapping[str, str]] = _facts("descriptions.json")
-    return MappingProxyType({name: line for section in sections.values() for name, line in section.items()})
+    return MappingProxyType(
+        {name: line for section in sections.values() for name, line in section.items()}
+    )
 
 
 def _facts(file: str) -> Any:
@@ -78,7 +85,10 @@ def defaults(version: str) -> Mapping[str, Any]:
     """Defaults of a release by argument; for a field without a flag, that of its config class."""
     from compat.megatron.objects import fields
 
-    classes = {RENAMED.get(name, name): value for name, value in fields.defaults(version, "TransformerConfig").items()}
+    classes = {
+        RENAMED.get(name, name): value
+        for name, value in fields.defaults(version, "TransformerConfig").items()
+    }
     return MappingProxyType({**dict.fromkeys(WORKED_OUT), **classes, **releases.defaults(version)})
 
 
@@ -89,7 +99,12 @@ def newest(dest: str) -> tuple[Flag, ...]:
     return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
 
-TAKES = {"text": "str", "integers": "list of int", "name": "name", "layers": "int or pattern of layers"}
+TAKES = {
+    "text": "str",
+    "integers": "list of int",
+    "name": "name",
+    "layers": "int or pattern of layers",
+}
 TAKES["layers_spaced"] = TAKES["layers"]
 
 
@@ -148,7 +163,9 @@ _cached = lru_cache(maxsize=4096, typed=True)(_option_for)
 
 def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
     """Problems with given arguments whose flags exclude each other."""
-    chosen = {dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()}
+    chosen = {
+        dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()
+    }
     options = {line[0].partition("=")[0] for line in chosen.values() if line}
     for option in sorted(options):
         for other in releases.flags(version)[option].excludes:
@@ -160,7 +177,9 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
 @cache
 def excluding(version: str) -> frozenset[str]:
     """Destinations of flags that exclude other flags."""
-    return frozenset(dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own))
+    return frozenset(
+        dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own)
+    )
 
 
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
@@ -179,7 +198,9 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
     if flag.choices and any(item not in flag.choices for item in values):
         return None
     words = [_word(flag, item) for item in values]
-    return _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
+    return (
+        _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
+    )
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
@@ -205,4 +226,6 @@ def _word(flag: Flag, value: Any) -> str:
         listed = ",".join(map(str, value))
         return f"[{listed}]" if flag.type.startswith("layers") else listed
     # argparse takes -1e-05 for an option, and -0.00001 for a number
-    return format(Decimal(str(value)), "f") if isinstance(value, float) and value < 0 else str(value)
+    return (
+        format(Decimal(str(value)), "f") if isinstance(value, float) and value < 0 else str(value)
+    )

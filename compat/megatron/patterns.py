@@ -21,7 +21,9 @@ def all_but_last_of(index: int, every: int) -> bool:
     return (index + 1) % every != 0
 
 
-def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False) -> tuple[bool, ...] | None:
+def blocks(
+    value: Any, layers: int | None, every: Every, inverted: bool = False
+) -> tuple[bool, ...] | None:
     """One boolean for each of `layers` blocks; None if all have the feature, or if `value` is unset or does not fit the blocks.
 
     With `inverted`, a list marks the blocks without the feature.
@@ -38,12 +40,16 @@ def blocks(value: Any, layers: int | None, every: Every, inverted: bool = False)
     return None if all(found) else found
 
 
-def spelled(found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False) -> int | list[int]:
+def spelled(
+    found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
+) -> int | list[int]:
     """The shortest spelling of a pattern: a frequency that divides the number of blocks if one fits, else a list."""
     # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
     # frequency.
     for count in range(1, len(found) + 1) if layers == len(found) else ():
-        if len(found) % count == 0 and all(every(index, count) is has for index, has in enumerate(found)):
+        if len(found) % count == 0 and all(
+            every(index, count) is has for index, has in enumerate(found)
+        ):
             return count
     return [int(has is not inverted) for has in found]
 
@@ -52,4 +58,6 @@ def fits(value: Any, layers: int | None) -> bool:
     """Whether `value` gives a boolean for each block: a list of the right length, or a frequency of known layers."""
     if isinstance(value, list | tuple):
         return layers is None or len(value) == layers
-    return value is None or (isinstance(value, int) and (value == 1 or (value > 1 and layers is not None)))
+    return value is None or (
+        isinstance(value, int) and (value == 1 or (value > 1 and layers is not None))
+    )

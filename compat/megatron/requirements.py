@@ -39,7 +39,13 @@ NEEDS = (
         for name in ("hidden_size", "num_attention_heads", "max_position_embeddings")
     ),
     Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_stored),
-    Need(("lr",), "training stops when it builds the optimizer", "training/training.py", sized=False, unless=_idle),
+    Need(
+        ("lr",),
+        "training stops when it builds the optimizer",
+        "training/training.py",
+        sized=False,
+        unless=_idle,
+    ),
     Need(
         ("train_iters", "train_samples"),
         "training stops when it builds the learning-rate schedule",
@@ -48,7 +54,15 @@ NEEDS = (
         unless=_idle,
     ),
 )
-RUN = ("train_iters", "train_samples", "data_path", "data_args_path", "mock_data", "tokenizer_type", "exit_duration_in_mins")
+RUN = (
+    "train_iters",
+    "train_samples",
+    "data_path",
+    "data_args_path",
+    "mock_data",
+    "tokenizer_type",
+    "exit_duration_in_mins",
+)
 """Arguments that only a whole launch has: the length of training, or its data."""
 
 

@@ -41,7 +41,9 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         new = _edited(text, words_there, put, added, anchor)
         if new is not None and _given(new, like, version) == dict(given):
             return new
-    raise TranslationError(f"{like.name}: its words cannot be changed one by one; write flags or a new script")
+    raise TranslationError(
+        f"{like.name}: its words cannot be changed one by one; write flags or a new script"
+    )
 
 
 def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
@@ -66,7 +68,9 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
     new = edit_entries(text, put, added)
     after = reading_of_document(parse(new, like.name, ".yaml"), version)
     if dict(after.given) != dict(given):
-        raise TranslationError(f"{like.name}: its lines cannot be changed one by one; write it anew")
+        raise TranslationError(
+            f"{like.name}: its lines cannot be changed one by one; write it anew"
+        )
     return new
 
 
@@ -112,7 +116,9 @@ def _changes(
         # The same value is written anew if the release spells the flag in another way.
         elif given[dest] != parsed.given[dest] or flag is None or flag.dest != dest:
             put[place] = _line(dest, given[dest], words[slice(*place)], version)
-    added = [_line(dest, value, (), version) for dest, value in given.items() if dest not in parsed.flags]
+    added = [
+        _line(dest, value, (), version) for dest, value in given.items() if dest not in parsed.flags
+    ]
     return put, added
 
 
@@ -124,7 +130,11 @@ def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequenc
 
 
 def _edited(
-    text: str, words: Sequence[Pieces], put: Mapping[Range, Sequence[str]], added: Sequence[Sequence[str]], anchor: int
+    text: str,
+    words: Sequence[Pieces],
+    put: Mapping[Range, Sequence[str]],
+    added: Sequence[Sequence[str]],
+    anchor: int,
 ) -> str | None:
     try:
         return edit(text, words, put, added, anchor)
@@ -135,7 +145,11 @@ def _edited(
 def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
     """The values of the edited text; None if it cannot be read, or has an empty word."""
     try:
-        data = replace(like.data, text=text) if isinstance(like.data, Script) else load_words(text).data
+        data = (
+            replace(like.data, text=text)
+            if isinstance(like.data, Script)
+            else load_words(text).data
+        )
         parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)
         # An empty word among the unknown ones is what a removed flag left behind.
         return dict(parsed.given) if all(parsed.unknown) else None

@@ -8,7 +8,11 @@ from bridge.rules import Context, Effect, Group, convert
 from compat.megatron.attention_rules import KV_RANK, LATENT, SCRIPT
 from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
 
-TYPE, POSITIONS, SCALING = "position_embedding_type", "model.embedding.positions", "model.rotary.scaling."
+TYPE, POSITIONS, SCALING = (
+    "position_embedding_type",
+    "model.embedding.positions",
+    "model.rotary.scaling.",
+)
 ROTARY = ("rope", "yarn", "mrope")
 KIND = f"{SCALING}kind"
 LLAMA = {"low": 1.0, "high": 4.0, "original": 8192}
@@ -72,7 +76,8 @@ KINDS = convert(
     _write_kind,
     sees=(LATENT, KV_RANK, KIND),
     blurs=lambda values: (
-        values.get(TYPE) in ("mrope", "relative") or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
+        values.get(TYPE) in ("mrope", "relative")
+        or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
     ),
     lossy="Megatron has rotary positions, and learned ones whose first position is row 0 of the table; a Plan has no"
     " form for its "
@@ -125,12 +130,19 @@ BASE = convert(
 
 def _write_pairs(values: Group, context: Context) -> Group:
     latent = bool(values.get(KV_RANK))
-    pairs = bool(values.get("model.rotary.interleaved")) and not latent and values.get(POSITIONS) == "rotary"
+    pairs = (
+        bool(values.get("model.rotary.interleaved"))
+        and not latent
+        and values.get(POSITIONS) == "rotary"
+    )
     # Since 0.13 the fused kernel serves latent attention with YaRN alone; before 0.14 it cannot
     # rotate neighbours.
     stretched = values.get(KIND) == "yarn" and context.since("0.13.0")
     plain = (latent and not stretched) or (pairs and not context.since("0.14.0"))
-    return {**({"rotary_interleaved": True} if pairs else {}), **({"apply_rope_fusion": False} if plain else {})}
+    return {
+        **({"rotary_interleaved": True} if pairs else {}),
+        **({"apply_rope_fusion": False} if plain else {}),
+    }
 
 
 PAIRS = convert(
@@ -155,7 +167,9 @@ SOME = convert(
     "no_rope_freq",
     "model.rotary.layers",
     lambda values, context: {
-        "model.rotary.layers": blocks(values.get("no_rope_freq"), values.get("num_layers"), all_but_last_of, inverted=True)
+        "model.rotary.layers": blocks(
+            values.get("no_rope_freq"), values.get("num_layers"), all_but_last_of, inverted=True
+        )
     },
     lambda values, context: _write_some(values),
     sees=("num_layers", "model.layers"),
@@ -171,7 +185,9 @@ def _write_some(values: Group) -> Group:
     turning = values.get("model.rotary.layers")
     if turning is None or all(turning):
         return {}
-    return {"no_rope_freq": spelled(turning, values.get("model.layers"), all_but_last_of, inverted=True)}
+    return {
+        "no_rope_freq": spelled(turning, values.get("model.layers"), all_but_last_of, inverted=True)
+    }
 
 
 # Scaling
@@ -186,9 +202,17 @@ def _read_scaling(values: Group, context: Context) -> Group:
         return _read_yarn(values, context)
     if values.get("use_rope_scaling"):
         factor = values.get("rope_scaling_factor", FACTOR)
-        return {KIND: "llama3", f"{SCALING}factor": factor, **{SCALING + name: value for name, value in LLAMA.items()}}
+        return {
+            KIND: "llama3",
+            f"{SCALING}factor": factor,
+            **{SCALING + name: value for name, value in LLAMA.items()},
+        }
     factor = values.get("rotary_seq_len_interpolation_factor")
-    return {KIND: "linear", f"{SCALING}factor": float(factor)} if factor and factor > 0 else {KIND: "none"}
+    return (
+        {KIND: "linear", f"{SCALING}factor": float(factor)}
+        if factor and factor > 0
+        else {KIND: "none"}
+    )
 
 
 def _read_latent(values: Group) -> Group:
@@ -207,7 +231,9 @@ def _read_yarn(values: Group, context: Context) -> Group:
     bounds = {name: values.get(flag) for name, flag in PREFIXED.items()}
     return {
         **found,
-        **{SCALING + name: YARN[name] if value is None else value for name, value in bounds.items()},
+        **{
+            SCALING + name: YARN[name] if value is None else value for name, value in bounds.items()
+        },
         **_weights(values),
     }
 
@@ -216,7 +242,11 @@ def _weights(values: Group) -> Group:
     """Both mscale values; nothing for 1 and 0, which are the defaults of YaRN's formula."""
     weights = values.get("mscale"), values.get("mscale_all_dim")
     # Both together, since the formula divides one by the other.
-    return {} if None in weights or weights == (1.0, 0.0) else dict(zip(MSCALES.values(), weights, strict=True))
+    return (
+        {}
+        if None in weights or weights == (1.0, 0.0)
+        else dict(zip(MSCALES.values(), weights, strict=True))
+    )
 
 
 MSCALES = {"mscale": f"{SCALING}mscale", "mscale_all_dim": f"{SCALING}mscale_all"}
@@ -241,14 +271,34 @@ def _write_yarn(values: Group, context: Context, latent: bool) -> Group:
     weights = {flag: values.get(path) for flag, path in MSCALES.items()}
     usual = {"mscale": 1.0, "mscale_all_dim": 0.0}
     formula = {flag: usual[flag] if weight is None else weight for flag, weight in weights.items()}
-    bounds = {"rope_type": "yarn"} if latent else {flag: values.get(SCALING + name) for name, flag in PREFIXED.items()}
+    bounds = (
+        {"rope_type": "yarn"}
+        if latent
+        else {flag: values.get(SCALING + name) for name, flag in PREFIXED.items()}
+    )
     return {**bounds, **(formula if latent or context.since("0.19.0") else {})}
 
 
-BOUNDS = ("kind", "factor", "original", "low", "high", "fast", "slow", "mscale", "mscale_all", "truncate")
+BOUNDS = (
+    "kind",
+    "factor",
+    "original",
+    "low",
+    "high",
+    "fast",
+    "slow",
+    "mscale",
+    "mscale_all",
+    "truncate",
+)
 STRETCH = convert(
     (
-        *("use_rope_scaling", "rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"),
+        *(
+            "use_rope_scaling",
+            "rope_scaling_factor",
+            "rotary_scaling_factor",
+            "rotary_seq_len_interpolation_factor",
+        ),
         *("rope_type", *PREFIXED.values(), *MSCALES),
     ),
     tuple(SCALING + name for name in BOUNDS),
@@ -262,7 +312,9 @@ STRETCH = convert(
         "rope_scaling_factor": f"{SCALING}factor",
         "rotary_scaling_factor": (KIND, f"{SCALING}factor"),
         "rotary_seq_len_interpolation_factor": (KIND, f"{SCALING}factor"),
-        "rope_type": tuple(SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")),
+        "rope_type": tuple(
+            SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")
+        ),
     },
     lossy="Megatron scales positions as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (with latent attention 4096, 32 and 1 "
     "are fixed, without it since 0.18), or linearly by a whole factor",

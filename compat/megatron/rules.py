@@ -5,12 +5,29 @@ from __future__ import annotations
 from functools import cache
 from math import nextafter
 
-from bridge.rules import Context, Effect, Group, Rule, convert, each_only_ours, lacks, only_ours, plain_adam, rename, the_rest
+from bridge.rules import (
+    Context,
+    Effect,
+    Group,
+    Rule,
+    convert,
+    each_only_ours,
+    lacks,
+    only_ours,
+    plain_adam,
+    rename,
+    the_rest,
+)
 from compat.megatron import course, leftovers, model_rules, stages, switches, weight_decay
 from compat.megatron.learning_rate import RULE as LEARNING_RATE
 from compat.megatron.shards import SHARDED, STRATEGIES, aware, torch_fsdp, zero_stage
 
-DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+DTYPES = {
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float64": "fp64",
+}
 # Megatron has no fp64; the rule of the precision says that it is lost.
 DTYPE_FLAGS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp32"}
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
@@ -44,8 +61,12 @@ def parallel_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes."""
     layout = "another layout of ranks computes the same sums in another order"
     return (
-        rename("tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout),
-        rename("pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
+        rename(
+            "tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout
+        ),
+        rename(
+            "pipeline_model_parallel_size", "parallel.pipeline", effect=Effect.ROUNDING, note=layout
+        ),
         rename("context_parallel_size", "parallel.context", effect=Effect.ROUNDING, note=layout),
         TENSOR_OVERLAP,
         convert(
@@ -64,7 +85,12 @@ def parallel_rules() -> tuple[Rule, ...]:
             lossy="Megatron splits experts over ranks only if the number of experts is set",
             source="arguments.py: expert_model_parallel_size needs num_experts",
         ),
-        rename("expert_tensor_parallel_size", "parallel.expert_tensor", effect=Effect.ROUNDING, note=layout),
+        rename(
+            "expert_tensor_parallel_size",
+            "parallel.expert_tensor",
+            effect=Effect.ROUNDING,
+            note=layout,
+        ),
         convert(
             "sequence_parallel",
             "parallel.sequence",
@@ -78,7 +104,9 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             "use_tp_pp_dp_mapping",
             "parallel.order",
-            lambda values, context: {"parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]},
+            lambda values, context: {
+                "parallel.order": ORDERS[bool(values.get("use_tp_pp_dp_mapping"))]
+            },
             lambda values, context: (
                 {"use_tp_pp_dp_mapping": True}
                 if values.get("parallel.order") == ORDERS[True]
@@ -160,7 +188,9 @@ def _shardable(values: Group, context: Context) -> bool:
     It never does for sgd and muon, and since 0.18 only for Adam.
     """
     name = values.get("optimizer.name")
-    return name in (None, "adam", "adamw") or (name not in ("sgd", "muon") and not context.since("0.18.0"))
+    return name in (None, "adam", "adamw") or (
+        name not in ("sgd", "muon") and not context.since("0.18.0")
+    )
 
 
 def _torch_only(values: Group, context: Context) -> bool:
@@ -198,7 +228,10 @@ def _write_zero(values: Group, context: Context) -> Group:
     scaled = fp16 and values.get("parallel.data") != 1
     if stage == 1 or not context.since("0.12.0") or piped or scaled:
         return {"use_distributed_optimizer": True}
-    sharded = {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": STRATEGIES[stage]}
+    sharded = {
+        "use_distributed_optimizer": True,
+        "data_parallel_sharding_strategy": STRATEGIES[stage],
+    }
     if not context.since("0.14.0"):
         return {**sharded, "use_custom_fsdp": True, "gradient_accumulation_fusion": False}
     # Its checkpoints have a format of their own, without which validate_args refuses the run.
@@ -208,8 +241,18 @@ def _write_zero(values: Group, context: Context) -> Group:
 def ddp_rules() -> tuple[Rule, ...]:
     """Buckets of data parallelism, and the overlap of its communication."""
     return (
-        rename("num_distributed_optimizer_instances", "zero.replicas", effect=Effect.COST, note="hybrid sharding"),
-        rename("ddp_bucket_size", "zero.bucket", effect=Effect.COST, note="elements in one gradient bucket"),
+        rename(
+            "num_distributed_optimizer_instances",
+            "zero.replicas",
+            effect=Effect.COST,
+            note="hybrid sharding",
+        ),
+        rename(
+            "ddp_bucket_size",
+            "zero.bucket",
+            effect=Effect.COST,
+            note="elements in one gradient bucket",
+        ),
         convert(
             ("overlap_grad_reduce", "overlap_param_gather"),
             ("zero.overlap", "zero.overlap_gather"),
@@ -217,7 +260,10 @@ def ddp_rules() -> tuple[Rule, ...]:
             _write_overlap,
             effect=Effect.COST,
             sees=("zero.stage", "optimizer.name", *SHARDED, *TORCH_NEEDS),
-            carries={"overlap_grad_reduce": "zero.overlap", "overlap_param_gather": "zero.overlap_gather"},
+            carries={
+                "overlap_grad_reduce": "zero.overlap",
+                "overlap_param_gather": "zero.overlap_gather",
+            },
             lossy="Megatron overlaps the gathering of weights only if they are sharded and the gradient reduction is overlapped",
             source="arguments.py: --overlap-param-gather needs --overlap-grad-reduce and a sharded optimizer",
         ),
@@ -239,7 +285,9 @@ def _read_overlap(values: Group, context: Context) -> Group:
 
 def _write_overlap(values: Group, context: Context) -> Group:
     # torch's FSDP overlaps without being asked. 0.16 refuses muon with any overlap.
-    if _torch_only(values, context) or (values.get("optimizer.name") == "muon" and not context.since("0.17.0")):
+    if _torch_only(values, context) or (
+        values.get("optimizer.name") == "muon" and not context.since("0.17.0")
+    ):
         return {}
     reduce = values.get("zero.overlap")
     sharded = (values.get("zero.stage") or 0) >= 1 and _shardable(values, context)
@@ -261,7 +309,14 @@ PRECISION = convert(
     ("precision.compute", "precision.reduce", "precision.master"),
     lambda values, context: _read_precision(values, context),
     lambda values, context: _write_precision(values, context),
-    sees=("zero.offload.optimizer", "zero.stage", "optimizer.name", "precision.moments", "optimizer", *SHARDED),
+    sees=(
+        "zero.offload.optimizer",
+        "zero.stage",
+        "optimizer.name",
+        "precision.moments",
+        "optimizer",
+        *SHARDED,
+    ),
     carries={
         "accumulate_allreduce_grads_in_fp32": "precision.reduce",
         "grad_reduce_in_bf16": "precision.reduce",
@@ -288,7 +343,11 @@ def _read_precision(values: Group, context: Context) -> Group:
         compute == "bf16" and not mixed and not context.since("0.12.0")
     )
     master = DTYPES.get(values.get("main_params_dtype") or "", "fp32") if mixed else "fp32"
-    return {"precision.compute": compute, "precision.reduce": "fp32" if wide else compute, "precision.master": master}
+    return {
+        "precision.compute": compute,
+        "precision.reduce": "fp32" if wide else compute,
+        "precision.master": master,
+    }
 
 
 def _write_precision(values: Group, context: Context) -> Group:
@@ -299,7 +358,12 @@ def _write_precision(values: Group, context: Context) -> Group:
         given["accumulate_allreduce_grads_in_fp32"] = True
     if compute == "bf16" and reduce == "bf16" and context.since("0.12.0"):
         given["grad_reduce_in_bf16"] = True
-    return {**given, **_write_states(values, context, narrow=compute == reduce == "bf16" and not context.since("0.12.0"))}
+    return {
+        **given,
+        **_write_states(
+            values, context, narrow=compute == reduce == "bf16" and not context.since("0.12.0")
+        ),
+    }
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
@@ -312,7 +376,11 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
     states = {**master, **({"main_grads_dtype": "bf16"} if narrow else {})}
     narrow_moments = values.get("precision.moments") not in (None, WIDE)
     wanted = states or _offloads(values, context) or narrow_moments
-    return {"use_precision_aware_optimizer": True, **states} if wanted and _can_be_aware(values, context) else {}
+    return (
+        {"use_precision_aware_optimizer": True, **states}
+        if wanted and _can_be_aware(values, context)
+        else {}
+    )
 
 
 MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
@@ -415,7 +483,11 @@ def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
 
 
 def _in_fp16(values: Group, path: str, ours: str) -> Group:
-    return {path: values.get(f"precision.loss_scale.{ours}")} if values.get("precision.compute") == "fp16" else {}
+    return (
+        {path: values.get(f"precision.loss_scale.{ours}")}
+        if values.get("precision.compute") == "fp16"
+        else {}
+    )
 
 
 def _loss_scale_effect(values: Group) -> Effect:
@@ -466,7 +538,12 @@ def _write_optimizer(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     # 0.17 refuses muon with overlap_grad_reduce and has dist_muon for that; 0.18 reads dist_muon as
     # muon.
-    if name == "muon" and values.get("zero.overlap") and context.since("0.17.0") and not context.since("0.18.0"):
+    if (
+        name == "muon"
+        and values.get("zero.overlap")
+        and context.since("0.17.0")
+        and not context.since("0.18.0")
+    ):
         return {"optimizer": "dist_muon"}
     return {"optimizer": OPTIMIZER_FLAGS[name]} if name in OPTIMIZER_FLAGS else {}
 
@@ -477,10 +554,14 @@ UPDATE_SCALE = convert(
     "muon_scale_mode",
     "optimizer.update_scale",
     lambda values, context: (
-        {"optimizer.update_scale": values.get("muon_scale_mode")} if values.get("optimizer") in ORTHOGONAL else {}
+        {"optimizer.update_scale": values.get("muon_scale_mode")}
+        if values.get("optimizer") in ORTHOGONAL
+        else {}
     ),
     lambda values, context: (
-        {"muon_scale_mode": values.get("optimizer.update_scale")} if values.get("optimizer.name") in ORTHOGONAL else {}
+        {"muon_scale_mode": values.get("optimizer.update_scale")}
+        if values.get("optimizer.name") in ORTHOGONAL
+        else {}
     ),
     sees=("optimizer", "optimizer.name"),
     note="only Megatron's muon variants scale updates by the shape of a matrix",
@@ -498,7 +579,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.betas", "optimizer.eps"),
             _read_moments,
             _write_moments,
-            effect=lambda values: Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS,
+            effect=lambda values: (
+                Effect.NONE if values.get("optimizer") == "sgd" else Effect.NUMBERS
+            ),
             sees=("optimizer", "optimizer.name"),
             carries={
                 "adam_beta1": "optimizer.betas",
@@ -514,7 +597,9 @@ def optimizer_rules() -> tuple[Rule, ...]:
             ("optimizer.momentum", "optimizer.nesterov"),
             _read_momentum,
             _write_momentum,
-            effect=lambda values: Effect.NUMBERS if values.get("optimizer") in MOMENTUM else Effect.NONE,
+            effect=lambda values: (
+                Effect.NUMBERS if values.get("optimizer") in MOMENTUM else Effect.NONE
+            ),
             sees=("optimizer", "optimizer.name"),
             carries={
                 **dict.fromkeys(MOMENTUM.values(), "optimizer.momentum"),
@@ -524,7 +609,11 @@ def optimizer_rules() -> tuple[Rule, ...]:
             source="optimizer/__init__.py: torch.optim.SGD(momentum=), without nesterov; emerging optimizers: muon_nesterov",
         ),
         UPDATE_SCALE,
-        *plain_adam("optimizer.amsgrad", "optimizer.bias_correction", note="Megatron has no flag for this option of Adam"),
+        *plain_adam(
+            "optimizer.amsgrad",
+            "optimizer.bias_correction",
+            note="Megatron has no flag for this option of Adam",
+        ),
         rename("weight_decay", "optimizer.weight_decay"),
         rename("clip_grad", "optimizer.clip"),
         LEARNING_RATE,
@@ -566,8 +655,16 @@ BELOW_ONE = nextafter(1.0, 0.0)
 
 def _read_moments(values: Group, context: Context) -> Group:
     if values.get("optimizer") == "lion":
-        betas = [float(values[path]) for path in ("lion_beta1", "lion_beta2") if values.get(path) is not None]
-        return {"optimizer.betas": tuple(min(max(0.0, beta), BELOW_ONE) for beta in betas)} if len(betas) == 2 else {}
+        betas = [
+            float(values[path])
+            for path in ("lion_beta1", "lion_beta2")
+            if values.get(path) is not None
+        ]
+        return (
+            {"optimizer.betas": tuple(min(max(0.0, beta), BELOW_ONE) for beta in betas)}
+            if len(betas) == 2
+            else {}
+        )
     first, second = values.get("adam_beta1"), values.get("adam_beta2")
     if values.get("optimizer") == "sgd" or first is None or second is None:
         return {}
@@ -597,7 +694,11 @@ PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 PARTLY = convert(
     PARTIAL,
     "recompute.kept_microbatches",
-    lambda values, context: {"recompute.kept_microbatches": values.get(PARTIAL) if _is_count(values.get(PARTIAL)) else None},
+    lambda values, context: {
+        "recompute.kept_microbatches": values.get(PARTIAL)
+        if _is_count(values.get(PARTIAL))
+        else None
+    },
     lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
@@ -699,7 +800,10 @@ def _write_offload(values: Group, context: Context) -> Group:
     if not _offloads(values, context):
         return {}
     ratio = values.get("zero.offload.optimizer_ratio")
-    return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0 if ratio is None else ratio}
+    return {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": 1.0 if ratio is None else ratio,
+    }
 
 
 def missing_rules() -> tuple[Rule, ...]:
@@ -711,10 +815,23 @@ def missing_rules() -> tuple[Rule, ...]:
             note="Megatron has no limit on the number of weight or gradient buffers",
             effect=Effect.COST,
         ),
-        *each_only_ours("zero.gather_bucket", note="Megatron has one bucket size for reducing and gathering"),
-        *each_only_ours("zero.prescale", "zero.predivide", note="Megatron divides gradients only once"),
-        only_ours("zero.offload.parameters", note="Megatron keeps weights on the device", effect=Effect.COST),
-        only_ours("recompute.ratio", "recompute.offload", note="Megatron recomputes whole layers", effect=Effect.COST),
+        *each_only_ours(
+            "zero.gather_bucket", note="Megatron has one bucket size for reducing and gathering"
+        ),
+        *each_only_ours(
+            "zero.prescale", "zero.predivide", note="Megatron divides gradients only once"
+        ),
+        only_ours(
+            "zero.offload.parameters",
+            note="Megatron keeps weights on the device",
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "recompute.ratio",
+            "recompute.offload",
+            note="Megatron recomputes whole layers",
+            effect=Effect.COST,
+        ),
         only_ours(
             "schedule.depth_first",
             "schedule.breadth_first",

@@ -19,15 +19,43 @@ from compat.megatron.arguments.training import feed_forward_width, params_dtype
 YAML_CFG, CONTAINER = "yaml_cfg", "container"
 """Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
 MODEL, PARALLEL = "language_model", "model_parallel"
-CONTAINED = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "validation", "checkpoint", "logger", "rng", "dist")
+CONTAINED = (
+    "model",
+    "train",
+    "optimizer",
+    "ddp",
+    "scheduler",
+    "dataset",
+    "validation",
+    "checkpoint",
+    "logger",
+    "rng",
+    "dist",
+)
 """Sections of a container whose fields are arguments (training/config/container.py)."""
-CLASSES = ("ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")
+CLASSES = (
+    "ModelParallelConfig",
+    "TransformerConfig",
+    "OptimizerConfig",
+    "DistributedDataParallelConfig",
+)
 # Keys with which Hydra builds objects from a file. They are never followed here.
 HYDRA = ("_target_", "_call_", "_partial_", "_args_", "_recursive_", "_convert_")
 RENAMED = {**options.RENAMED, "sequence_length": "seq_length"}
-LOADED = ("bias_swiglu_fusion", "init_method", "output_layer_init_method", "gated_linear_unit", "embedding_init_method")
+LOADED = (
+    "bias_swiglu_fusion",
+    "init_method",
+    "output_layer_init_method",
+    "gated_linear_unit",
+    "embedding_init_method",
+)
 """Keys of language_model that only core_transformer_config_from_yaml reads."""
-ACTIVATIONS = {"swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {}, "silu": {}}
+ACTIVATIONS = {
+    "swiglu": {"swiglu": True},
+    "squaredrelu": {"squared_relu": True},
+    "gelu": {},
+    "silu": {},
+}
 
 
 def kind(data: Any) -> str | None:
@@ -53,7 +81,9 @@ def read(document: Document, version: str, lenient: bool) -> Reading:
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
         reader.section(section, document.data.get(section))
     if entry == YAML_CFG:
-        reader.section("", {key: value for key, value in document.data.items() if key not in (MODEL, PARALLEL)})
+        reader.section(
+            "", {key: value for key, value in document.data.items() if key not in (MODEL, PARALLEL)}
+        )
         reader.complete()
     else:
         reader.precision(document.data.get("mixed_precision"))
@@ -75,14 +105,22 @@ class _Reader:
     def section(self, name: str, values: Any) -> None:
         """Read every key of a section; a key with null is left open."""
         if values is not None and not isinstance(values, Mapping):
-            self.problems.append(f"{self.place(name)}{name}: found {shown(values)}; expected a mapping")
+            self.problems.append(
+                f"{self.place(name)}{name}: found {shown(values)}; expected a mapping"
+            )
             return
         # A container has every field of classes that Megatron-LM has no arguments for; in a
         # --yaml-cfg file, such a key is a mistake.
-        strange = [key for key, value in (values or {}).items() if value is not None and not self.entry_of(name, key, value)]
+        strange = [
+            key
+            for key, value in (values or {}).items()
+            if value is not None and not self.entry_of(name, key, value)
+        ]
         if strange and self.entry == CONTAINER:
             message = f"left out, because Megatron-LM has no such arguments: {', '.join(strange)}"
-            self.findings.append(Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name))))
+            self.findings.append(
+                Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name)))
+            )
         elif strange:
             self.problems += [self.unknown(name, key) for key in strange]
 
@@ -106,14 +144,21 @@ class _Reader:
             wanted = _type_in_class(self.version, key)
         fits = TYPES.get(wanted, lambda _: True)(value)
         if not fits:
-            self.problems.append(f"{self.place(section, key)}{key}: found {shown(value)}; expected {WORDS[wanted]}")
+            self.problems.append(
+                f"{self.place(section, key)}{key}: found {shown(value)}; expected {WORDS[wanted]}"
+            )
             return
         self.given[dest] = float(value) if wanted == "float" else value
-        self.origins[dest] = Origin(self.document.line(*filter(None, (section, key))), ".".join(filter(None, (section, key))))
+        self.origins[dest] = Origin(
+            self.document.line(*filter(None, (section, key))),
+            ".".join(filter(None, (section, key))),
+        )
 
     def activation(self, value: Any) -> bool:
         """Take the activation by its name or that of its `_target_`; False for an unknown one."""
-        name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(".")[2]
+        name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(
+            "."
+        )[2]
         self.given.update(ACTIVATIONS.get(name, {}))
         return name in ACTIVATIONS
 
@@ -127,10 +172,15 @@ class _Reader:
     def complete(self) -> None:
         """Note missing keys: core_config_from_args requires every field of the class in the file."""
         known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
-        fields = {**releases.fields(self.version, CLASSES[0]), **releases.fields(self.version, CLASSES[1])}
+        fields = {
+            **releases.fields(self.version, CLASSES[0]),
+            **releases.fields(self.version, CLASSES[1]),
+        }
         missing = [name for name, field in fields.items() if field.init and name not in known]
         if missing:
-            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            listed = ", ".join(missing[:5]) + (
+                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            )
             self.problems.append(
                 f"{self.document.name}: missing {listed}; Megatron {self.version} stops if the file lacks a field of"
                 " TransformerConfig; add them, or use --lenient for the defaults of its parser"
@@ -162,7 +212,9 @@ def _type_in_class(version: str, key: str) -> str:
     return plain if plain in ("bool", "int", "float") else "any"
 
 
-def effective(given: Mapping[str, Any], entry: str, version: str, world_size: int) -> dict[str, Any]:
+def effective(
+    given: Mapping[str, Any], entry: str, version: str, world_size: int
+) -> dict[str, Any]:
     """The arguments that validate_yaml, or the container's classes, make of `given`.
 
     Raises `ConfigError` with every refusal.
@@ -170,7 +222,9 @@ def effective(given: Mapping[str, Any], entry: str, version: str, world_size: in
     # A container starts from the defaults of its classes; --yaml-cfg requires every field in the
     # file.
     defaults = dict(_class_defaults(version)) if entry == CONTAINER else {}
-    values = Namespace(releases.defaults(version).copy(), defaults, given, {"world_size": world_size})
+    values = Namespace(
+        releases.defaults(version).copy(), defaults, given, {"world_size": world_size}
+    )
     run(select(STEPS, version), values)
     return values.__dict__
 
@@ -215,7 +269,12 @@ def _positive(name: str, optional: bool = False) -> Step:
 
 
 PLACE = "validate_yaml"
-SPLITS = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+SPLITS = (
+    "world_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+)
 UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context parallel size does not divide; use a multiple"
 STEPS: tuple[Step, ...] = (
     *map(_positive, (*SPLITS, "expert_model_parallel_size")),
@@ -233,13 +292,20 @@ STEPS: tuple[Step, ...] = (
         UNSPLIT,
         last=True,
     ),
-    check(PLACE, lambda a: a.micro_batch_size is None, "micro_batch_size: missing; Megatron needs it", last=True),
+    check(
+        PLACE,
+        lambda a: a.micro_batch_size is None,
+        "micro_batch_size: missing; Megatron needs it",
+        last=True,
+    ),
     _positive("micro_batch_size"),
     _positive("global_batch_size", optional=True),
     derive(PLACE, _sizes),
     check(
         PLACE,
-        lambda a: a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size),
+        lambda a: (
+            a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
+        ),
         "global_batch_size: found {global_batch_size}; expected a multiple of micro_batch_size ({micro_batch_size}) x"
         " data_parallel_size"
         " ({data_parallel_size})",
@@ -253,7 +319,9 @@ STEPS: tuple[Step, ...] = (
     derive(PLACE, _virtual),
     check(
         PLACE,
-        lambda a: a.overlap_param_gather and not (a.use_distributed_optimizer and a.overlap_grad_reduce),
+        lambda a: (
+            a.overlap_param_gather and not (a.use_distributed_optimizer and a.overlap_grad_reduce)
+        ),
         "overlap_param_gather: needs use_distributed_optimizer and overlap_grad_reduce; set both",
     ),
     excludes("fp16", "bf16", PLACE),
@@ -280,10 +348,16 @@ STEPS: tuple[Step, ...] = (
     ),
     check(
         PLACE,
-        lambda a: a.seq_length and a.max_position_embeddings and a.max_position_embeddings < a.seq_length,
+        lambda a: (
+            a.seq_length and a.max_position_embeddings and a.max_position_embeddings < a.seq_length
+        ),
         "max_position_embeddings: found {max_position_embeddings}; expected at least seq_length ({seq_length})",
     ),
-    check(PLACE, lambda a: a.lr is not None and (a.min_lr or 0) > a.lr, "min_lr: found {min_lr}; expected at most lr ({lr})"),
+    check(
+        PLACE,
+        lambda a: a.lr is not None and (a.min_lr or 0) > a.lr,
+        "min_lr: found {min_lr}; expected at most lr ({lr})",
+    ),
     check(
         PLACE,
         lambda a: a.save is not None and a.save_interval is None,

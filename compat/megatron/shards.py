@@ -7,7 +7,12 @@ from bridge.rules import Group
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 """Arguments that shard gradients or weights."""
-SHARDED = ("use_distributed_optimizer", "data_parallel_sharding_strategy", *FSDP, "torch_fsdp2_reshard_after_forward")
+SHARDED = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    *FSDP,
+    "torch_fsdp2_reshard_after_forward",
+)
 
 
 def megatron_fsdp(values: Group) -> bool:
@@ -35,4 +40,8 @@ def zero_stage(values: Group) -> int:
 def aware(values: Group) -> bool:
     """Whether the precision-aware optimizer runs."""
     # OptimizerConfig refuses it for other optimizers than Adam, and without sharding.
-    return bool(values.get("use_precision_aware_optimizer")) and zero_stage(values) >= 1 and values.get("optimizer") == "adam"
+    return (
+        bool(values.get("use_precision_aware_optimizer"))
+        and zero_stage(values) >= 1
+        and values.get("optimizer") == "adam"
+    )

@@ -10,7 +10,11 @@ from bridge.errors import TranslationError
 from bridge.rules import Context, Effect, Group, convert, rename
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
-VIRTUAL_FLAGS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", VIRTUAL)
+VIRTUAL_FLAGS = (
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    VIRTUAL,
+)
 STANDALONE = "standalone_embedding_stage"
 UNEVEN_FLAGS = (
     "decoder_first_pipeline_num_layers",
@@ -36,7 +40,11 @@ def layout_counts(layout: str) -> tuple[int, ...]:
 def layout_of(counts: Sequence[int]) -> str:
     """The layout string that puts `counts` decoder layers on the stages."""
     stages = ["t" * count for count in counts]
-    return "|".join(["E" + stages[0], *stages[1:-1], stages[-1] + "L"] if len(stages) > 1 else [f"E{stages[0]}L"])
+    return "|".join(
+        ["E" + stages[0], *stages[1:-1], stages[-1] + "L"]
+        if len(stages) > 1
+        else [f"E{stages[0]}L"]
+    )
 
 
 def counts_of(values: Group) -> tuple[int, ...] | None:
@@ -51,7 +59,9 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
         return None
     # The order of these branches is that of get_num_layers_to_build.
     chunks = values.get(VIRTUAL) or 1
-    if values.get("account_for_embedding_in_pipeline_split") or values.get("account_for_loss_in_pipeline_split"):
+    if values.get("account_for_embedding_in_pipeline_split") or values.get(
+        "account_for_loss_in_pipeline_split"
+    ):
         return _with_ends(values, layers, ranks * chunks)
     first, last = (values.get(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if first is None and last is None:
@@ -74,7 +84,9 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _uneven(layers: int, ranks: int, chunks: int, first: int | None, last: int | None) -> tuple[int, ...]:
+def _uneven(
+    layers: int, ranks: int, chunks: int, first: int | None, last: int | None
+) -> tuple[int, ...]:
     """The counts if the first rank, the last, or both have a given number of layers.
 
     The other ranks share the rest.
@@ -114,7 +126,9 @@ def _write(values: Group, context: Context) -> Group:
     if boundaries is None:
         return _virtual_flags(virtual, ranks, values.get("model.layers"), context)
     counts = tuple(end - start for start, end in pairwise(boundaries))
-    return next(_forms(counts, ranks, virtual, context), None) or _refuse(counts, ranks, virtual, context)
+    return next(_forms(counts, ranks, virtual, context), None) or _refuse(
+        counts, ranks, virtual, context
+    )
 
 
 def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context: Context) -> Group:
@@ -126,7 +140,9 @@ def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context:
     return {"num_layers_per_virtual_pipeline_stage": layers // (ranks * virtual)} if layers else {}
 
 
-def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Iterator[Group]:
+def _forms(
+    counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context
+) -> Iterator[Group]:
     """Flags that lead to `counts` by Megatron's own arithmetic, simplest first."""
     chunks, layers = virtual or 1, sum(counts)
     if len(counts) != ranks * chunks:
@@ -135,7 +151,12 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
     # Flags give every stage at least one layer. Before 0.11 they do not go with virtual stages.
     if all(counts) and (not virtual or context.since("0.11.0")):
         for form in _flag_forms(counts, ranks, chunks, context):
-            asked = {**form, "num_layers": layers, "pipeline_model_parallel_size": ranks, VIRTUAL: virtual}
+            asked = {
+                **form,
+                "num_layers": layers,
+                "pipeline_model_parallel_size": ranks,
+                VIRTUAL: virtual,
+            }
             if counts_of(asked) == counts:
                 yield {**flags, **form}
     # The flag was removed in 0.11; --pipeline-model-parallel-layout came with 0.13.
@@ -145,7 +166,9 @@ def _forms(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Co
         yield {"pipeline_model_parallel_layout": layout_of(counts)}
 
 
-def _flag_forms(counts: tuple[int, ...], ranks: int, chunks: int, context: Context) -> Iterator[Group]:
+def _flag_forms(
+    counts: tuple[int, ...], ranks: int, chunks: int, context: Context
+) -> Iterator[Group]:
     """Candidates of flags for uneven stages; most of them lead to other counts."""
     # The flags take the layers of a whole rank: all of its virtual stages together.
     first, last = counts[0] * chunks, counts[ranks - 1] * chunks
@@ -174,14 +197,22 @@ RULES = (
             *UNEVEN_FLAGS,
             "pipeline_model_parallel_layout",
         ),
-        ("stages.rule", "stages.layers_per_stage", "stages.boundaries", "schedule.name", "schedule.virtual"),
+        (
+            "stages.rule",
+            "stages.layers_per_stage",
+            "stages.boundaries",
+            "schedule.name",
+            "schedule.virtual",
+        ),
         _read,
         _write,
         effect=Effect.COST,
         sees=("num_layers", "pipeline_model_parallel_size", "model.layers", "parallel.pipeline"),
         carries={
             **dict.fromkeys(VIRTUAL_FLAGS, ("schedule.name", "schedule.virtual")),
-            **dict.fromkeys(UNEVEN_FLAGS, ("stages.rule", "stages.layers_per_stage", "stages.boundaries")),
+            **dict.fromkeys(
+                UNEVEN_FLAGS, ("stages.rule", "stages.layers_per_stage", "stages.boundaries")
+            ),
         },
         lossy="Megatron splits layers evenly unless the stages are set, and its schedules are 1F1B and interleaved 1F1B",
         source="arguments.py: virtual stages from layers; transformer_block.py: get_num_layers_to_build",
@@ -190,7 +221,11 @@ RULES = (
     convert(
         "overlap_p2p_comm",
         "schedule.overlap",
-        lambda values, context: {"schedule.overlap": values.get("overlap_p2p_comm") if values.get(VIRTUAL) is not None else None},
+        lambda values, context: {
+            "schedule.overlap": values.get("overlap_p2p_comm")
+            if values.get(VIRTUAL) is not None
+            else None
+        },
         # Megatron refuses virtual stages on two ranks unless communication is overlapped.
         lambda values, context: (
             {

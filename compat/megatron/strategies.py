@@ -48,7 +48,9 @@ def _has(version: str, dest: str) -> bool:
 
 # The parts of a generated config are groups: settings that each release accepts together. `must`
 # are always there, `may` are drawn.
-def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None) -> Groups:
+def _group(
+    must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStrategy[Any]] | None = None
+) -> Groups:
     return st.fixed_dictionaries(dict(must), optional=dict(may or {}))
 
 
@@ -59,7 +61,11 @@ def _group(must: Mapping[str, SearchStrategy[Any]], may: Mapping[str, SearchStra
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Sizes and batch first, then groups of settings that are each valid."""
     sizes = _sizes(draw, case)
-    model = [_layers(draw, case, sizes[PIPELINE]), _widths(draw, sizes), _experts(draw, case, sizes)]
+    model = [
+        _layers(draw, case, sizes[PIPELINE]),
+        _widths(draw, sizes),
+        _experts(draw, case, sizes),
+    ]
     groups = [*model, *(draw(choice(case.version)) for choice in CHOICES)]
     if case.entry != FLAGS:
         return [_fields(sizes, case), *(_fields(group, case) for group in groups)]
@@ -91,7 +97,10 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
     micro, steps = draw(SMALL), draw(STEPS)
     data = (case.world_size or ranks) // ranks
-    return {"micro_batch_size": micro, **({"global_batch_size": micro * steps * data} if steps else {})}
+    return {
+        "micro_batch_size": micro,
+        **({"global_batch_size": micro * steps * data} if steps else {}),
+    }
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
@@ -102,7 +111,9 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
     # Each context rank holds two chunks of the sequence, hence the factor 2.
     length = 2 * sizes[CONTEXT] * draw(st.integers(1, 64))
     shape = {"hidden_size": 64 * heads, "num_attention_heads": heads}
-    grouped = {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
+    grouped = (
+        {"group_query_attention": True, "num_query_groups": heads} if draw(st.booleans()) else {}
+    )
     return {**shape, **grouped, "seq_length": length, "max_position_embeddings": 2 * length}
 
 
@@ -133,7 +144,10 @@ SINCE = {
 def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """Embedding, loss or both count as a layer."""
     embedding, loss = first > 1, last > 1
-    ends = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
+    ends = {
+        "account_for_embedding_in_pipeline_split": embedding,
+        "account_for_loss_in_pipeline_split": loss,
+    }
     # With the layers that the ends count as, each stage has `each + 1`.
     layers = ranks * (each + 1) - int(embedding) - int(loss)
     if layers <= 0:
@@ -143,10 +157,17 @@ def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
 
 def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
     """First and last ranks with a number of layers of their own, divided by virtual stages."""
-    own = {"decoder_first_pipeline_num_layers": virtual * first, "decoder_last_pipeline_num_layers": virtual * last}
+    own = {
+        "decoder_first_pipeline_num_layers": virtual * first,
+        "decoder_last_pipeline_num_layers": virtual * last,
+    }
     own = dict(list(own.items())[: ranks - 1])  # at least one rank is left for the rest
     interleaved = {"num_virtual_stages_per_pipeline_rank": virtual} if virtual > 1 else {}
-    return {"num_layers": sum(own.values()) + virtual * each * (ranks - len(own)), **own, **interleaved}
+    return {
+        "num_layers": sum(own.values()) + virtual * each * (ranks - len(own)),
+        **own,
+        **interleaved,
+    }
 
 
 def _layout(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
@@ -209,11 +230,19 @@ def _sharding(version: str) -> Groups:
     overlap = {"overlap_grad_reduce": TRUE, "ddp_bucket_size": st.integers(1, 10**9)}
     gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
     optimizer = {"use_distributed_optimizer": TRUE}
-    strategy = {"data_parallel_sharding_strategy": st.sampled_from(("no_shard", "optim", "optim_grads", "optim_grads_params"))}
+    strategy = {
+        "data_parallel_sharding_strategy": st.sampled_from(
+            ("no_shard", "optim", "optim_grads", "optim_grads_params")
+        )
+    }
     stepwise = {"overlap_param_gather_with_optimizer_step": TRUE, "ckpt_format": st.just("torch")}
     fusion = {"gradient_accumulation_fusion": st.just(False)}
     megatron = {"use_megatron_fsdp": TRUE, "ckpt_format": st.just("fsdp_dtensor")}
-    torch = {"use_torch_fsdp2": TRUE, "untie_embeddings_and_output_weights": TRUE, "ckpt_format": st.just("torch_dist")}
+    torch = {
+        "use_torch_fsdp2": TRUE,
+        "untie_embeddings_and_output_weights": TRUE,
+        "ckpt_format": st.just("torch_dist"),
+    }
     kinds = [
         _group({}, overlap),
         _group(optimizer, {**overlap, "num_distributed_optimizer_instances": st.just(2)}),
@@ -225,13 +254,18 @@ def _sharding(version: str) -> Groups:
     elif _has(version, "use_custom_fsdp"):
         kinds.append(_group({**optimizer, **strategy, **fusion, "use_custom_fsdp": TRUE}))
     if _has(version, "use_torch_fsdp2"):
-        kinds.append(_group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)}))
+        kinds.append(
+            _group({**torch, **fusion}, {"torch_fsdp2_reshard_after_forward": st.just(False)})
+        )
     return st.one_of(kinds)
 
 
 @cache
 def _recompute(version: str) -> Groups:
-    full = {"recompute_granularity": st.just("full"), "recompute_method": st.sampled_from(("uniform", "block"))}
+    full = {
+        "recompute_granularity": st.just("full"),
+        "recompute_method": st.sampled_from(("uniform", "block")),
+    }
     return st.one_of(
         st.just({}),
         _group({"recompute_granularity": st.just("selective")}),
@@ -245,19 +279,34 @@ def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
     # 0 twice: most models have no experts. The expert grid has as many stages as the model's.
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
-    experts = {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size} if size else {}
+    experts = (
+        {**together, "num_experts": size * draw(SMALL), "expert_model_parallel_size": size}
+        if size
+        else {}
+    )
     unbiased: bool = draw(st.booleans())
     return {**experts, "add_bias_linear": False} if experts and unbiased else experts
 
 
 @cache
 def _optimizer(version: str) -> Groups:
-    adam = {"adam_beta1": st.floats(0, 0.99), "adam_beta2": st.floats(0, 0.999), "adam_eps": st.floats(0, 1e-3)}
-    names = [name for flag in options.by_dest(version)["optimizer"] for name in flag.choices if name not in ("adam", "sgd")]
+    adam = {
+        "adam_beta1": st.floats(0, 0.99),
+        "adam_beta2": st.floats(0, 0.999),
+        "adam_eps": st.floats(0, 1e-3),
+    }
+    names = [
+        name
+        for flag in options.by_dest(version)["optimizer"]
+        for name in flag.choices
+        if name not in ("adam", "sgd")
+    ]
     others = [_group({"optimizer": st.sampled_from(names)})] if names else []
     sgd = _group({"optimizer": st.just("sgd")}, {"sgd_momentum": st.floats(0, 0.99), **adam})
     rest = _group({}, {"weight_decay": st.floats(0, 1), "clip_grad": st.floats(0, 10)})
-    return st.builds(lambda own, more: {**own, **more}, st.one_of(_group({}, adam), sgd, *others), rest)
+    return st.builds(
+        lambda own, more: {**own, **more}, st.one_of(_group({}, adam), sgd, *others), rest
+    )
 
 
 @cache
@@ -312,12 +361,24 @@ TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
 def _positions(version: str) -> Groups:
     """Kinds of positions, and ways to stretch rotary ones; latent attention brings its own."""
     rope = {"position_embedding_type": st.just("rope")}
-    turned = {"rotary_base": st.integers(1000, 10**6), "rotary_percent": st.floats(0.25, 1), "no_rope_freq": FREQUENCY}
+    turned = {
+        "rotary_base": st.integers(1000, 10**6),
+        "rotary_percent": st.floats(0.25, 1),
+        "no_rope_freq": FREQUENCY,
+    }
     weights = {"mscale": st.floats(0, 2), "mscale_all_dim": st.floats(0, 2)}
-    bounds = {"yarn_beta_fast": STRETCH, "yarn_beta_slow": STRETCH, "yarn_original_max_position_embeddings": COUNT}
+    bounds = {
+        "yarn_beta_fast": STRETCH,
+        "yarn_beta_slow": STRETCH,
+        "yarn_original_max_position_embeddings": COUNT,
+    }
     truncated = {"yarn_correction_range_round_to_int": st.booleans()}
     yarn = {"position_embedding_type": st.just("yarn"), "rotary_scaling_factor": STRETCH}
-    ranks = {"q_lora_rank": SMALL, "kv_lora_rank": SMALL, **dict.fromkeys(("qk_head_dim", "qk_pos_emb_head_dim"), SMALL)}
+    ranks = {
+        "q_lora_rank": SMALL,
+        "kv_lora_rank": SMALL,
+        **dict.fromkeys(("qk_head_dim", "qk_pos_emb_head_dim"), SMALL),
+    }
     latent = {**rope, "multi_latent_attention": TRUE, "apply_rope_fusion": st.just(False)}
     return st.one_of(
         _group({"position_embedding_type": st.sampled_from(("none", "learned_absolute"))}),
@@ -326,7 +387,16 @@ def _positions(version: str) -> Groups:
         _group({**rope, "use_rope_scaling": TRUE}, {**turned, "rope_scaling_factor": STRETCH}),
         _group({**rope, "rotary_seq_len_interpolation_factor": SMALL}, turned),
         _group(yarn, {**turned, **weights, **bounds, **truncated}),
-        _group(latent, {**ranks, **weights, "v_head_dim": SMALL, "qk_layernorm": TRUE, "rotary_scaling_factor": STRETCH}),
+        _group(
+            latent,
+            {
+                **ranks,
+                **weights,
+                "v_head_dim": SMALL,
+                "qk_layernorm": TRUE,
+                "rotary_scaling_factor": STRETCH,
+            },
+        ),
     )
 
 
@@ -334,7 +404,10 @@ def _positions(version: str) -> Groups:
 def _block(version: str) -> Groups:
     """What is inside a block: its feed-forward layer, norms, biases, heads and window."""
     unbiased = {"add_bias_linear": st.just(False)}
-    norms = {"normalization": st.just("RMSNorm"), **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2))}
+    norms = {
+        "normalization": st.just("RMSNorm"),
+        **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2)),
+    }
     heads = {
         "kv_channels": st.integers(1, 64),
         "qk_layernorm": TRUE,
@@ -347,33 +420,82 @@ def _block(version: str) -> Groups:
         _group({"quick_geglu": TRUE}, {**clamped, "glu_linear_offset": st.floats(-2, 2)}),
         _group({"bias_gelu_fusion": st.just(False)}),
     )
-    window = _group({"window_size": st.integers(0, 64).map(lambda left: [left, 0])}, {"window_attn_skip_freq": FREQUENCY | TRUTH})
-    rest = _group({}, {**norms, **heads, **clamped, "fp32_residual_connection": TRUE, "mtp_num_layers": st.integers(1, 3)})
-    return st.builds(lambda *groups: {name: value for group in groups for name, value in group.items()}, mlp, window, rest)
+    window = _group(
+        {"window_size": st.integers(0, 64).map(lambda left: [left, 0])},
+        {"window_attn_skip_freq": FREQUENCY | TRUTH},
+    )
+    rest = _group(
+        {},
+        {
+            **norms,
+            **heads,
+            **clamped,
+            "fp32_residual_connection": TRUE,
+            "mtp_num_layers": st.integers(1, 3),
+        },
+    )
+    return st.builds(
+        lambda *groups: {name: value for group in groups for name, value in group.items()},
+        mlp,
+        window,
+        rest,
+    )
 
 
 @cache
 def _router(version: str) -> Groups:
     """Routing, weighting and load balancing of experts; without experts none of it takes effect."""
     shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
-    scaled = {"moe_router_topk": SMALL, "moe_router_topk_scaling_factor": STRETCH, "moe_z_loss_coeff": SHARE}
-    balanced = {"moe_router_load_balancing_type": st.sampled_from(("seq_aux_loss", "none")), "moe_aux_loss_coeff": SHARE}
-    biased = {"moe_router_score_function": st.just("sigmoid"), "moe_router_enable_expert_bias": TRUE}
-    drawn = {**shared, **scaled, **balanced, "moe_layer_freq": FREQUENCY | TRUTH, "moe_router_dtype": st.just("fp32")}
-    return st.one_of(_group({"moe_router_pre_softmax": TRUE}, drawn), _group(biased, {**drawn, "moe_ffn_hidden_size": SMALL}))
+    scaled = {
+        "moe_router_topk": SMALL,
+        "moe_router_topk_scaling_factor": STRETCH,
+        "moe_z_loss_coeff": SHARE,
+    }
+    balanced = {
+        "moe_router_load_balancing_type": st.sampled_from(("seq_aux_loss", "none")),
+        "moe_aux_loss_coeff": SHARE,
+    }
+    biased = {
+        "moe_router_score_function": st.just("sigmoid"),
+        "moe_router_enable_expert_bias": TRUE,
+    }
+    drawn = {
+        **shared,
+        **scaled,
+        **balanced,
+        "moe_layer_freq": FREQUENCY | TRUTH,
+        "moe_router_dtype": st.just("fp32"),
+    }
+    return st.one_of(
+        _group({"moe_router_pre_softmax": TRUE}, drawn),
+        _group(biased, {**drawn, "moe_ffn_hidden_size": SMALL}),
+    )
 
 
 @cache
 def _elsewhere(version: str) -> Groups:
     """Recomputed modules by name, formats of moments, a decoupled learning rate, or fp8 recipes."""
-    modules = st.lists(st.sampled_from(("core_attn", "mlp", "layernorm", "moe")), min_size=1, max_size=3, unique=True)
-    moments = {"exp_avg_dtype": st.sampled_from(("bf16", "fp16")), "exp_avg_sq_dtype": st.sampled_from(("bf16", "fp16"))}
+    modules = st.lists(
+        st.sampled_from(("core_attn", "mlp", "layernorm", "moe")),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    )
+    moments = {
+        "exp_avg_dtype": st.sampled_from(("bf16", "fp16")),
+        "exp_avg_sq_dtype": st.sampled_from(("bf16", "fp16")),
+    }
     aware = {"use_precision_aware_optimizer": TRUE, "use_distributed_optimizer": TRUE}
     return st.one_of(
         _group({"recompute_granularity": st.just("selective"), "recompute_modules": modules}),
         _group(aware, moments),
         _group({"lr": RATE, "decoupled_lr": RATE}, {"decoupled_min_lr": st.floats(0, 1e-6)}),
-        _group({"fp8": st.just("hybrid"), "fp8_recipe": st.sampled_from(("tensorwise", "blockwise", "mxfp8"))}),
+        _group(
+            {
+                "fp8": st.just("hybrid"),
+                "fp8_recipe": st.sampled_from(("tensorwise", "blockwise", "mxfp8")),
+            }
+        ),
         st.just({}),
     )
 
@@ -401,13 +523,23 @@ def paths(case: Case) -> Iterable[str]:
 def settable(version: str, entry: str) -> tuple[str, ...]:
     """Fields that a config of that entry point can set to a plain value."""
     if entry == FLAGS:
-        return tuple(dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help")
-    return tuple(path for path, name in _named(version, entry).items() if path in OWN or _of_field(version, name) is not None)
+        return tuple(
+            dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help"
+        )
+    return tuple(
+        path
+        for path, name in _named(version, entry).items()
+        if path in OWN or _of_field(version, name) is not None
+    )
 
 
 def opaque(case: Case) -> tuple[str, ...]:
     """Fields that hold live objects."""
-    return () if case.entry == FLAGS else tuple(_named(case.version, case.entry).keys() - set(paths(case)))
+    return (
+        ()
+        if case.entry == FLAGS
+        else tuple(_named(case.version, case.entry).keys() - set(paths(case)))
+    )
 
 
 @cache
@@ -432,7 +564,9 @@ RESERVED = (
 
 REFUSED = "still parsed, then always refused: an option that was removed"
 UNSETTABLE = {
-    **dict.fromkeys(("batch_size", "warmup", "model_parallel_size", "checkpoint_activations"), REFUSED),
+    **dict.fromkeys(
+        ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations"), REFUSED
+    ),
     "init_method_xavier_uniform": "no class has the field that it sets",
     "data_parallel_size": "no flag sets it: what the other sizes leave of the ranks",
 }
@@ -460,17 +594,28 @@ COUNT = SMALL | st.integers(1, 10**6)
 SHARE = st.floats(0, 1)
 AMOUNT = st.floats(0, 1e3)
 OWN: Mapping[str, SearchStrategy[Any]] = {
-    **dict.fromkeys(("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"), COUNT),
+    **dict.fromkeys(
+        ("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"),
+        COUNT,
+    ),
     "microbatch_group_size_per_vp_stage": SMALL,
-    **dict.fromkeys(("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"), st.just(1) | SMALL),
+    **dict.fromkeys(
+        ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"),
+        st.just(1) | SMALL,
+    ),
     "encoder_seq_length": st.integers(1, 16).map(lambda count: 48 * count),
     "lr_decay_style": st.sampled_from(SHAPES),
-    **dict.fromkeys(("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"), COUNT),
+    **dict.fromkeys(
+        ("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "ddp_bucket_size"),
+        COUNT,
+    ),
     "hidden_size": st.integers(1, 16).map(lambda count: 192 * count),
     **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), st.integers(0, 10**6)),
     "lr": RATE,
     **dict.fromkeys(("min_lr", "lr_warmup_init"), st.floats(0, 1e-6)),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "sgd_momentum"), st.floats(0, 1, exclude_max=True)),
+    **dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "sgd_momentum"), st.floats(0, 1, exclude_max=True)
+    ),
     **dict.fromkeys(("adam_eps", "weight_decay", "clip_grad", "min_loss_scale"), AMOUNT),
     **dict.fromkeys(("loss_scale", "initial_loss_scale"), st.floats(0, 1e6, exclude_min=True)),
     **dict.fromkeys(("optimizer_offload_fraction", "lr_warmup_fraction"), SHARE),
@@ -481,17 +626,36 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "recompute_method": st.sampled_from(("uniform", "block")),
     "attention_backend": st.sampled_from(("flash", "fused", "unfused")),
     "activation_func": st.sampled_from(("silu", "quick_gelu", "relu")),
-    "phase_transition_iterations": st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=3).map(",".join),
+    "phase_transition_iterations": st.lists(
+        st.integers(0, 10**6).map(str), min_size=1, max_size=3
+    ).map(",".join),
     "moe_router_group_topk": st.just(1) | SMALL,
     **dict.fromkeys(("hidden_dropout", "attention_dropout", "rotary_percent"), SHARE),
     **dict.fromkeys(("norm_epsilon", "layernorm_epsilon"), st.floats(0, 1e-2)),
     **dict.fromkeys(("init_method_std", "moe_z_loss_coeff", "moe_router_bias_update_rate"), SHARE),
     **dict.fromkeys(("mscale", "mscale_all_dim"), st.floats(0, 2)),
-    **dict.fromkeys(("rope_scaling_factor", "rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow"), st.floats(1, 64)),
-    **dict.fromkeys(("max_position_embeddings", "padded_vocab_size", "make_vocab_size_divisible_by", "rotary_base"), COUNT),
-    **dict.fromkeys(("kv_channels", "moe_router_topk", "moe_router_num_groups", "moe_ffn_hidden_size"), COUNT),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), COUNT),
-    **dict.fromkeys(("moe_shared_expert_intermediate_size", "yarn_original_max_position_embeddings"), COUNT),
+    **dict.fromkeys(
+        ("rope_scaling_factor", "rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow"),
+        st.floats(1, 64),
+    ),
+    **dict.fromkeys(
+        (
+            "max_position_embeddings",
+            "padded_vocab_size",
+            "make_vocab_size_divisible_by",
+            "rotary_base",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        ("kv_channels", "moe_router_topk", "moe_router_num_groups", "moe_ffn_hidden_size"), COUNT
+    ),
+    **dict.fromkeys(
+        ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), COUNT
+    ),
+    **dict.fromkeys(
+        ("moe_shared_expert_intermediate_size", "yarn_original_max_position_embeddings"), COUNT
+    ),
     "mtp_num_layers": st.integers(0, 3),
     "log_memory_interval": st.integers(1, 9).map(lambda count: 100 * count),
     # Divides the eval_global_batch_size that BESIDE sets, on any number of ranks that is drawn.
@@ -564,7 +728,11 @@ REUSED = {
     "overlap_param_gather": True,
     "overlap_grad_reduce": True,
 }
-UNTIED = {"untie_embeddings_and_output_weights": True, "ckpt_format": "torch_dist", "gradient_accumulation_fusion": False}
+UNTIED = {
+    "untie_embeddings_and_output_weights": True,
+    "ckpt_format": "torch_dist",
+    "gradient_accumulation_fusion": False,
+}
 FLEX = {**EXPERTS, "moe_token_dispatcher_type": "flex"}
 SERVED = {
     "transformer_impl": "inference_optimized",
@@ -573,14 +741,31 @@ SERVED = {
     "add_bias_linear": False,
     "expert_tensor_parallel_size": 1,
 }
-FUSED = {**FLEX, "moe_flex_dispatcher_backend": "hybridep", "use_transformer_engine_op_fuser": True, "moe_grouped_gemm": True}
+FUSED = {
+    **FLEX,
+    "moe_flex_dispatcher_backend": "hybridep",
+    "use_transformer_engine_op_fuser": True,
+    "moe_grouped_gemm": True,
+}
 EIGHT_BITS = {**FUSED, "moe_flex_dispatcher_backend": "ncclep"}
-FIM = dict.fromkeys(("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token"), "<fim>")
+FIM = dict.fromkeys(
+    ("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token"),
+    "<fim>",
+)
 SAVE = {"save": "out", "save_interval": 100}
 FLASH = {"attention_backend": "flash", "flash_attention_version": 3, "attention_dropout": 0.0}
 LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 8)
-STEPWISE = {"use_distributed_optimizer": True, "overlap_param_gather": True, "overlap_grad_reduce": True, "ckpt_format": "torch"}
-LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "out", "replication_jump": 2}
+STEPWISE = {
+    "use_distributed_optimizer": True,
+    "overlap_param_gather": True,
+    "overlap_grad_reduce": True,
+    "ckpt_format": "torch",
+}
+LOCAL = {
+    "non_persistent_ckpt_type": "local",
+    "non_persistent_local_ckpt_dir": "out",
+    "replication_jump": 2,
+}
 NARROW_FP4 = {"fp4": "e2m1", "use_distributed_optimizer": True}
 
 BESIDE: Mapping[str, Group] = {
@@ -600,34 +785,58 @@ BESIDE: Mapping[str, Group] = {
     "eval_micro_batch_size": {"eval_global_batch_size": 840 * 192},
     "experimental_attention_variant": {"linear_attention_freq": 2, **LINEAR},
     "fim_data": {**FIM, "fim_rate": 0.5, "fim_spm_rate": 0.5},
-    "fine_grained_activation_offloading": {"offload_modules": ["core_attn"], "transformer_impl": "transformer_engine"},
+    "fine_grained_activation_offloading": {
+        "offload_modules": ["core_attn"],
+        "transformer_impl": "transformer_engine",
+    },
     "fp16_lm_cross_entropy": {"fp16": True},
     "fp4_param": NARROW_FP4,
     "fp4_param_gather": NARROW_FP4,
     "fp8_output_proj": FP8,
     "fp8_param_gather": {"fp8": "e4m3", "use_distributed_optimizer": True},
-    "fsdp_manual_registration": {"use_megatron_fsdp": True, "nccl_ub": True, "ckpt_format": "fsdp_dtensor"},
+    "fsdp_manual_registration": {
+        "use_megatron_fsdp": True,
+        "nccl_ub": True,
+        "ckpt_format": "fsdp_dtensor",
+    },
     "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
     "hybrid_context_parallel": {"calculate_per_token_loss": True},
     "inference_cuda_graph_scope": {"cuda_graph_impl": "local"},
     "inference_disable_triton_nvls_kernels": SERVED,
     "inference_fuse_tp_communication": SERVED,
     "load_main_params_from_ckpt": {"no_load_optim": True},
-    "logits_save_dir": {"logits_save_top_k": 8, "async_save": True, "use_persistent_ckpt_worker": True},
+    "logits_save_dir": {
+        "logits_save_top_k": 8,
+        "async_save": True,
+        "use_persistent_ckpt_worker": True,
+    },
     "mla_down_proj_fusion": {"multi_latent_attention": True},
     "moe_combine_bwd_dtype": EIGHT_BITS,
     "moe_dispatch_fwd_dtype": EIGHT_BITS,
     "moe_enable_deepep": FLEX,
     "moe_expert_rank_capacity_factor": FUSED,
     "moe_latent_size": EXPERTS,
-    "moe_pad_expert_input_to_capacity": {**EXPERTS, "moe_expert_capacity_factor": 1.0, "moe_token_dispatcher_type": "alltoall"},
+    "moe_pad_expert_input_to_capacity": {
+        **EXPERTS,
+        "moe_expert_capacity_factor": 1.0,
+        "moe_token_dispatcher_type": "alltoall",
+    },
     "moe_paged_stash": {**FUSED, "moe_expert_rank_capacity_factor": 1.0},
     "moe_router_enable_expert_bias": {**EXPERTS, "moe_router_score_function": "sigmoid"},
     "moe_router_group_topk": {**EXPERTS, "moe_router_num_groups": 1},
     "moe_router_padding_for_fp8": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
-    "moe_router_padding_for_quantization": {**EXPERTS, **FP8, "moe_token_dispatcher_type": "alltoall"},
+    "moe_router_padding_for_quantization": {
+        **EXPERTS,
+        **FP8,
+        "moe_token_dispatcher_type": "alltoall",
+    },
     "moe_single_grouped_bias": {**EXPERTS, "moe_grouped_gemm": True, "add_bias_linear": True},
-    "moe_single_grouped_weight": {**EXPERTS, **FP8, "moe_grouped_gemm": True, "use_transformer_engine_op_fuser": True},
+    "moe_single_grouped_weight": {
+        **EXPERTS,
+        **FP8,
+        "moe_grouped_gemm": True,
+        "use_transformer_engine_op_fuser": True,
+    },
     "moe_use_upcycling": {**SAVE, **EXPERTS},
     "mtp_num_layers": {},
     "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
@@ -668,7 +877,11 @@ def _line(config: Config, path: str) -> tuple[str, ...]:
 def required(config: Config) -> Iterable[str]:
     """What full recomputation needs (transformer_config.py, `__post_init__`)."""
     full = config.given.get("recompute_granularity") == "full"
-    return [path for path in ("recompute_method", "recompute_num_layers") if full and path in config.given]
+    return [
+        path
+        for path in ("recompute_method", "recompute_num_layers")
+        if full and path in config.given
+    ]
 
 
 PART = Part(

@@ -20,7 +20,9 @@ def _read_dispatcher(values: Group, context: Context) -> Group:
     if kind is None or not values.get("num_experts"):
         return {}
     # moe_enable_deepep, the older switch, wins over the backend (TransformerConfig).
-    hybrid = values.get("moe_flex_dispatcher_backend") == "hybridep" and not values.get("moe_enable_deepep")
+    hybrid = values.get("moe_flex_dispatcher_backend") == "hybridep" and not values.get(
+        "moe_enable_deepep"
+    )
     return {DISPATCHER: DISPATCHERS.get(kind) or ("hybridep" if hybrid else "deepep")}
 
 
@@ -36,7 +38,9 @@ def _write_dispatcher(values: Group, context: Context) -> Group:
         return {"moe_token_dispatcher_type": kind.replace("_", "")}
     if context.since("0.16.0"):
         return {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": kind}
-    return {"moe_token_dispatcher_type": "flex", "moe_enable_deepep": True} if kind == "deepep" else {}
+    return (
+        {"moe_token_dispatcher_type": "flex", "moe_enable_deepep": True} if kind == "deepep" else {}
+    )
 
 
 DISPATCH = convert(
@@ -78,7 +82,13 @@ ROUTER = convert(
 
 # Exchange of keys and values
 
-EXCHANGES = {"p2p": "p2p", "a2a": "a2a", "allgather": "all_gather", "all_gather": "all_gather", "a2a+p2p": "a2a+p2p"}
+EXCHANGES = {
+    "p2p": "p2p",
+    "a2a": "a2a",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "a2a+p2p": "a2a+p2p",
+}
 METHOD = "parallel.context_method"
 
 
@@ -167,7 +177,9 @@ def _read_recipe(values: Group, context: Context) -> Group:
     return {
         # Before 0.12 there is no argument, and the recipe is delayed scaling.
         "precision.fp8_recipe": recipe if recipe in RECIPES else "delayed",
-        "precision.fp8_weights": bool((values.get("fp8_param_gather") and zero_stage(values) >= 1) or values.get("fp8_param")),
+        "precision.fp8_weights": bool(
+            (values.get("fp8_param_gather") and zero_stage(values) >= 1) or values.get("fp8_param")
+        ),
     }
 
 
@@ -195,7 +207,9 @@ RECIPE = convert(
         "fp8_param": "precision.fp8_weights",
     },
     mixed=True,
-    effect=lambda values: Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING,
+    effect=lambda values: (
+        Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING
+    ),
     lossy="Megatron gathers weights in fp8 only if the optimizer is sharded; a Plan has no custom fp8 recipe",
     source="fp8_utils.py: get_fp8_recipe; arguments.py: --fp8-param-gather needs a sharded optimizer",
 )
@@ -270,7 +284,12 @@ def _read_modules(values: Group, context: Context) -> Group:
         return {}
     named = values.get("recompute_modules") or ["core_attn"]
     found = {MODULES[name] for name in named if name in MODULES}
-    return {"recompute.modules": tuple(part for part in dict.fromkeys(MODULES.values()) if part in found) or USUAL}
+    return {
+        "recompute.modules": tuple(
+            part for part in dict.fromkeys(MODULES.values()) if part in found
+        )
+        or USUAL
+    }
 
 
 def _write_modules(values: Group, context: Context) -> Group:
@@ -289,7 +308,9 @@ RECOMPUTED = convert(
     _write_modules,
     effect=EFFECTS["recompute.modules"],
     sees=("recompute_granularity", "recompute.granularity"),
-    blurs=lambda values: not {"moe_act", "gdn_norm_out"}.isdisjoint(values.get("recompute_modules") or ()),
+    blurs=lambda values: (
+        not {"moe_act", "gdn_norm_out"}.isdisjoint(values.get("recompute_modules") or ())
+    ),
     lossy="Megatron names recomputed modules since 0.12; a Plan has no form for moe_act and gdn_norm_out",
     source="transformer_config.py: recompute_modules",
 )
@@ -311,20 +332,29 @@ PINNED = convert(
         and aware(values)
         else {}
     ),
-    lambda values, context: dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {},
+    lambda values, context: (
+        dict.fromkeys(PINS, False) if values.get("zero.offload.pinned") is False else {}
+    ),
     effect=Effect.COST,
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
     blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
     lossy="Megatron has one switch that pins host memory for gradients and one for weights; a Plan has one for both",
     source="optimizer/cpu_offloading/hybrid_optimizer.py",
 )
-FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float64": "fp64"}
+FORMATS = {
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float64": "fp64",
+}
 TORCH = {ours: theirs for theirs, ours in FORMATS.items()}
 AUTOCAST = convert(
     ("enable_autocast", "autocast_dtype"),
     "precision.autocast",
     lambda values, context: (
-        {"precision.autocast": FORMATS.get(str(values.get("autocast_dtype")))} if values.get("enable_autocast") else {}
+        {"precision.autocast": FORMATS.get(str(values.get("autocast_dtype")))}
+        if values.get("enable_autocast")
+        else {}
     ),
     lambda values, context: (
         {"enable_autocast": True, "autocast_dtype": TORCH[values["precision.autocast"]]}
@@ -340,10 +370,13 @@ AUTOCAST = convert(
 RESIDUAL = convert(
     "fp32_residual_connection",
     "precision.residual",
-    lambda values, context: {"precision.residual": "fp32"} if values.get("fp32_residual_connection") else {},
+    lambda values, context: (
+        {"precision.residual": "fp32"} if values.get("fp32_residual_connection") else {}
+    ),
     lambda values, context: (
         {"fp32_residual_connection": True}
-        if values.get("precision.residual") == "fp32" and values.get("precision.compute") in ("bf16", "fp16")
+        if values.get("precision.residual") == "fp32"
+        and values.get("precision.compute") in ("bf16", "fp16")
         else {}
     ),
     effect=EFFECTS["precision.residual"],
@@ -371,10 +404,17 @@ RULES = (
             if values.get("ddp_average_in_collective") is not None
             else {}
         ),
-        lambda values, context: {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {},
+        lambda values, context: (
+            {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {}
+        ),
         effect=EFFECTS["zero.average_in_collective"],
         note="whether gradients are divided before they are summed or by the collective itself",
         source="distributed_data_parallel.py: average_in_collective",
     ),
-    always("parallel.vocabulary", True, "Megatron always splits the vocabulary over tensor ranks", Effect.COST),
+    always(
+        "parallel.vocabulary",
+        True,
+        "Megatron always splits the vocabulary over tensor ranks",
+        Effect.COST,
+    ),
 )

@@ -9,9 +9,18 @@ from bridge.rules import Effect
 from compat.megatron.releases import MAIN, RELEASES
 
 
-def _given(path: str, without: Condition, message: str, place: str, effect: Effect = Effect.NONE, name: str = "") -> Check:
+def _given(
+    path: str,
+    without: Condition,
+    message: str,
+    place: str,
+    effect: Effect = Effect.NONE,
+    name: str = "",
+) -> Check:
     """A row for an argument that is ignored, or has another `effect`, if `without` is true."""
-    return Check(path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name)
+    return Check(
+        path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name
+    )
 
 
 def _no_fsdp(args: Seen) -> bool:
@@ -24,7 +33,9 @@ CHANGING = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_si
 
 def _rest(args: Seen) -> int:
     """The samples of a fixed global batch that do not fill a microbatch on every rank."""
-    whole, micro, ranks = (args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"))
+    whole, micro, ranks = (
+        args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size")
+    )
     if any(args[name] for name in CHANGING) or not (whole and micro and ranks):
         return 0
     return int(whole % (micro * ranks))
@@ -124,7 +135,12 @@ TRAPS = Checks(
         "optimizer/__init__.py",
     ),
     *(
-        _given(path, lambda args: args["optimizer"] == "sgd", "has no effect with the sgd optimizer", "optimizer/__init__.py")
+        _given(
+            path,
+            lambda args: args["optimizer"] == "sgd",
+            "has no effect with the sgd optimizer",
+            "optimizer/__init__.py",
+        )
         for path in ("adam_beta1", "adam_beta2", "adam_eps")
     ),
     _given(
@@ -135,7 +151,9 @@ TRAPS = Checks(
     ),
     _given(
         "rope_scaling_factor",
-        lambda args: bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0),
+        lambda args: (
+            bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0)
+        ),
         "has no effect: Megatron-LM's own GPT builder does not pass it to the model, which scales positions by 8",
         "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
         Effect.NUMBERS,
@@ -197,7 +215,9 @@ TRAPS = Checks(
     ),
     Check(
         "use_megatron_fsdp",
-        lambda args: not _no_fsdp(args) and bool(args["fp16"]) and (args["data_parallel_size"] or 1) > 1,
+        lambda args: (
+            not _no_fsdp(args) and bool(args["fp16"]) and (args["data_parallel_size"] or 1) > 1
+        ),
         "found with fp16: training stops in the first step, if a rank holds no part of some parameter; use bf16, or the"
         " distributed optimizer",
         Effect.STOPS,

@@ -43,9 +43,13 @@ RULES = (
     convert(
         (),
         "optimizer.decay_scope",
-        lambda values, context: {"optimizer.decay_scope": "matrices"} if values.get("weight_decay") is not None else {},
+        lambda values, context: (
+            {"optimizer.decay_scope": "matrices"} if values.get("weight_decay") is not None else {}
+        ),
         lambda values, context: {},
-        effect=lambda values: EFFECTS["optimizer.decay_scope"] if values.get("weight_decay") else Effect.NONE,
+        effect=lambda values: (
+            EFFECTS["optimizer.decay_scope"] if values.get("weight_decay") else Effect.NONE
+        ),
         sees=("weight_decay",),
         carries={"weight_decay": "optimizer.decay_scope"},
         lossy="Megatron never decays biases and parameters of one dimension",

@@ -94,7 +94,9 @@ class MerakDialect(PackagedDialect):
         from compat.merak import code, formats
 
         snippet = code.script(config.given, config.effective, config.version)
-        if self.chosen(format) == "json":  # a mapping of everything, which no parser of Merak's reads
+        if (
+            self.chosen(format) == "json"
+        ):  # a mapping of everything, which no parser of Merak's reads
             return Written(self.name, formats.json_text(config.given), "json", snippet=snippet)
         return Written(
             self.name,

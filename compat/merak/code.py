@@ -45,7 +45,9 @@ def _imports(given: Flat, version: str) -> Iterator[str]:
 
 def _section(given: Flat, name: str) -> dict[str, Any]:
     prefix = name + "."
-    return {path.removeprefix(prefix): value for path, value in given.items() if path.startswith(prefix)}
+    return {
+        path.removeprefix(prefix): value for path, value in given.items() if path.startswith(prefix)
+    }
 
 
 def _lists(given: Flat) -> Iterator[str]:

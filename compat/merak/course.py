@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Group, Rule, convert, each_only_ours, rename, switched_off
+from bridge.rules import (
+    EFFECTS,
+    Context,
+    Group,
+    Rule,
+    convert,
+    each_only_ours,
+    rename,
+    switched_off,
+)
 
 STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
@@ -41,10 +50,14 @@ def _interval(theirs: str, ours: str) -> Rule:
         ours,
         # A share of the run becomes 1 step: its length in steps may not be known, and the loss is
         # reported.
-        lambda values, context: {ours: max(1, round(values[theirs]))} if values.get(theirs) is not None else {},
+        lambda values, context: (
+            {ours: max(1, round(values[theirs]))} if values.get(theirs) is not None else {}
+        ),
         lambda values, context: {theirs: values.get(ours) or None},
         effect=EFFECTS[ours],
-        blurs=lambda values: values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs])),
+        blurs=lambda values: (
+            values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs]))
+        ),
         lossy="a plan has intervals in whole steps only",
     )
 
@@ -58,7 +71,9 @@ def split(theirs: str, ours: str, source: str) -> Rule:
         theirs,
         ours,
         lambda values, context: {ours: values.get(theirs)} if (values.get(TP) or 1) > 1 else {},
-        lambda values, context: {theirs: values.get(ours)} if (values.get("parallel.tensor") or 1) > 1 else {},
+        lambda values, context: (
+            {theirs: values.get(ours)} if (values.get("parallel.tensor") or 1) > 1 else {}
+        ),
         effect=EFFECTS[ours],
         sees=(TP, "parallel.tensor"),
         lossy="Merak uses it only if tensor ranks split layers",
@@ -72,7 +87,9 @@ RULES = (
     convert(
         KEPT,
         "run.keep_checkpoints",
-        lambda values, context: {"run.keep_checkpoints": values[KEPT] if (values.get(KEPT) or 0) > 0 else None},
+        lambda values, context: {
+            "run.keep_checkpoints": values[KEPT] if (values.get(KEPT) or 0) > 0 else None
+        },
         lambda values, context: {KEPT: values.get("run.keep_checkpoints")},
         effect=EFFECTS["run.keep_checkpoints"],
         source="core/checkpoint/checkpoint.py: save_total_limit",
@@ -84,7 +101,9 @@ RULES = (
         "run.seed",
         lambda values, context: {"run.seed": values.get("args.seed")},
         # A negative seed is left out, and so is an open one.
-        lambda values, context: {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {},
+        lambda values, context: (
+            {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {}
+        ),
         effect=EFFECTS["run.seed"],
         lossy="Merak takes no negative seed",
         source="core/tensor_parallel/model_parallel.py: seeds of ranks",

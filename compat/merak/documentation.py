@@ -92,12 +92,25 @@ def _defaults() -> Iterator[Disagreement]:
     """A row for each documented default that differs from the newest release's source."""
     at = release(KNOWN[-1])
     for path, said in at.documented.items():
-        found = shown(at.defaults[path]) if path in at.defaults else "no such argument in the newest release"
+        found = (
+            shown(at.defaults[path])
+            if path in at.defaults
+            else "no such argument in the newest release"
+        )
         done = "num_layers * 2 + 4" if path == "args.shard_count" else found
         if path not in at.defaults or at.defaults[path] != said:
-            first = next(version for version, row in DOCUMENTED.items() if path in row and row[path] == said)
+            first = next(
+                version for version, row in DOCUMENTED.items() if path in row and row[path] == said
+            )
             taken = done if path not in at.defaults else f"the default is {done}"
-            yield Disagreement(path, f"the default is {shown(said)}", taken, PAGE, "Merak/merak_args/args.py", since=first)
+            yield Disagreement(
+                path,
+                f"the default is {shown(said)}",
+                taken,
+                PAGE,
+                "Merak/merak_args/args.py",
+                since=first,
+            )
 
 
 DISAGREEMENTS: tuple[Disagreement, ...] = (*STATED, *_defaults())

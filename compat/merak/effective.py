@@ -13,7 +13,14 @@ from compat.merak.releases import REWRITTEN, Release, lifetime, release
 AXES = ("init.pp", "init.tp", "init.dp", "init.sp")
 PLAIN = ("1f1b", "ds_default")
 """Schedules that work with any number of micro batches."""
-OLD_SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup")
+OLD_SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+)
 SPLITS = ("farthest_min_deps", "nearest_min_deps", "layer_split")
 TESTED = "Adam, AdamW, SGD, ASGD, Adadelta or Adamax"
 
@@ -74,7 +81,9 @@ def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """core/mpu/topology.py: the product of the degrees is the number of ranks ("Invalid Grid")."""
     ranks = prod(values.get(axis) or 1 for axis in AXES)
     if world_size and ranks != world_size:
-        sizes = " x ".join(f"{axis.partition('.')[2]} ({values.get(axis) or 1})" for axis in AXES if axis in values)
+        sizes = " x ".join(
+            f"{axis.partition('.')[2]} ({values.get(axis) or 1})" for axis in AXES if axis in values
+        )
         yield f"init: {sizes} is {ranks}, which is not the world size ({world_size}); make the product {world_size}"
 
 
@@ -94,7 +103,11 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
 
 def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """core/merak_engine.py: scheduler_method."""
-    name, steps, ranks = values["args.train_schedule"], values["args.gradient_accumulation_steps"], values.get("init.pp") or 1
+    name, steps, ranks = (
+        values["args.train_schedule"],
+        values["args.gradient_accumulation_steps"],
+        values.get("init.pp") or 1,
+    )
     if name not in PLAIN and steps < ranks:
         yield (
             f"args.train_schedule: {name} needs at least as many micro batches as pipeline ranks; "
@@ -236,8 +249,14 @@ def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[s
 
 def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     """core/tensor_parallel/mp_attrs.py: set_tp_layer_lists."""
-    said = {path.partition(".")[2] for path in values if path.startswith("tp_lists.") and values[path]}
-    enough = {"col_para_list", "row_para_list"} <= said or said & {"conv_para_list", "weight_change_list", "input_output_mapping"}
+    said = {
+        path.partition(".")[2] for path in values if path.startswith("tp_lists.") and values[path]
+    }
+    enough = {"col_para_list", "row_para_list"} <= said or said & {
+        "conv_para_list",
+        "weight_change_list",
+        "input_output_mapping",
+    }
     if any(path.startswith("tp_lists.") for path in values) and not enough:
         yield (
             "tp_lists: set_tp_layer_lists needs col_para_list and row_para_list together, or input_output_mapping, "

@@ -16,15 +16,22 @@ def entry(module: str, names: Mapping[str, str], name: str) -> Any:
     """What `module` has under `name`, from the module of the runtime that `names` tells. Raises `AttributeError` for others."""
     if name not in names:
         known = ", ".join(names)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}; of Merak's own it has {known}")
+        raise AttributeError(
+            f"module {module!r} has no attribute {name!r}; of Merak's own it has {known}"
+        )
     for library in ("torch", "transformers"):
         if find_spec(library) is None:
-            raise BridgeError(f"Merak.{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'")
+            raise BridgeError(
+                f"Merak.{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'"
+            )
     return getattr(import_module(f"compat.merak.runtime.{names[name]}"), name)
 
 
 HOME = "compat.merak"
-MODULES: Mapping[str, Mapping[str, str]] = {"utils": {}, "utils.datasets": {"DynamicGenDataset": "generated"}}
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "utils": {},
+    "utils.datasets": {"DynamicGenDataset": "generated"},
+}
 """Modules of Merak's that are no files here, with what scripts import from them."""
 
 

@@ -17,7 +17,17 @@ from bridge import touching
 from bridge.config import Values, brief, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
-from bridge.files import Document, Key, Launch, Script, check_nested, is_text, load, load_words, read_text
+from bridge.files import (
+    Document,
+    Key,
+    Launch,
+    Script,
+    check_nested,
+    is_text,
+    load,
+    load_words,
+    read_text,
+)
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.merak.recognition import is_launch
@@ -41,7 +51,9 @@ NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 # Reading
 
 
-def read(source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None) -> Reading:
+def read(
+    source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None
+) -> Reading:
     """Read a path, text, mapping, list of words or `Written`. All problems are raised at once.
 
     `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the source's own.
@@ -73,7 +85,11 @@ def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
     except ConfigError as error:
         # Once more without the values that are wrong, so that checks of the others can go on.
         names = {problem.partition(":")[0] for problem in error.problems}
-        left = {path: value for path, value in raw.items() if not any(f"{name}.".startswith(f"{path}.") for name in names)}
+        left = {
+            path: value
+            for path, value in raw.items()
+            if not any(f"{name}.".startswith(f"{path}.") for name in names)
+        }
         return (_typed(left)[0] if len(left) < len(raw) else {}), error.problems
 
 
@@ -87,7 +103,9 @@ def _content(source: Any) -> Document:
     if words is not None:
         return Document(list(words), {}, "flags", name="flags")
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or list of flags")
+        raise SourceError(
+            f"source: found {shown(source)}, expected a path, text, mapping or list of flags"
+        )
     if isinstance(source, str) and LAUNCHER.match(source) and not os.path.exists(source):
         return load_words(source, "command line")
     return _empty(source) or load(source)
@@ -126,7 +144,9 @@ def _beside(source: Any) -> Mapping[str, Any]:
         return {}
     data = load(path).data
     if not isinstance(data, Mapping):
-        raise SourceError(f"{path}: found {shown(data)}, expected a mapping of {', '.join(SCRIPT_SECTIONS)}")
+        raise SourceError(
+            f"{path}: found {shown(data)}, expected a mapping of {', '.join(SCRIPT_SECTIONS)}"
+        )
     return data
 
 
@@ -153,13 +173,19 @@ class _Reader:
 
     def mapping(self, document: Document) -> None:
         data: Mapping[Any, Any] = document.data
-        sections = [name for name in SECTIONS if name in data and isinstance(data[name], Mapping | list | tuple)]
+        sections = [
+            name
+            for name in SECTIONS
+            if name in data and isinstance(data[name], Mapping | list | tuple)
+        ]
         for key, value in data.items():
             line = document.line(key)
             if key in sections:
                 self.section(key, value)
             elif not isinstance(key, str):
-                self.problems.append(f"{document.name}: found the key {shown(key)}, expected the name of an argument")
+                self.problems.append(
+                    f"{document.name}: found the key {shown(key)}, expected the name of an argument"
+                )
             else:
                 self.entry(key, value, Origin(line) if line else None)
 
@@ -189,13 +215,17 @@ class _Reader:
         """Arguments by position, as in `Merak.init(4, 1, 2)`: in the source's order, since the documentation's is wrong."""
         named = dict(zip(POSITIONS, sizes, strict=False))
         if not 3 <= len(sizes) <= len(POSITIONS):
-            self.problems.append(f"init: found {len(sizes)} values by position, expected pp, tp, dp; give them by name")
+            self.problems.append(
+                f"init: found {len(sizes)} values by position, expected pp, tp, dp; give them by name"
+            )
         same = named.get("pp") == named.get("dp")
         message = (
             "given by position: read as pp, tp, dp, as the source takes them; Merak's documentation and README say "
             "dp, tp, pp. Give them by name"
         )
-        self.findings.append(Finding("init", message, Effect.NONE if same else Effect.NUMBERS, True))
+        self.findings.append(
+            Finding("init", message, Effect.NONE if same else Effect.NUMBERS, True)
+        )
         return named
 
     def entry(self, key: str, value: Any, origin: Origin | None) -> None:
@@ -212,7 +242,11 @@ class _Reader:
         """Store one value, or note a problem if the release does not have its path."""
         if path not in fields(Merak):
             section = path.partition(".")[0]
-            known = [other.partition(".")[2] for other in fields(Merak) if other.startswith(section + ".")]
+            known = [
+                other.partition(".")[2]
+                for other in fields(Merak)
+                if other.startswith(section + ".")
+            ]
             self.unknown(written, path.partition(".")[2], known, (str(value),))
         elif path not in release(self.version).defaults:
             self.absent(written, path)
@@ -224,14 +258,22 @@ class _Reader:
     def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
         if self.lenient:
             effect = touching.effect(written, *values)
-            self.findings.append(Finding(brief(written), f"Merak {self.version} does not know it; left out", effect, True))
+            self.findings.append(
+                Finding(
+                    brief(written), f"Merak {self.version} does not know it; left out", effect, True
+                )
+            )
         else:
-            self.problems.append(f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}")
+            self.problems.append(
+                f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}"
+            )
 
     def absent(self, written: str, path: str) -> None:
         message = f"not in Merak {self.version}; Merak {lifetime(path)} has it"
         if self.lenient:
-            self.findings.append(Finding(written, message + "; left out", touching.effect(written), True))
+            self.findings.append(
+                Finding(written, message + "; left out", touching.effect(written), True)
+            )
         else:
             self.problems.append(f"{written}: {message}")
 
@@ -259,7 +301,12 @@ class _Reader:
         name, tied, attached = word.partition("=")
         path, negated = self.find(name)
         if path is None:
-            self.unknown(name, name.lstrip("-"), _names(), (*([attached] if tied else ()), *words[index + 1 : end]))
+            self.unknown(
+                name,
+                name.lstrip("-"),
+                _names(),
+                (*([attached] if tied else ()), *words[index + 1 : end]),
+            )
             return end
         texts = [attached] if tied else list(words[index + 1 : end])
         reason = next((self.opaque[at] for at in range(index, end) if at in self.opaque), None)
@@ -275,12 +322,18 @@ class _Reader:
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
             message = f"{reason}; this value is left out"
-            self.findings.append(Finding(path, message, touching.effect(path), True, origin=Origin(line, name)))
+            self.findings.append(
+                Finding(path, message, touching.effect(path), True, origin=Origin(line, name))
+            )
 
     def find(self, name: str) -> tuple[str | None, bool]:
         """The path of an option, and whether it is the `--no_` form of a switch."""
         known = _options(self.version)
-        spelled = name.replace("-", "_") if name.startswith("--") and "_" not in name else name.removeprefix("--")
+        spelled = (
+            name.replace("-", "_")
+            if name.startswith("--") and "_" not in name
+            else name.removeprefix("--")
+        )
         spelled = spelled.lstrip("_")
         if not name.startswith("--"):
             return None, False
@@ -291,13 +344,20 @@ class _Reader:
         if len(longer) == 1:
             path, negated = longer.pop()
             self.findings.append(
-                Finding(path, f"{name} is short for --{path.partition('.')[2]}; write it out", Effect.NONE, True)
+                Finding(
+                    path,
+                    f"{name} is short for --{path.partition('.')[2]}; write it out",
+                    Effect.NONE,
+                    True,
+                )
             )
             return path, negated
         elsewhere = f"args.{spelled}"
         return (elsewhere, False) if elsewhere in fields(Merak) else (None, False)
 
-    def store(self, path: str, name: str, texts: list[str], negated: bool, line: int | None) -> None:
+    def store(
+        self, path: str, name: str, texts: list[str], negated: bool, line: int | None
+    ) -> None:
         try:
             value = False if negated and not texts else _parsed(path, texts)
         except ValueError as error:
@@ -305,14 +365,20 @@ class _Reader:
             return
         if path in self.raw and path in self.origins:
             message = "given more than once; the parser keeps the last value, and this one is lost"
-            self.findings.append(Finding(path, message, Effect.NONE, True, origin=self.origins[path]))
+            self.findings.append(
+                Finding(path, message, Effect.NONE, True, origin=self.origins[path])
+            )
         self.put(path, value, name)
         self.origins[path] = Origin(line, name)
 
 
 def _start(words: Sequence[str]) -> int:
     """Index of the script's first argument: behind `python train.py`, or 0."""
-    scripts = (index for index, word in enumerate(words) if word.endswith(".py") and not word.startswith("-"))
+    scripts = (
+        index
+        for index, word in enumerate(words)
+        if word.endswith(".py") and not word.startswith("-")
+    )
     first = next(scripts, None)
     if first is None:
         return 0
@@ -322,14 +388,21 @@ def _start(words: Sequence[str]) -> int:
 
 
 def _is_value(word: str) -> bool:
-    return not word.startswith("-") or word == "-" or " " in word.partition("=")[0] or bool(NEGATIVE.match(word))
+    return (
+        not word.startswith("-")
+        or word == "-"
+        or " " in word.partition("=")[0]
+        or bool(NEGATIVE.match(word))
+    )
 
 
 @cache
 def _options(version: str) -> Mapping[str, tuple[str, bool]]:
     """Options of a release without their dashes: the path, and whether it is the `--no_` form of a switch that is on."""
     defaults = release(version).defaults
-    own = {path.removeprefix("args."): (path, False) for path in defaults if path.startswith("args.")}
+    own = {
+        path.removeprefix("args."): (path, False) for path in defaults if path.startswith("args.")
+    }
     off = {
         f"no_{path.removeprefix('args.')}": (path, True)
         for path in defaults
@@ -355,7 +428,9 @@ def _names() -> tuple[str, ...]:
 
 def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> str | None:
     """The path of a parameter that is named without its section."""
-    return next((f"{section}.{name}" for section in sections if f"{section}.{name}" in fields(Merak)), None)
+    return next(
+        (f"{section}.{name}" for section in sections if f"{section}.{name}" in fields(Merak)), None
+    )
 
 
 @cache
@@ -388,7 +463,9 @@ def _parsed(path: str, texts: list[str]) -> Any:
     if made is tuple and texts:
         return tuple(texts)
     if len(texts) != 1:
-        raise ValueError(f"found {len(texts) or 'no'} values, expected {'one or more' if made is tuple else 'one'}")
+        raise ValueError(
+            f"found {len(texts) or 'no'} values, expected {'one or more' if made is tuple else 'one'}"
+        )
     return _mapping(texts[0]) if made is dict else _single(path, made, texts[0])
 
 
@@ -396,7 +473,9 @@ def _single(path: str, made: type, text: str) -> Any:
     try:
         return (float if path in FLOATS else made)(text)
     except ValueError:
-        raise ValueError(f"found {text!r}, expected a {'number' if made is float else 'whole number'}") from None
+        raise ValueError(
+            f"found {text!r}, expected a {'number' if made is float else 'whole number'}"
+        ) from None
 
 
 def _mapping(text: str) -> Any:
@@ -447,6 +526,8 @@ def json_text(given: Mapping[str, Any]) -> str:
 
 def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that belong in the training script, nested."""
-    found: dict[str, Any] = nest({path: value for path, value in given.items() if not path.startswith("args.")})
+    found: dict[str, Any] = nest(
+        {path: value for path, value in given.items() if not path.startswith("args.")}
+    )
     listed: dict[str, Any] = json.loads(json.dumps(found))
     return listed

@@ -11,7 +11,12 @@ from compat.merak.effective import POLYNOMIAL_END
 from compat.merak.releases import REWRITTEN
 
 TYPE, KWARGS = "args.lr_scheduler_type", "args.lr_scheduler_kwargs"
-RATIO, WARMUP, TOTAL, PEAK = "args.warmup_ratio", "args.warmup_steps", "args.max_steps", "args.learning_rate"
+RATIO, WARMUP, TOTAL, PEAK = (
+    "args.warmup_ratio",
+    "args.warmup_steps",
+    "args.max_steps",
+    "args.learning_rate",
+)
 SCHEDULE = "optimizer.schedule."
 
 SHAPES: Mapping[str, str] = {
@@ -54,7 +59,11 @@ def _blurred(values: Group) -> bool:
     # A share of a run whose number of steps is not known.
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
     # No plateau and no decay: the schedule ends with the warmup, which a plan's WSD cannot.
-    sudden = name == "warmup_stable_decay" and not said["num_stable_steps"] and not said["num_decay_steps"]
+    sudden = (
+        name == "warmup_stable_decay"
+        and not said["num_stable_steps"]
+        and not said["num_decay_steps"]
+    )
     return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
 
 
@@ -74,7 +83,11 @@ def _minimum(values: Group) -> float | None:
         case "polynomial":
             return float(said.get("lr_end", POLYNOMIAL_END))
         case "cosine_with_min_lr":
-            return float(said["min_lr"]) if "min_lr" in said else float(said["min_lr_rate"] * values[PEAK])
+            return (
+                float(said["min_lr"])
+                if "min_lr" in said
+                else float(said["min_lr_rate"] * values[PEAK])
+            )
         case "warmup_stable_decay":
             return float(said.get("min_lr_ratio", 0) * values[PEAK])
     return None
@@ -119,7 +132,9 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
         if not context.since(REWRITTEN):
             # Without arguments polynomial falls to its default end, so it can express that one
             # minimum.
-            return ("polynomial" if minimum == POLYNOMIAL_END and name == "linear" and below else name), {}
+            return (
+                "polynomial" if minimum == POLYNOMIAL_END and name == "linear" and below else name
+            ), {}
         if not minimum:
             return name, {}
         if name == "cosine":
@@ -159,7 +174,15 @@ RULE = convert(
     (TYPE, KWARGS, RATIO, WARMUP),
     tuple(
         SCHEDULE + name
-        for name in ("name", "warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
+        for name in (
+            "name",
+            "warmup_steps",
+            "warmup_from",
+            "total_steps",
+            "minimum",
+            "decay_steps",
+            "decay_shape",
+        )
     ),
     _read,
     _write,

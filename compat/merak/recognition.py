@@ -76,7 +76,9 @@ def is_launch(launch: Launch) -> bool:
 def _sections(data: Mapping[Any, Any]) -> int:
     sections = [name for name in ("init", "args", "trainer", "tp_lists") if name in data]
     nested = data.get("args") if "args" in data else data.get("init")
-    if not set(data) <= {"init", "args", "trainer", "tp_lists"} or not isinstance(nested, Mapping | list | tuple):
+    if not set(data) <= {"init", "args", "trainer", "tp_lists"} or not isinstance(
+        nested, Mapping | list | tuple
+    ):
         return 0
     return len(sections) + sum(str(key) in _names() for key in nested)
 

@@ -36,19 +36,31 @@ SHARDS = "Merak distributes shards of a traced graph over stages, not layers, an
 def model_rules() -> tuple[Rule, ...]:
     """Facts about the model."""
     note = "Merak takes it from the model's own config unless it is given"
-    pairs = (("num_layers", "layers"), ("hidden_size", "hidden"), ("num_heads", "heads"), ("seq_length", "sequence"))
+    pairs = (
+        ("num_layers", "layers"),
+        ("hidden_size", "hidden"),
+        ("num_heads", "heads"),
+        ("seq_length", "sequence"),
+    )
     source = "merak_args/args.py: mergeargs"
     return (
-        *(rename(f"args.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note, source=source) for theirs, ours in pairs),
+        *(
+            rename(f"args.{theirs}", f"model.{ours}", effect=Effect.NONE, note=note, source=source)
+            for theirs, ours in pairs
+        ),
         convert(
             "args.no_tie_modules",
             "model.tied",
-            lambda values, context: {"model.tied": False} if values.get("args.no_tie_modules") else {},
+            lambda values, context: (
+                {"model.tied": False} if values.get("args.no_tie_modules") else {}
+            ),
             _write_tied,
             lossy="Merak ties weights of equal shape if the model does; only no_tie_modules prevents it",
             source="core/merak_engine.py: tie_modules",
         ),
-        course.split("args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"),
+        course.split(
+            "args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"
+        ),
         only_ours(*OWN_FACTS, note="stands in the model's own config", effect=Effect.NONE),
     )
 
@@ -68,7 +80,10 @@ SEQUENCE = convert(
     lambda values, context: _write_sequence(values, context),
     effect=Effect.ROUNDING,
     sees=("init.tp", "parallel.tensor"),
-    carries={"init.sp": "parallel.context", "args.sequence_parallel": ("parallel.context", "parallel.sequence")},
+    carries={
+        "init.sp": "parallel.context",
+        "args.sequence_parallel": ("parallel.context", "parallel.sequence"),
+    },
     lossy=(
         "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses) and not over tensor ranks; "
         "its releases up to 2.2.2 do the opposite"
@@ -103,9 +118,15 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             LEVEL,
             "parallel.tensor_overlap",
-            lambda values, context: {"parallel.tensor_overlap": values[LEVEL] > 0} if values.get(LEVEL) is not None else {},
             lambda values, context: (
-                {LEVEL: int(values["parallel.tensor_overlap"])} if "parallel.tensor_overlap" in values else {}
+                {"parallel.tensor_overlap": values[LEVEL] > 0}
+                if values.get(LEVEL) is not None
+                else {}
+            ),
+            lambda values, context: (
+                {LEVEL: int(values["parallel.tensor_overlap"])}
+                if "parallel.tensor_overlap" in values
+                else {}
             ),
             effect=Effect.COST,
             blurs=lambda values: (values.get(LEVEL) or 0) > 1,
@@ -114,7 +135,9 @@ def parallel_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "parallel.context_method",
-            lambda values, context: {"parallel.context_method": "a2a"} if (values.get("init.sp") or 1) > 1 else {},
+            lambda values, context: (
+                {"parallel.context_method": "a2a"} if (values.get("init.sp") or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.COST,
             sees=("init.sp",),
@@ -123,7 +146,12 @@ def parallel_rules() -> tuple[Rule, ...]:
             note="Merak exchanges heads for tokens (all-to-all)",
             source="core/sequence_parallel/operation.py",
         ),
-        only_ours("parallel.expert", "parallel.expert_tensor", note="Merak does not split experts", effect=Effect.ROUNDING),
+        only_ours(
+            "parallel.expert",
+            "parallel.expert_tensor",
+            note="Merak does not split experts",
+            effect=Effect.ROUNDING,
+        ),
         only_ours(
             "parallel.order",
             note="Merak has one order: tensor ranks fastest, then sequence, data and pipeline",
@@ -132,7 +160,11 @@ def parallel_rules() -> tuple[Rule, ...]:
     )
 
 
-MICRO, STEPS, DATA = "args.per_device_train_batch_size", "args.gradient_accumulation_steps", "init.dp"
+MICRO, STEPS, DATA = (
+    "args.per_device_train_batch_size",
+    "args.gradient_accumulation_steps",
+    "init.dp",
+)
 
 BATCH = convert(
     (MICRO, STEPS, DATA),
@@ -143,7 +175,11 @@ BATCH = convert(
         STEPS: values.get("batch.accumulation"),
         DATA: values.get("parallel.data"),
     },
-    carries={MICRO: "batch.micro", STEPS: "batch.accumulation", DATA: ("batch.global_", "parallel.data")},
+    carries={
+        MICRO: "batch.micro",
+        STEPS: "batch.accumulation",
+        DATA: ("batch.global_", "parallel.data"),
+    },
     source="utils/parameters.py: total_batch_size = micro x accumulation x data",
 )
 
@@ -158,7 +194,13 @@ def _read_batch(values: Group) -> Group:
     }
 
 
-PARTITIONS = {"uniform": "even", "uniform_floor": "even", "parameters": "parameters", "autopipe": "parameters", "custom": "even"}
+PARTITIONS = {
+    "uniform": "even",
+    "uniform_floor": "even",
+    "parameters": "parameters",
+    "autopipe": "parameters",
+    "custom": "even",
+}
 OWN_PARTITIONS = ("autopipe", "custom")
 PAIRED = ("1f1b", "ds_default")
 CRITICAL = "shifted_critical_path"
@@ -177,7 +219,10 @@ def _read_order(values: Group) -> Group:
     """The schedule. Without recomputation the critical-path schedule is 1F1B except for one step, and is read as that."""
     if not _piped(values.get("init.pp")):
         return {}
-    name, words = ORDERS[values["args.train_schedule"]], values.get("args.activation_checkpoint_ratio") or ()
+    name, words = (
+        ORDERS[values["args.train_schedule"]],
+        values.get("args.activation_checkpoint_ratio") or (),
+    )
     again = bool(values.get("args.checkpoint_num_layers")) and len(words) == 1
     return {"schedule.name": "1f1b" if name == CRITICAL and not again else name}
 
@@ -187,10 +232,16 @@ def _write_order(values: Group) -> Group:
 
     Merak needs enough micro batches for a variant, and for the critical path also a ratio of recomputed layers.
     """
-    name, ranks, steps = values.get("schedule.name"), values.get("parallel.pipeline") or 1, values.get("batch.accumulation") or 0
+    name, ranks, steps = (
+        values.get("schedule.name"),
+        values.get("parallel.pipeline") or 1,
+        values.get("batch.accumulation") or 0,
+    )
     if not name or not _piped(ranks):
         return {}
-    again = values.get("recompute.granularity") == "full" and values.get("recompute.ratio") is not None
+    again = (
+        values.get("recompute.granularity") == "full" and values.get("recompute.ratio") is not None
+    )
     taken = name in ORDERS and steps >= ranks and (name != CRITICAL or (steps >= 4 and again))
     return {"args.train_schedule": name if taken else "1f1b"}
 
@@ -269,7 +320,9 @@ REDUCE_BUCKET, GATHER_BUCKET = "args.zero_reduce_bucket_size", "args.zero_allgat
 
 def sharded(values: Group, context: Context) -> bool:
     """Whether ZeRO is on."""
-    return values.get("args.zero_stage") == 1 and (context.since(REWRITTEN) or bool(values.get("args.zero_optimization")))
+    return values.get("args.zero_stage") == 1 and (
+        context.since(REWRITTEN) or bool(values.get("args.zero_optimization"))
+    )
 
 
 def zero_rules() -> tuple[Rule, ...]:
@@ -325,7 +378,11 @@ def _write_zero(values: Group, context: Context) -> Group:
 
 def _read_bucket(values: Group, context: Context) -> Group:
     on = sharded(values, context)
-    return {"zero.bucket": values.get(REDUCE_BUCKET), "zero.gather_bucket": values.get(GATHER_BUCKET)} if on else {}
+    return (
+        {"zero.bucket": values.get(REDUCE_BUCKET), "zero.gather_bucket": values.get(GATHER_BUCKET)}
+        if on
+        else {}
+    )
 
 
 def _write_bucket(values: Group, context: Context) -> Group:
@@ -393,7 +450,10 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 SCALES = ("static", "initial", "hysteresis")
 FIXED_HYSTERESIS = 2
-TORCH_SCALER = {"precision.loss_scale.initial": 65536.0, "precision.loss_scale.hysteresis": FIXED_HYSTERESIS}
+TORCH_SCALER = {
+    "precision.loss_scale.initial": 65536.0,
+    "precision.loss_scale.hysteresis": FIXED_HYSTERESIS,
+}
 TORCH_WINDOW = 2000
 TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
 """Settings of automatic mixed precision's loss scaler, as far as Merak's fp16 has them too."""
@@ -420,7 +480,9 @@ WINDOW = convert(
     "args.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_window(values, context),
-    lambda values, context: _where_half(values, "args.loss_scale_window", values.get("precision.loss_scale.window")),
+    lambda values, context: _where_half(
+        values, "args.loss_scale_window", values.get("precision.loss_scale.window")
+    ),
     effect=lambda values: _scaled(values),
     sees=(*SCALED, *ZERO_FIELDS),
     lossy="Merak's scale doubles one good step after its window; with ZeRO it doubles at the end of the window",
@@ -482,7 +544,9 @@ def _read_loss_scale(values: Group, context: Context) -> Group:
         return TORCH_SCALER if automatic(values) else {}
     return {
         "precision.loss_scale.initial": 2.0 ** values["args.initial_scale_power"],
-        "precision.loss_scale.hysteresis": FIXED_HYSTERESIS if context.since(REWRITTEN) else values["args.hysteresis"],
+        "precision.loss_scale.hysteresis": FIXED_HYSTERESIS
+        if context.since(REWRITTEN)
+        else values["args.hysteresis"],
     }
 
 
@@ -492,7 +556,9 @@ def _write_loss_scale(values: Group, context: Context) -> Group:
     # A static scale has no setting here: Merak's is always dynamic.
     _, initial, hysteresis = (values.get(f"precision.loss_scale.{name}") for name in SCALES)
     return {
-        "args.initial_scale_power": None if initial is None else min(127, max(0, round(log2(initial)))),
+        "args.initial_scale_power": None
+        if initial is None
+        else min(127, max(0, round(log2(initial)))),
         "args.hysteresis": None if context.since(REWRITTEN) else hysteresis,
     }
 
@@ -507,7 +573,13 @@ OPTIMIZER = convert(
         "args.weight_decay",
         "args.zero_allow_untested_optimizer",
     ),
-    ("optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.eps", "optimizer.weight_decay"),
+    (
+        "optimizer.name",
+        "optimizer.lr",
+        "optimizer.betas",
+        "optimizer.eps",
+        "optimizer.weight_decay",
+    ),
     lambda values, context: _read_optimizer(values),
     lambda values, context: _write_optimizer(values),
     carries={
@@ -552,14 +624,18 @@ def _write_optimizer(values: Group) -> Group:
         "args.weight_decay": values.get("optimizer.weight_decay"),
         # ZeRO refuses optimizers that it was not tested with, such as Adafactor, unless this is
         # set.
-        "args.zero_allow_untested_optimizer": True if name == "adafactor" and values.get("zero.stage") else None,
+        "args.zero_allow_untested_optimizer": True
+        if name == "adafactor" and values.get("zero.stage")
+        else None,
     }
 
 
 CLIP = convert(
     "args.max_grad_norm",
     "optimizer.clip",
-    lambda values, context: {"optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])},
+    lambda values, context: {
+        "optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])
+    },
     lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
     lossy="0, negative bounds, and any bound under cpu_amp mean no clipping",
@@ -574,14 +650,22 @@ def unclipped(values: Group) -> bool:
 
 
 RECOMPUTE = convert(
-    ("args.activation_checkpointing", "args.checkpoint_num_layers", "args.activation_checkpoint_ratio"),
+    (
+        "args.activation_checkpointing",
+        "args.checkpoint_num_layers",
+        "args.activation_checkpoint_ratio",
+    ),
     ("recompute.granularity", "recompute.method", "recompute.layers", "recompute.ratio"),
     lambda values, context: _read_recompute(values),
     lambda values, context: _write_recompute(values),
     effect=Effect.COST,
     carries={
         "args.activation_checkpointing": "recompute.granularity",
-        "args.checkpoint_num_layers": ("recompute.granularity", "recompute.method", "recompute.layers"),
+        "args.checkpoint_num_layers": (
+            "recompute.granularity",
+            "recompute.method",
+            "recompute.layers",
+        ),
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
     lossy="Merak recomputes groups of shards, not layers; nothing selective, and one ratio for the first stage or for each",
@@ -622,10 +706,17 @@ def _write_recompute(values: Group) -> Group:
 def other_rules() -> tuple[Rule, ...]:
     """Plan fields for which Merak has no setting."""
     return (
-        always("loss", "mean_of_microbatches", "Merak averages over microbatches; the script's loss decides about tokens"),
+        always(
+            "loss",
+            "mean_of_microbatches",
+            "Merak averages over microbatches; the script's loss decides about tokens",
+        ),
         only_ours("optimizer.momentum", note="AdamW and Adafactor have no momentum of that kind"),
         *plain_adam(
-            "optimizer.nesterov", "optimizer.amsgrad", "optimizer.bias_correction", note="Merak's AdamW has no such switch"
+            "optimizer.nesterov",
+            "optimizer.amsgrad",
+            "optimizer.bias_correction",
+            note="Merak's AdamW has no such switch",
         ),
         spared(
             "args.weight_decay",
@@ -635,10 +726,23 @@ def other_rules() -> tuple[Rule, ...]:
             source="merak_trainer.py: create_optimizer, get_parameter_names(model, [nn.LayerNorm])",
         ),
         lacks("optimizer.decay_ramp", "Merak's weight decay is constant"),
-        only_ours("recompute.partition", "recompute.offload", note="Merak keeps saved activations whole", effect=Effect.COST),
+        only_ours(
+            "recompute.partition",
+            "recompute.offload",
+            note="Merak keeps saved activations whole",
+            effect=Effect.COST,
+        ),
         only_ours("precision.fp8", note="Merak has no 8-bit products"),
-        only_ours("precision.frozen", note="Merak keeps frozen weights in the format of the model", effect=Effect.COST),
-        only_ours("recompute.kept_microbatches", note="Merak recomputes in every micro batch", effect=Effect.COST),
+        only_ours(
+            "precision.frozen",
+            note="Merak keeps frozen weights in the format of the model",
+            effect=Effect.COST,
+        ),
+        only_ours(
+            "recompute.kept_microbatches",
+            note="Merak recomputes in every micro batch",
+            effect=Effect.COST,
+        ),
         lacks("debug", "Merak has no per-layer logs", effect=Effect.NONE),
     )
 
@@ -688,24 +792,40 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         Effect.NUMBERS,
         ("resume_from_checkpoint",),
     ),
-    ("generation by Merak's engine", Effect.NONE, ("text_generation", "out_seq_length", "temperature")),
+    (
+        "generation by Merak's engine",
+        Effect.NONE,
+        ("text_generation", "out_seq_length", "temperature"),
+    ),
     ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
     ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
 """Arguments without a Plan field: the reason why they stay behind, and the effect of that on the run."""
-INHERITED = ("a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on", Effect.NONE)
+INHERITED = (
+    "a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on",
+    Effect.NONE,
+)
 
 
 def kept_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
     """Rows for all settings without a Plan field."""
-    named = tuple(only_theirs(*(f"args.{name}" for name in names), note=note, effect=effect) for note, effect, names in KEPT)
+    named = tuple(
+        only_theirs(*(f"args.{name}" for name in names), note=note, effect=effect)
+        for note, effect, names in KEPT
+    )
     taken = claimed | {path for rule in named for path in rule.theirs}
     left = [path for path in fields(Merak) if path.startswith("args.") and path not in taken]
     return (
         *named,
         only_theirs(*left, note=INHERITED[0], effect=INHERITED[1]),
-        only_theirs("init.backend", note="Merak overwrites it: NCCL if torch has it, else MPI", effect=Effect.NONE),
-        only_theirs(*_section("trainer"), note="objects of the training script", effect=Effect.NONE),
+        only_theirs(
+            "init.backend",
+            note="Merak overwrites it: NCCL if torch has it, else MPI",
+            effect=Effect.NONE,
+        ),
+        only_theirs(
+            *_section("trainer"), note="objects of the training script", effect=Effect.NONE
+        ),
         only_theirs(
             *_section("tp_lists"),
             note="in other stacks the model's code tells how each module is split over tensor ranks",

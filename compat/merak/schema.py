@@ -17,21 +17,32 @@ def _tuple(value: Any) -> Any:
 
 
 def _word(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("-") and not re.fullmatch(r"-\d+|-\d*\.\d+", value):
-        raise ValueError("expected a word that does not start with a dash, because a command line reads that as an option")
+    if (
+        isinstance(value, str)
+        and value.startswith("-")
+        and not re.fullmatch(r"-\d+|-\d*\.\d+", value)
+    ):
+        raise ValueError(
+            "expected a word that does not start with a dash, because a command line reads that as an option"
+        )
     return value
 
 
 def _numbers(value: Any) -> Any:
     """A list with its numbers as words, as the command line gives them."""
     if isinstance(value, list | tuple):
-        return tuple(repr(item) if isinstance(item, int | float) and not isinstance(item, bool) else item for item in value)
+        return tuple(
+            repr(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
+            for item in value
+        )
     return value
 
 
 def _name(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value):
-        raise ValueError("expected the name of a Python object, such as model or transformers.LlamaAttention")
+        raise ValueError(
+            "expected the name of a Python object, such as model or transformers.LlamaAttention"
+        )
     return value
 
 
@@ -71,8 +82,12 @@ class Init(Section):
     pp: Count | None = field(None, description="Ranks that split the layers.")
     tp: Count | None = field(None, description="Ranks that split each weight matrix.")
     dp: Count | None = field(None, description="Data-parallel replicas.")
-    sp: Count | None = field(None, description="Ranks that split the sequence in attention (Ulysses, Llama models only).")
-    backend: str | None = field(None, description="No effect: NCCL is used if torch has it, else MPI.")
+    sp: Count | None = field(
+        None, description="Ranks that split the sequence in attention (Ulysses, Llama models only)."
+    )
+    backend: str | None = field(
+        None, description="No effect: NCCL is used if torch has it, else MPI."
+    )
 
 
 class Arguments(Section):
@@ -89,48 +104,85 @@ class Arguments(Section):
             "full_critical_path_1f1b",
         ]
         | None
-    ) = field(None, description="Pipeline schedule: variants of 1F1B that differ in messages and in the time of recomputation.")
-    partition_method: Literal["uniform", "uniform_floor", "parameters", "custom", "autopipe"] | None = field(
+    ) = field(
+        None,
+        description="Pipeline schedule: variants of 1F1B that differ in messages and in the time of recomputation.",
+    )
+    partition_method: (
+        Literal["uniform", "uniform_floor", "parameters", "custom", "autopipe"] | None
+    ) = field(
         None, description="Rule that distributes shards of the traced graph over pipeline stages."
     )
-    split_method: Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None = field(
-        None, description="Rule that cuts the traced graph into shards."
+    split_method: (
+        Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None
+    ) = field(None, description="Rule that cuts the traced graph into shards.")
+    custom_split_points: Words | None = field(
+        None, description="Parts of module names after which layer_split cuts."
     )
-    custom_split_points: Words | None = field(None, description="Parts of module names after which layer_split cuts.")
     custom_partition: NumberWords | None = field(
-        None, description="First shard of each stage, then their number, in one word with commas; for partition_method custom."
+        None,
+        description="First shard of each stage, then their number, in one word with commas; for partition_method custom.",
     )
-    shard_count: Count | None = field(None, description="Number of shards; only split_method farthest_min_deps uses it.")
-    dealloc_pipeoutput: bool | None = field(None, description="Activations are freed once they are sent.")
+    shard_count: Count | None = field(
+        None, description="Number of shards; only split_method farthest_min_deps uses it."
+    )
+    dealloc_pipeoutput: bool | None = field(
+        None, description="Activations are freed once they are sent."
+    )
     # Tracing
-    trace_method: str | None = field(None, description="fx or dynamo; any other word means no tracing, which needs pp x tp = 1.")
-    trace_model: str | None = field(None, description="One more class name that the tracer accepts.")
-    input_names: Words | None = field(None, description="Inputs to trace with; unset: those of the model's dummy inputs.")
+    trace_method: str | None = field(
+        None, description="fx or dynamo; any other word means no tracing, which needs pp x tp = 1."
+    )
+    trace_model: str | None = field(
+        None, description="One more class name that the tracer accepts."
+    )
+    input_names: Words | None = field(
+        None, description="Inputs to trace with; unset: those of the model's dummy inputs."
+    )
     cache_sharding: bool | None = field(None, description="Shards are kept on disk between runs.")
     cache_name: str | None = field(None, description="Name of that cache.")
     # Model
-    num_layers: Count | None = field(None, description="Transformer layers; unset: as the model's config says.")
-    seq_length: Count | None = field(None, description="Tokens in a sequence; unset: as the model's config says.")
-    hidden_size: Count | None = field(None, description="Width of the model; unset: as the model's config says.")
-    num_heads: Count | None = field(None, description="Attention heads; unset: as the model's config says.")
+    num_layers: Count | None = field(
+        None, description="Transformer layers; unset: as the model's config says."
+    )
+    seq_length: Count | None = field(
+        None, description="Tokens in a sequence; unset: as the model's config says."
+    )
+    hidden_size: Count | None = field(
+        None, description="Width of the model; unset: as the model's config says."
+    )
+    num_heads: Count | None = field(
+        None, description="Attention heads; unset: as the model's config says."
+    )
     init_method_std: NonNegative | None = field(
         None, description="Standard deviation of weights that tensor parallelism initialises."
     )
     no_tie_modules: bool | None = field(None, description="Weights of equal shape are not tied.")
-    parallel_vocab: bool | None = field(None, description="Embedding, output head and loss are split by vocabulary.")
+    parallel_vocab: bool | None = field(
+        None, description="Embedding, output head and loss are split by vocabulary."
+    )
     # Tensor and sequence parallelism
     sequence_parallel: bool | None = field(
-        None, description="Up to 2.2.2 activations split over tensor ranks; on main Ulysses over the ranks of init(sp=)."
+        None,
+        description="Up to 2.2.2 activations split over tensor ranks; on main Ulysses over the ranks of init(sp=).",
     )
-    sequence_dim: Size | None = field(None, description="Which dimension of the hidden states is the sequence.")
+    sequence_dim: Size | None = field(
+        None, description="Which dimension of the hidden states is the sequence."
+    )
     tp_overlapping_level: UpToThree | None = field(
-        None, description="Tensor-parallel messages overlap compute: 1 within linear layers, 2 within blocks, 3 between them."
+        None,
+        description="Tensor-parallel messages overlap compute: 1 within linear layers, 2 within blocks, 3 between them.",
     )
     # Recomputation
-    activation_checkpointing: bool | None = field(None, description="Activations are recomputed in the backward pass.")
-    checkpoint_num_layers: Size | None = field(None, description="Shards in one checkpoint; 0: none.")
+    activation_checkpointing: bool | None = field(
+        None, description="Activations are recomputed in the backward pass."
+    )
+    checkpoint_num_layers: Size | None = field(
+        None, description="Shards in one checkpoint; 0: none."
+    )
     activation_checkpoint_ratio: NumberWords | None = field(
-        None, description="Share of a stage that is recomputed: one for the first stage, or one for each."
+        None,
+        description="Share of a stage that is recomputed: one for the first stage, or one for each.",
     )
     # ZeRO
     zero_optimization: bool | None = field(None, description="Switch of ZeRO in release 1.1.1.")
@@ -138,91 +190,172 @@ class Arguments(Section):
     zero_allow_untested_optimizer: bool | None = field(
         None, description="ZeRO also accepts optimizers that it was not tested with."
     )
-    zero_allgather_bucket_size: Count | None = field(None, description="Elements gathered in one collective.")
-    zero_reduce_bucket_size: Count | None = field(None, description="Elements reduced in one collective.")
-    prescale_gradients: bool | None = field(None, description="ZeRO divides gradients before it sums them.")
+    zero_allgather_bucket_size: Count | None = field(
+        None, description="Elements gathered in one collective."
+    )
+    zero_reduce_bucket_size: Count | None = field(
+        None, description="Elements reduced in one collective."
+    )
+    prescale_gradients: bool | None = field(
+        None, description="ZeRO divides gradients before it sums them."
+    )
     gradient_predivide_factor: Positive | None = field(
         None, description="ZeRO divides gradients by it before summing, and corrects after."
     )
     # Precision
-    fp16: bool | None = field(None, description="Train in fp16, with an fp32 copy of the weights and a dynamic loss scale.")
-    bf16: bool | None = field(None, description="Train in bf16 throughout, without an fp32 copy; from 2.2.2 on.")
+    fp16: bool | None = field(
+        None,
+        description="Train in fp16, with an fp32 copy of the weights and a dynamic loss scale.",
+    )
+    bf16: bool | None = field(
+        None, description="Train in bf16 throughout, without an fp32 copy; from 2.2.2 on."
+    )
     half_precision_backend: Literal["auto", "amp", "cuda_amp", "apex", "cpu_amp"] | None = field(
         None, description="Automatic mixed precision instead of fp16 or bf16 weights."
     )
-    fp16_opt_level: Literal["O0", "O1", "O2", "O3"] | None = field(None, description="Level of Apex mixed precision.")
-    loss_scale: NonNegative | None = field(None, description="Constant loss scale; no effect: the scale is always dynamic.")
-    initial_scale_power: Power | None = field(None, description="The first loss scale is 2 to this power.")
-    loss_scale_window: Count | None = field(None, description="Good steps before the scale doubles.")
-    hysteresis: Count | None = field(None, description="Overflows before the scale halves; always 2 from 2.0.0 on.")
+    fp16_opt_level: Literal["O0", "O1", "O2", "O3"] | None = field(
+        None, description="Level of Apex mixed precision."
+    )
+    loss_scale: NonNegative | None = field(
+        None, description="Constant loss scale; no effect: the scale is always dynamic."
+    )
+    initial_scale_power: Power | None = field(
+        None, description="The first loss scale is 2 to this power."
+    )
+    loss_scale_window: Count | None = field(
+        None, description="Good steps before the scale doubles."
+    )
+    hysteresis: Count | None = field(
+        None, description="Overflows before the scale halves; always 2 from 2.0.0 on."
+    )
     min_loss_scale: Size | None = field(None, description="Smallest loss scale.")
-    tf32: bool | None = field(None, description="TF32 matrix products; set when the arguments are built.")
+    tf32: bool | None = field(
+        None, description="TF32 matrix products; set when the arguments are built."
+    )
     # Batch, optimizer, learning rate
-    per_device_train_batch_size: Count | None = field(None, description="Sequences in a microbatch.")
+    per_device_train_batch_size: Count | None = field(
+        None, description="Sequences in a microbatch."
+    )
     gradient_accumulation_steps: Count | None = field(None, description="Microbatches in a step.")
     adafactor: bool | None = field(None, description="Adafactor in place of AdamW.")
     learning_rate: NonNegative | None = field(None, description="Peak learning rate.")
-    weight_decay: NonNegative | None = field(None, description="Weight decay of all but biases and layer norms.")
+    weight_decay: NonNegative | None = field(
+        None, description="Weight decay of all but biases and layer norms."
+    )
     adam_beta1: Beta | None = field(None, description="Decay of the first moment.")
     adam_beta2: Beta | None = field(None, description="Decay of the second moment.")
-    adam_epsilon: NonNegative | None = field(None, description="Term added to the root of the second moment.")
-    max_grad_norm: Real | None = field(None, description="Bound on the gradient norm; 0 or less: off.")
-    lr_scheduler_type: Schedule | None = field(None, description="Shape of the learning rate over the steps.")
-    lr_scheduler_kwargs: dict[str, Any] | None = field(None, description="Further arguments of that shape.")
-    warmup_ratio: Fraction | None = field(None, description="Share of the steps that warm up; used only if warmup_steps is 0.")
+    adam_epsilon: NonNegative | None = field(
+        None, description="Term added to the root of the second moment."
+    )
+    max_grad_norm: Real | None = field(
+        None, description="Bound on the gradient norm; 0 or less: off."
+    )
+    lr_scheduler_type: Schedule | None = field(
+        None, description="Shape of the learning rate over the steps."
+    )
+    lr_scheduler_kwargs: dict[str, Any] | None = field(
+        None, description="Further arguments of that shape."
+    )
+    warmup_ratio: Fraction | None = field(
+        None, description="Share of the steps that warm up; used only if warmup_steps is 0."
+    )
     warmup_steps: Size | None = field(None, description="Steps that warm up.")
-    num_train_epochs: Positive | None = field(None, description="Passes over the data; used only if max_steps is negative.")
-    max_steps: Steps | None = field(None, description="Optimizer steps; -1: as many as the epochs hold.")
+    num_train_epochs: Positive | None = field(
+        None, description="Passes over the data; used only if max_steps is negative."
+    )
+    max_steps: Steps | None = field(
+        None, description="Optimizer steps; -1: as many as the epochs hold."
+    )
     seed: Size | None = field(None, description="Seed of the random numbers.")
     # Data
     dataloader_num_workers: Size | None = field(None, description="Processes that load data.")
-    dataloader_pin_memory: bool | None = field(None, description="Batches are put into page-locked memory.")
-    split_inputs: bool | None = field(None, description="Input data is split; no effect from release 2.0.0 on.")
+    dataloader_pin_memory: bool | None = field(
+        None, description="Batches are put into page-locked memory."
+    )
+    split_inputs: bool | None = field(
+        None, description="Input data is split; no effect from release 2.0.0 on."
+    )
     # Evaluation, logs
-    per_device_eval_batch_size: Count | None = field(None, description="Sequences in a microbatch of the evaluation.")
-    do_train: bool | None = field(None, description="Meant for the training script, which decides what it does.")
+    per_device_eval_batch_size: Count | None = field(
+        None, description="Sequences in a microbatch of the evaluation."
+    )
+    do_train: bool | None = field(
+        None, description="Meant for the training script, which decides what it does."
+    )
     do_eval: bool | None = field(None, description="Evaluate at the end of each epoch.")
-    do_predict: bool | None = field(None, description="Meant for the training script, which decides what it does.")
+    do_predict: bool | None = field(
+        None, description="Meant for the training script, which decides what it does."
+    )
     eval_steps: Positive | None = field(None, description="Batches of an evaluation; unset: all.")
     eval_iters: Steps | None = field(None, description="Batches of an evaluation in old releases.")
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
-    wall_clock_breakdown: bool | None = field(None, description="Times of each part of a step in the log.")
+    wall_clock_breakdown: bool | None = field(
+        None, description="Times of each part of a step in the log."
+    )
     logging_steps: Positive | None = field(None, description="Steps between two lines of the log.")
-    output_dir: str | None = field(None, description="Directory of checkpoints and logs; required on the command line.")
+    output_dir: str | None = field(
+        None, description="Directory of checkpoints and logs; required on the command line."
+    )
     # Checkpoints
     save: bool | None = field(None, description="Write checkpoints.")
     save_steps: Positive | None = field(None, description="Steps between checkpoints.")
     save_total_limit: Whole | None = field(None, description="Checkpoints kept; 0 or less: all.")
-    finetune: bool | None = field(None, description="Only weights are loaded, and counting starts at 0.")
+    finetune: bool | None = field(
+        None, description="Only weights are loaded, and counting starts at 0."
+    )
     no_save_rng: bool | None = field(None, description="Random state is not saved.")
     no_save_optim: bool | None = field(None, description="Optimizer state is not saved.")
     no_load_rng: bool | None = field(None, description="Random state is not loaded.")
     no_load_optim: bool | None = field(None, description="Optimizer state is not loaded.")
     resume_from_checkpoint: str | None = field(None, description="Checkpoint to continue from.")
-    load_best_model_at_end: bool | None = field(None, description="The best checkpoint survives the limit.")
+    load_best_model_at_end: bool | None = field(
+        None, description="The best checkpoint survives the limit."
+    )
     # Text generation, LoRA
-    text_generation: bool | None = field(None, description="Generate text with the engine, in old releases.")
+    text_generation: bool | None = field(
+        None, description="Generate text with the engine, in old releases."
+    )
     out_seq_length: Count | None = field(None, description="Tokens that generation may produce.")
     temperature: Positive | None = field(None, description="Temperature of sampling.")
-    lora_config: str | None = field(None, description="JSON file of a LoRA adapter; for one tensor rank.")
+    lora_config: str | None = field(
+        None, description="JSON file of a LoRA adapter; for one tensor rank."
+    )
     adapter_name: str | None = field(None, description="Name of the adapter.")
     # Device
-    local_rank: Annotated[Whole, Ge(-1)] | None = field(None, description="Rank on this node; the environment wins.")
+    local_rank: Annotated[Whole, Ge(-1)] | None = field(
+        None, description="Rank on this node; the environment wins."
+    )
     no_cuda: bool | None = field(None, description="Old name of use_cpu.")
-    use_cpu: bool | None = field(None, description="Run on the CPU; also the case if there is no GPU.")
+    use_cpu: bool | None = field(
+        None, description="Run on the CPU; also the case if there is no GPU."
+    )
     # Inherited, and read by nothing in Merak since 2.0.0
     optim: str | None = field(None, description="Optimizer of the Hugging Face trainer.")
-    overwrite_output_dir: bool | None = field(None, description="An output directory that is not empty may be used.")
-    eval_strategy: Strategy | None = field(None, description="When the Hugging Face trainer evaluates.")
+    overwrite_output_dir: bool | None = field(
+        None, description="An output directory that is not empty may be used."
+    )
+    eval_strategy: Strategy | None = field(
+        None, description="When the Hugging Face trainer evaluates."
+    )
     evaluation_strategy: Strategy | None = field(None, description="Old name of eval_strategy.")
-    prediction_loss_only: bool | None = field(None, description="Evaluation returns the loss alone.")
-    eval_accumulation_steps: Count | None = field(None, description="Predictions kept on the device before they move.")
+    prediction_loss_only: bool | None = field(
+        None, description="Evaluation returns the loss alone."
+    )
+    eval_accumulation_steps: Count | None = field(
+        None, description="Predictions kept on the device before they move."
+    )
     log_level: str | None = field(None, description="Level of the main process's log.")
     logging_dir: str | None = field(None, description="Where TensorBoard logs go.")
-    logging_strategy: Strategy | None = field(None, description="When the Hugging Face trainer logs.")
+    logging_strategy: Strategy | None = field(
+        None, description="When the Hugging Face trainer logs."
+    )
     logging_first_step: bool | None = field(None, description="The first step is logged.")
-    logging_nan_inf_filter: bool | None = field(None, description="Losses that are NaN or infinite are left out of the log.")
-    save_strategy: Literal["no", "steps", "epoch", "best"] | None = field(None, description="When that trainer saves.")
+    logging_nan_inf_filter: bool | None = field(
+        None, description="Losses that are NaN or infinite are left out of the log."
+    )
+    save_strategy: Literal["no", "steps", "epoch", "best"] | None = field(
+        None, description="When that trainer saves."
+    )
     save_safetensors: bool | None = field(None, description="Checkpoints as safetensors.")
     save_only_model: bool | None = field(None, description="Checkpoints without optimizer state.")
     save_on_each_node: bool | None = field(None, description="Each node writes checkpoints.")
@@ -230,39 +363,65 @@ class Arguments(Section):
     bf16_full_eval: bool | None = field(None, description="Evaluation in bf16.")
     fp16_full_eval: bool | None = field(None, description="Evaluation in fp16.")
     ddp_backend: str | None = field(None, description="Backend of torch.distributed.")
-    dataloader_drop_last: bool | None = field(None, description="The last batch is left out if it is short.")
-    dataloader_prefetch_factor: Count | None = field(None, description="Batches that each process loads ahead.")
-    dataloader_persistent_workers: bool | None = field(None, description="Loading processes outlive an epoch.")
+    dataloader_drop_last: bool | None = field(
+        None, description="The last batch is left out if it is short."
+    )
+    dataloader_prefetch_factor: Count | None = field(
+        None, description="Batches that each process loads ahead."
+    )
+    dataloader_persistent_workers: bool | None = field(
+        None, description="Loading processes outlive an epoch."
+    )
     run_name: str | None = field(None, description="Name of the run for loggers.")
     disable_tqdm: bool | None = field(None, description="No progress bars.")
-    remove_unused_columns: bool | None = field(None, description="Columns that the model does not take are dropped.")
+    remove_unused_columns: bool | None = field(
+        None, description="Columns that the model does not take are dropped."
+    )
     label_names: Words | None = field(None, description="Inputs that are labels.")
     metric_for_best_model: str | None = field(None, description="Metric that compares checkpoints.")
-    greater_is_better: bool | None = field(None, description="Whether more of that metric is better.")
-    ignore_data_skip: bool | None = field(None, description="Data is not skipped when a run continues.")
-    label_smoothing_factor: Fraction | None = field(None, description="Share of each label that is spread over the others.")
+    greater_is_better: bool | None = field(
+        None, description="Whether more of that metric is better."
+    )
+    ignore_data_skip: bool | None = field(
+        None, description="Data is not skipped when a run continues."
+    )
+    label_smoothing_factor: Fraction | None = field(
+        None, description="Share of each label that is spread over the others."
+    )
     group_by_length: bool | None = field(None, description="Samples of like length share a batch.")
     report_to: Words | None = field(None, description="Loggers to report to.")
     ddp_find_unused_parameters: bool | None = field(None, description="Switch of torch's DDP.")
-    ddp_bucket_cap_mb: Count | None = field(None, description="Bucket size of torch's DDP, in megabytes.")
+    ddp_bucket_cap_mb: Count | None = field(
+        None, description="Bucket size of torch's DDP, in megabytes."
+    )
     ddp_timeout: Count | None = field(None, description="Seconds before a collective gives up.")
     push_to_hub: bool | None = field(None, description="Checkpoints go to the Hugging Face hub.")
-    gradient_checkpointing: bool | None = field(None, description="Recomputation of the Hugging Face models.")
+    gradient_checkpointing: bool | None = field(
+        None, description="Recomputation of the Hugging Face models."
+    )
     full_determinism: bool | None = field(None, description="Only deterministic kernels.")
     torch_compile: bool | None = field(None, description="Compile the model.")
     neftune_noise_alpha: NonNegative | None = field(None, description="Noise on embeddings.")
-    average_tokens_across_devices: bool | None = field(None, description="The loss is averaged over the tokens of all ranks.")
+    average_tokens_across_devices: bool | None = field(
+        None, description="The loss is averaged over the tokens of all ranks."
+    )
 
 
 class Trainer(Section):
     """`MerakTrainer`, by the names of the objects in the script."""
 
     model: Name | None = field(None, description="Model to train, an object of the script.")
-    train_dataset: Name | None = field(None, description="Data set to train on, an object of the script.")
-    eval_dataset: Name | None = field(None, description="Data set to evaluate on, an object of the script.")
+    train_dataset: Name | None = field(
+        None, description="Data set to train on, an object of the script."
+    )
+    eval_dataset: Name | None = field(
+        None, description="Data set to evaluate on, an object of the script."
+    )
     data_collator: Name | None = field(None, description="Function that makes a batch of samples.")
     leaf_modules: Names | None = field(None, description="Module classes that are not traced into.")
-    loss_fn: Name | None = field(None, description="Loss; from release 2.0.0 on a method get_loss_fn to override.")
+    loss_fn: Name | None = field(
+        None, description="Loss; from release 2.0.0 on a method get_loss_fn to override."
+    )
 
 
 class TensorLists(Section):
@@ -270,16 +429,26 @@ class TensorLists(Section):
     know.
     """
 
-    col_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by output.")
-    row_para_list: Strings | None = field(None, description="Parts of names of linear layers that are split by input.")
-    conv_para_list: Strings | None = field(None, description="Parts of names of convolutions that are split by channel.")
+    col_para_list: Strings | None = field(
+        None, description="Parts of names of linear layers that are split by output."
+    )
+    row_para_list: Strings | None = field(
+        None, description="Parts of names of linear layers that are split by input."
+    )
+    conv_para_list: Strings | None = field(
+        None, description="Parts of names of convolutions that are split by channel."
+    )
     input_output_mapping: Annotated[tuple[Ratio, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Ratios of a linear layer's input and output width, with the way that it is split; the first that fits."
+        None,
+        description="Ratios of a linear layer's input and output width, with the way that it is split; the first that fits.",
     )
     weight_change_list: Annotated[tuple[Cut, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Names of weights with the dimension that is split; each rank takes the first part."
+        None,
+        description="Names of weights with the dimension that is split; each rank takes the first part.",
     )
-    tp_attr_list: Strings | None = field(None, description="Attributes of modules that are divided by the tensor ranks.")
+    tp_attr_list: Strings | None = field(
+        None, description="Attributes of modules that are divided by the tensor ranks."
+    )
 
 
 class Merak(Section):

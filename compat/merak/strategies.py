@@ -62,7 +62,9 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
         if f"init.{axis}" in release(case.version).defaults:
-            sizes[f"init.{axis}"] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
+            sizes[f"init.{axis}"] = draw(
+                st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0])
+            )
             left //= sizes[f"init.{axis}"]
     return {**sizes, "init.dp": left}
 
@@ -83,42 +85,63 @@ def _model(draw: DrawFn, degrees: Group) -> Group:
 
 def _schedule(case: Case) -> Groups:
     critical = {
-        "args.train_schedule": st.sampled_from(("shifted_critical_path", "full_critical_path_1f1b")),
+        "args.train_schedule": st.sampled_from(
+            ("shifted_critical_path", "full_critical_path_1f1b")
+        ),
         "args.activation_checkpoint_ratio": st.tuples(SHARE),
     }
     return st.just({}) | _group({}, "args.train_schedule") | st.fixed_dictionaries(critical)
 
 
 def _precision(case: Case) -> Groups:
-    scales = ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "loss_scale")
+    scales = (
+        "initial_scale_power",
+        "loss_scale_window",
+        "hysteresis",
+        "min_loss_scale",
+        "loss_scale",
+    )
     return st.one_of(
         st.just({}),
         _group({"args.fp16": st.just(True)}, *(f"args.{name}" for name in scales)),
         _group({"args.bf16": st.just(True)}),
-        _group({"args.half_precision_backend": st.sampled_from(_backends(case))}, "args.fp16_opt_level"),
+        _group(
+            {"args.half_precision_backend": st.sampled_from(_backends(case))}, "args.fp16_opt_level"
+        ),
     )
 
 
 def _backends(case: Case) -> tuple[str, ...]:
-    return ("cuda_amp", "apex", "cpu_amp") if release(case.version).since(REWRITTEN) else ("auto", "amp", "apex")
+    return (
+        ("cuda_amp", "apex", "cpu_amp")
+        if release(case.version).since(REWRITTEN)
+        else ("auto", "amp", "apex")
+    )
 
 
 def _sharding(case: Case) -> Groups:
     buckets = ("args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size")
     on = {"args.zero_stage": st.just(1)}
-    old = {} if release(case.version).since(REWRITTEN) else {"args.zero_optimization": st.booleans()}
-    return st.just({}) | _group({**on, **old}, *buckets, "args.prescale_gradients", "args.gradient_predivide_factor")
+    old = (
+        {} if release(case.version).since(REWRITTEN) else {"args.zero_optimization": st.booleans()}
+    )
+    return st.just({}) | _group(
+        {**on, **old}, *buckets, "args.prescale_gradients", "args.gradient_predivide_factor"
+    )
 
 
 SHARES = st.floats(0, 1)
 RATES = ("min_lr", "lr_end")
 """Arguments that are learning rates. They are drawn as shares of the peak."""
 SHAPES: Mapping[str, Groups] = {
-    "polynomial": st.fixed_dictionaries({}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}),
+    "polynomial": st.fixed_dictionaries(
+        {}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}
+    ),
     "cosine": st.fixed_dictionaries({}, optional={"num_cycles": st.sampled_from((0.5, 1.5))}),
     "cosine_with_restarts": st.fixed_dictionaries({}, optional={"num_cycles": SMALL}),
     "inverse_sqrt": st.fixed_dictionaries({}, optional={"timescale": SMALL}),
-    "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": SHARES}) | st.fixed_dictionaries({"min_lr_rate": SHARES}),
+    "cosine_with_min_lr": st.fixed_dictionaries({"min_lr": SHARES})
+    | st.fixed_dictionaries({"min_lr_rate": SHARES}),
     "warmup_stable_decay": st.fixed_dictionaries(
         {"num_stable_steps": st.integers(0, 99), "num_decay_steps": st.integers(0, 99)},
         optional={"min_lr_ratio": SHARES},
@@ -128,7 +151,9 @@ SHAPES: Mapping[str, Groups] = {
 
 @st.composite
 def _learning_rate(draw: DrawFn, case: Case) -> Group:
-    steps = draw(_group({}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate"))
+    steps = draw(
+        _group({}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate")
+    )
     if not release(case.version).since(REWRITTEN):
         return {**steps, TYPE: draw(st.sampled_from(OLD_SCHEDULES))}
     name = draw(_field(TYPE))
@@ -143,7 +168,11 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
 @st.composite
 def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Settings of the script beside the mesh sizes."""
-    known = [path for path in release(case.version).defaults if not path.startswith("args.") and path not in DEGREES]
+    known = [
+        path
+        for path in release(case.version).defaults
+        if not path.startswith("args.") and path not in DEGREES
+    ]
     lists = [path for path in known if path.startswith("tp_lists.")]
     # Objects of the script are drawn as names; their type alone would allow any text.
     objects = {}
@@ -185,7 +214,9 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
 
 OWN: Mapping[str, SearchStrategy[Any]] = {
     "args.zero_stage": st.just(1),
-    "args.partition_method": st.sampled_from(("uniform", "uniform_floor", "parameters", "autopipe")),
+    "args.partition_method": st.sampled_from(
+        ("uniform", "uniform_floor", "parameters", "autopipe")
+    ),
 }
 
 BESIDE: Mapping[str, Group] = {

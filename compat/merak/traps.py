@@ -34,12 +34,29 @@ class Seen(checks.Seen):
 
 def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Check:
     path = name if "." in name else f"args.{name}"
-    return Check(path, lambda seen: seen.wrote(path), f"no effect: {message}", Effect.NONE, place, since, until)
+    return Check(
+        path,
+        lambda seen: seen.wrote(path),
+        f"no effect: {message}",
+        Effect.NONE,
+        place,
+        since,
+        until,
+    )
 
 
-def _unused(name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = "") -> Check:
+def _unused(
+    name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = ""
+) -> Check:
     path = f"args.{name}"
-    return Check(path, lambda seen: seen.wrote(path) and not used(seen), f"no effect: {message}", Effect.NONE, place, since)
+    return Check(
+        path,
+        lambda seen: seen.wrote(path) and not used(seen),
+        f"no effect: {message}",
+        Effect.NONE,
+        place,
+        since,
+    )
 
 
 def _on(seen: Seen) -> bool:
@@ -48,7 +65,9 @@ def _on(seen: Seen) -> bool:
 
 def _wrong_norm(seen: Seen) -> bool:
     """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of the rank's own parameters."""
-    own = not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
+    own = (
+        not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
+    )
     # With one pipeline and one tensor rank, the rank's own parameters are all of them.
     return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
 
@@ -69,10 +88,22 @@ TRAPS = Checks(
     RELEASES,
     # Nothing reads them
     _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
-    _dead("hysteresis", "the scaler takes 2 in any case", "core/amp/amp_engine.py: dynamic_loss_args", since=REWRITTEN),
-    _dead("loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN),
+    _dead(
+        "hysteresis",
+        "the scaler takes 2 in any case",
+        "core/amp/amp_engine.py: dynamic_loss_args",
+        since=REWRITTEN,
+    ),
+    _dead(
+        "loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN
+    ),
     _dead("init.backend", "init takes NCCL if torch has it, else MPI", "initialize.py: init"),
-    _dead("bf16", f"Merak reads it from {BF16} on; this release trains in fp32", "core/amp/amp_engine.py", until="2.2.2"),
+    _dead(
+        "bf16",
+        f"Merak reads it from {BF16} on; this release trains in fp32",
+        "core/amp/amp_engine.py",
+        until="2.2.2",
+    ),
     _dead("fp16_opt_level", "only Apex mixed precision uses it", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
@@ -98,8 +129,18 @@ TRAPS = Checks(
         "only split_method layer_split uses it",
         "core/fx/graph_shard/layer_config.py",
     ),
-    _unused("parallel_vocab", lambda seen: seen.size("tp") > 1, "it needs tp > 1", "core/tensor_parallel/model_parallel.py"),
-    _unused("cache_name", lambda seen: bool(seen["cache_sharding"]), "cache_sharding is off", "core/pipeline/module.py"),
+    _unused(
+        "parallel_vocab",
+        lambda seen: seen.size("tp") > 1,
+        "it needs tp > 1",
+        "core/tensor_parallel/model_parallel.py",
+    ),
+    _unused(
+        "cache_name",
+        lambda seen: bool(seen["cache_sharding"]),
+        "cache_sharding is off",
+        "core/pipeline/module.py",
+    ),
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
@@ -107,9 +148,21 @@ TRAPS = Checks(
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
     ),
-    _unused("warmup_ratio", lambda seen: not seen["warmup_steps"], "warmup_steps wins", "transformers: get_warmup_steps"),
-    _unused("num_train_epochs", lambda seen: seen["max_steps"] <= 0, "max_steps decides", "utils/parameters.py"),
-    _unused("save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"),
+    _unused(
+        "warmup_ratio",
+        lambda seen: not seen["warmup_steps"],
+        "warmup_steps wins",
+        "transformers: get_warmup_steps",
+    ),
+    _unused(
+        "num_train_epochs",
+        lambda seen: seen["max_steps"] <= 0,
+        "max_steps decides",
+        "utils/parameters.py",
+    ),
+    _unused(
+        "save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"
+    ),
     # Names with another meaning than in other stacks or releases
     Check(
         "args.sequence_parallel",
@@ -187,7 +240,10 @@ TRAPS = Checks(
     ),
     Check(
         "args.half_precision_backend",
-        lambda seen: seen["half_precision_backend"] in ("cuda_amp", "amp") and not (seen["max_grad_norm"] or 0) > 0,
+        lambda seen: (
+            seen["half_precision_backend"] in ("cuda_amp", "amp")
+            and not (seen["max_grad_norm"] or 0) > 0
+        ),
         "broken with max_grad_norm 0: the optimizer steps only if it clips gradients, so nothing is trained; set max_grad_norm",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
@@ -226,7 +282,9 @@ TRAPS = Checks(
     ),
     Check(
         "args.zero_stage",
-        lambda seen: _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1,
+        lambda seen: (
+            _on(seen) and compute(seen.values, seen.context) != "fp16" and seen.size("dp") > 1
+        ),
         "ZeRO reduces gradients in fp16 in every training format, so the numbers differ from those without ZeRO",
         Effect.NUMBERS,
         "core/zero/stage1.py: communication_data_type",
@@ -256,7 +314,9 @@ TRAPS = Checks(
     ),
     Check(
         "args.custom_partition",
-        lambda seen: seen["partition_method"] == "custom" and len(seen["custom_partition"] or ()) > 1,
+        lambda seen: (
+            seen["partition_method"] == "custom" and len(seen["custom_partition"] or ()) > 1
+        ),
         "only the first word is read; write the boundaries in one word, with commas",
         Effect.NUMBERS,
         "core/pipeline/layers_partition.py: custom_layer_idx",
@@ -278,7 +338,9 @@ TRAPS = Checks(
     Check(
         "args.tp_overlapping_level",
         lambda seen: (
-            seen["tp_overlapping_level"] == 1 and seen.size("tp") > 1 and (seen["per_device_train_batch_size"] or 0) % 2 == 1
+            seen["tp_overlapping_level"] == 1
+            and seen.size("tp") > 1
+            and (seen["per_device_train_batch_size"] or 0) % 2 == 1
         ),
         "level 1 cuts each microbatch in two, and per_device_train_batch_size is odd; use an even size",
         Effect.NUMBERS,
@@ -307,10 +369,14 @@ def inspect(config: Config) -> Iterator[Finding]:
 @cache
 def _unread() -> frozenset[str]:
     """Arguments that only the Hugging Face trainer reads."""
-    return frozenset(next(rule.theirs for rule in table() if rule.note == INHERITED[0])) - set(NEEDED)
+    return frozenset(next(rule.theirs for rule in table() if rule.note == INHERITED[0])) - set(
+        NEEDED
+    )
 
 
-def _inherited(given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+def _inherited(
+    given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]
+) -> Iterator[Finding]:
     """Findings for arguments of the Hugging Face trainer, which Merak's own trainer no longer inherits from."""
     if not at.since(REWRITTEN):
         return
@@ -320,11 +386,18 @@ def _inherited(given: Mapping[str, Any], at: Release, origins: Mapping[str, Orig
             yield Finding(path, message, Effect.NONE, True, origin=origins.get(path))
 
 
-NEEDED = ("args.eval_strategy", "args.evaluation_strategy", "args.save_strategy", "args.metric_for_best_model")
+NEEDED = (
+    "args.eval_strategy",
+    "args.evaluation_strategy",
+    "args.save_strategy",
+    "args.metric_for_best_model",
+)
 """Arguments that Merak's checks still read."""
 
 
-def _misdocumented(values: Mapping[str, Any], given: Mapping[str, Any], at: Release) -> Iterator[Finding]:
+def _misdocumented(
+    values: Mapping[str, Any], given: Mapping[str, Any], at: Release
+) -> Iterator[Finding]:
     """Findings for defaults that differ from the documentation. The release's source decides."""
     for path, said in at.documented.items():
         if path not in at.defaults:
@@ -341,6 +414,14 @@ def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings for required settings of the script and the command line that the source does not give."""
     for axis in ("pp", "tp", "dp"):
         if f"init.{axis}" not in values:
-            yield Finding(f"init.{axis}", "not given in the source; pass it to Merak.init by name", Effect.NONE)
+            yield Finding(
+                f"init.{axis}",
+                "not given in the source; pass it to Merak.init by name",
+                Effect.NONE,
+            )
     if "args.output_dir" not in values:
-        yield Finding("args.output_dir", "not given in the source; the command line needs --output_dir", Effect.NONE)
+        yield Finding(
+            "args.output_dir",
+            "not given in the source; the command line needs --output_dir",
+            Effect.NONE,
+        )

@@ -37,24 +37,34 @@ CONTENTS = {
 }
 
 
-def demo(folder: Path, train: bool = True, silence: float | None = None, timeout: float | None = None) -> int:
+def demo(
+    folder: Path, train: bool = True, silence: float | None = None, timeout: float | None = None
+) -> int:
     """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it; the exit code.
 
     A rank that is silent is named after `silence` seconds, and given up after `timeout`; None: the usual ones.
     """
     _make(folder)
-    write_all({folder / LAUNCH: launch(), **{folder / name: bundled(name) for name in ("zero3.json", "args.json")}})
+    write_all(
+        {
+            folder / LAUNCH: launch(),
+            **{folder / name: bundled(name) for name in ("zero3.json", "args.json")},
+        }
+    )
     result = convert.translated(_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
     texts = {
         **convert.files(result, folder / TARGET, with_carry=True),
-        folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False) + "\n",
+        folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False)
+        + "\n",
     }
     write_all(texts)
     out = console(sys.stdout)
     printed.text(result, out, files=tuple(texts))
     # From the files, as a user would: what was not written cannot come back.
     there = _job(folder / TARGET)
-    back = convert.translated(there, result.source.dialect, result.source.version, convert.sidecar_of(there))
+    back = convert.translated(
+        there, result.source.dialect, result.source.version, convert.sidecar_of(there)
+    )
     write_all(convert.files(back, folder / BACK, with_carry=False))
     _tell(folder, result.source, back.config, out)
     if train:
@@ -82,13 +92,19 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SourceError(f"{folder}: cannot be made ({(error.strerror or '').lower()}); name another folder") from None
+        raise SourceError(
+            f"{folder}: cannot be made ({(error.strerror or '').lower()}); name another folder"
+        ) from None
 
 
 def _tell(folder: Path, source: Config, back: Config, out: Console) -> None:
     if back.given != source.given:
-        raise TranslationError(f"{folder}: the way back did not give {LAUNCH} again; this is a defect, please report it")
+        raise TranslationError(
+            f"{folder}: the way back did not give {LAUNCH} again; this is a defect, please report it"
+        )
     out.print(f"\nWritten to {folder}:", markup=False)
     for name, content in CONTENTS.items():
         out.print(f"  {name:26} {content}", markup=False)
-    out.print(f"\nConverted back with the carry-over: all {len(back.given)} settings of {LAUNCH} came back equal.")
+    out.print(
+        f"\nConverted back with the carry-over: all {len(back.given)} settings of {LAUNCH} came back equal."
+    )

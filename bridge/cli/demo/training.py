@@ -31,17 +31,29 @@ FALL = 0.8
 Row = dict[str, Any]
 
 
-def train(plan: Plan, folder: Path, out: Console, silence: float | None = None, timeout: float | None = None) -> None:
+def train(
+    plan: Plan,
+    folder: Path,
+    out: Console,
+    silence: float | None = None,
+    timeout: float | None = None,
+) -> None:
     """Train `plan` as far as two ranks and a small model go. Raises `BridgeError` if a rank fails or the numbers do.
 
     `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
     """
     if find_spec("torch") is None:
-        out.print("\nTo train it here as well: install the extra engine, and run the demo again.", markup=False)
+        out.print(
+            "\nTo train it here as well: install the extra engine, and run the demo again.",
+            markup=False,
+        )
         return
     small, changes = _small(plan)
     parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
-    out.print(f"\nTraining it on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:", markup=False)
+    out.print(
+        f"\nTraining it on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:",
+        markup=False,
+    )
     for change in changes:
         out.print(f"  {change}", markup=False)
     # A checkpoint of an earlier demo would be resumed.
@@ -51,23 +63,36 @@ def train(plan: Plan, folder: Path, out: Console, silence: float | None = None, 
     again = _run("resume", small, folder / RUN, MORE, limits, out)
     _check(first, again)
     before, after = first[0]["loss"], first[STEPS - 1]["loss"]
-    out.print(f"\nLoss {before:.3f} -> {after:.3f} in {STEPS} steps, saved to {folder / RUN}.", markup=False)
+    out.print(
+        f"\nLoss {before:.3f} -> {after:.3f} in {STEPS} steps, saved to {folder / RUN}.",
+        markup=False,
+    )
     out.print(
         f"Resumed by new processes: steps {STEPS + 1} to {STEPS + MORE} gave the same losses"
         f" ({', '.join(format(row['loss'], '.6f') for row in again)}).",
         markup=False,
     )
     # Not wrapped, so that it can be copied.
-    out.print(f"Train yourself: stagebridge train {folder / 'ds_config.json'} --fit", markup=False, soft_wrap=True)
+    out.print(
+        f"Train yourself: stagebridge train {folder / 'ds_config.json'} --fit",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _small(plan: Plan) -> tuple[Plan, list[str]]:
     """The plan for two ranks and a small model, and what was changed."""
     fitted, findings = fit(plan, RANKS, PRESETS["tiny"])
-    values = {path: value for path, value in fitted.values().items() if not path.startswith("optimizer.schedule.")}
+    values = {
+        path: value
+        for path, value in fitted.values().items()
+        if not path.startswith("optimizer.schedule.")
+    }
     batch = (fitted.batch.micro or 1) * MICROBATCHES * (fitted.parallel.data or 1)
     values |= {"optimizer.lr": LR, "batch.accumulation": MICROBATCHES, "batch.global_": batch}
-    shrunk = [f"{it.path}: {it.before} -> {it.after}" for it in findings if it.path != "batch.global_"]
+    shrunk = [
+        f"{it.path}: {it.before} -> {it.after}" for it in findings if it.path != "batch.global_"
+    ]
     return Plan.of(values), [
         *shrunk,
         f"batch.global_: {plan.batch.global_} -> {batch}",
@@ -82,7 +107,9 @@ def _run(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Cons
     rows = (json.loads(line) for line in lines if line.startswith("{"))
     shown = list(_bar(what, rows, steps, out) if sys.stdout.isatty() else _lines(rows, out))
     if len(shown) != steps:
-        raise BridgeError(f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it")
+        raise BridgeError(
+            f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it"
+        )
     return shown
 
 
@@ -93,7 +120,12 @@ def _lines(rows: Iterable[Row], out: Console) -> Iterator[Row]:
 
 
 def _bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[Row]:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=out) as progress:
         task = progress.add_task(f"  {what:6}", total=steps, said="starting")
         for row in rows:
@@ -109,4 +141,6 @@ def _check(first: list[Row], again: list[Row]) -> None:
         )
     # Bit by bit: a checkpoint that is complete leaves no room for rounding.
     if [row["loss"] for row in again] != losses[STEPS:]:
-        raise BridgeError("demo: the resumed run did not give the same losses; this is a defect, please report it")
+        raise BridgeError(
+            "demo: the resumed run did not give the same losses; this is a defect, please report it"
+        )

@@ -86,7 +86,9 @@ class Stream:
 
 
 register_pytree_node(
-    Stream, lambda stream: (list(stream.tensors), stream.batch), lambda leaves, batch: Stream(tuple(leaves), batch)
+    Stream,
+    lambda stream: (list(stream.tensors), stream.batch),
+    lambda leaves, batch: Stream(tuple(leaves), batch),
 )
 
 
@@ -97,7 +99,13 @@ class _Reached(Exception):
 class Part(nn.Module):
     """The modules and parameters of a model that run beside its blocks, as one layer."""
 
-    def __init__(self, model: nn.Module, names: Iterable[str], beside: Iterable[str], run: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Iterable[str],
+        beside: Iterable[str],
+        run: Callable[[Any], Any],
+    ) -> None:
         # Not as an attribute, which would make the model a child of its own part.
         self.__dict__["model"] = model
         super().__init__()
@@ -132,7 +140,8 @@ class Blocks:
             for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
         }
         self._blanks = {
-            name: _standin(model.get_submodule(name), _blank(model, name, shape)) for name, shape in cut.before.items()
+            name: _standin(model.get_submodule(name), _blank(model, name, shape))
+            for name, shape in cut.before.items()
         }
 
     def chain(self) -> Chain:
@@ -142,7 +151,8 @@ class Blocks:
         last = Part(self.model, cut.after, cut.beside, self.leave)
         layers = [Layer(next(iter(cut.before)), first, first, tuple(cut.before))]
         layers += [
-            Layer(name, block, self._runs(at)) for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
+            Layer(name, block, self._runs(at))
+            for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
         ]
         layers.append(Layer(cut.after[-1], last, last, cut.after))
         return Chain(tuple(layers), 1, 1, True, self.received)
@@ -175,7 +185,9 @@ class Blocks:
         def run(stream: Stream) -> Stream:
             call = self._call(index, stream)
             found = self._blocks[index](*call.given, **call.named)
-            return Stream((found[0] if isinstance(found, tuple) else found, *stream.tensors[1:]), stream.batch)
+            return Stream(
+                (found[0] if isinstance(found, tuple) else found, *stream.tensors[1:]), stream.batch
+            )
 
         return run
 
@@ -221,7 +233,9 @@ class Blocks:
             return entered[0]
         raise BridgeError(f"{self.cut.blocks[len(entered)]}: {_OUT_OF_TURN}")
 
-    def _run(self, batch: Batch, blanks: Mapping[str, nn.Module], seen: Callable[[int, Call], Any]) -> Any:
+    def _run(
+        self, batch: Batch, blanks: Mapping[str, nn.Module], seen: Callable[[int, Call], Any]
+    ) -> Any:
         """The model's forward pass with stand-ins for its blocks."""
         self._seen = seen
         with replaced(self.model, {**self._standins, **blanks}):
@@ -232,7 +246,11 @@ class Blocks:
         return self._seen(index, Call(list(given), named))
 
     def _stream(self, call: Call) -> Any:
-        return call.given[self.cut.place] if isinstance(self.cut.place, int) else call.named[self.cut.place]
+        return (
+            call.given[self.cut.place]
+            if isinstance(self.cut.place, int)
+            else call.named[self.cut.place]
+        )
 
     def _returned(self, index: int, stream: Any) -> Any:
         """The stream in the form in which that block returns it."""
@@ -246,7 +264,9 @@ class Blocks:
         found: dict[int, Tensor] = {}
         for call, places in zip(calls, self.cut.extras, strict=True):
             leaves = tree_leaves((call.given, call.named)) if places else []
-            found.update({number: leaves[place] for place, number in places.items() if number not in found})
+            found.update(
+                {number: leaves[place] for place, number in places.items() if number not in found}
+            )
         return [found[number] for number in sorted(found)]
 
 
@@ -271,14 +291,21 @@ _NOT_KEPT = (
     "a model that is run in layers does not collect what its blocks hold; leave it out, or set it in the model's config before"
     " initialize, so that the model stays one layer"
 )
-_NO_CACHE = "a model that is run in layers keeps no cache; leave it out, and call engine.module to generate"
-_OUT_OF_TURN = "the model does not call its blocks once each and in order (layerdrop, perhaps); turn that off"
+_NO_CACHE = (
+    "a model that is run in layers keeps no cache; leave it out, and call engine.module to generate"
+)
+_OUT_OF_TURN = (
+    "the model does not call its blocks once each and in order (layerdrop, perhaps); turn that off"
+)
 
 
 @contextmanager
 def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
     """While inside, the modules of `others` are in the places of their names."""
-    places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other) for name, other in others.items()]
+    places = [
+        (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)
+        for name, other in others.items()
+    ]
     held = [owner._modules[leaf] for owner, leaf, _ in places]
     try:
         for owner, leaf, other in places:

@@ -32,7 +32,9 @@ class Uncut(ConfigError):
     """A model that cannot be cut."""
 
 
-def planned(model: nn.Module, plan: Plan, parts: object = None) -> tuple[Cut | None, tuple[Finding, ...]]:
+def planned(
+    model: nn.Module, plan: Plan, parts: object = None
+) -> tuple[Cut | None, tuple[Finding, ...]]:
     """The cut of a model of Hugging Face, and None for other models, with findings.
 
     A model that cannot be cut is run as one layer, unless pipeline ranks have to share it. If ZeRO
@@ -50,7 +52,14 @@ def planned(model: nn.Module, plan: Plan, parts: object = None) -> tuple[Cut | N
             reason = str(error)
     if plan.zero.effective_stage != 3:
         return None, ()
-    return None, (Finding("zero.stage", f"this model is one layer, so its weights stay whole: {reason}", Effect.COST, True),)
+    return None, (
+        Finding(
+            "zero.stage",
+            f"this model is one layer, so its weights stay whole: {reason}",
+            Effect.COST,
+            True,
+        ),
+    )
 
 
 def is_hugging_face(model: nn.Module) -> bool:
@@ -83,15 +92,26 @@ class _Seen:
     @property
     def blocks(self) -> tuple[str, ...]:
         """The blocks, in order."""
-        return tuple(f"{self.container}.{name}" for name, _ in self.model.get_submodule(self.container).named_children())
+        return tuple(
+            f"{self.container}.{name}"
+            for name, _ in self.model.get_submodule(self.container).named_children()
+        )
 
     @property
     def units(self) -> tuple[str, ...]:
         """The largest modules with weights beside the blocks."""
         around = _ancestors(self.container)
-        named = ((f"{parent}." if parent else "", self.model.get_submodule(parent)) for parent in around)
-        children = ((f"{lead}{name}", module) for lead, parent in named for name, module in parent.named_children())
-        outer = ((name, module) for name, module in children if name not in (*around, self.container))
+        named = (
+            (f"{parent}." if parent else "", self.model.get_submodule(parent)) for parent in around
+        )
+        children = (
+            (f"{lead}{name}", module)
+            for lead, parent in named
+            for name, module in parent.named_children()
+        )
+        outer = (
+            (name, module) for name, module in children if name not in (*around, self.container)
+        )
         return tuple(name for name, module in outer if any(True for _ in module.parameters()))
 
     @contextmanager
@@ -100,10 +120,16 @@ class _Seen:
         with ExitStack() as stack:
             for name in (*self.blocks, *self.units):
 
-                def hook(module: nn.Module, given: Any, named: Any, output: Any, name: str = name) -> None:
+                def hook(
+                    module: nn.Module, given: Any, named: Any, output: Any, name: str = name
+                ) -> None:
                     self.calls.append((name, given, named, output))
 
-                stack.callback(self.model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
+                stack.callback(
+                    self.model.get_submodule(name)
+                    .register_forward_hook(hook, with_kwargs=True)
+                    .remove
+                )
             yield
 
     def cut(self) -> Cut:
@@ -112,7 +138,9 @@ class _Seen:
         self._in_turn(names)
         first, last = names.index(blocks[0]), names.index(blocks[-1])
         between = (name for name in names[first:last] if name in units)
-        Uncut.raise_if(f"{name}: runs between the blocks of {self.container}; {WHOLE}" for name in between)
+        Uncut.raise_if(
+            f"{name}: runs between the blocks of {self.container}; {WHOLE}" for name in between
+        )
         before: dict[str, tuple[int, ...]] = {}
         for name, _, _, output in self.calls[:first]:
             if not isinstance(output, Tensor):
@@ -122,9 +150,13 @@ class _Seen:
             before[name] = tuple(output.shape)
         # Modules that this pass did not call go to the end, so that their weights belong to a
         # layer.
-        after = tuple(dict.fromkeys((*names[last + 1 :], *(name for name in units if name not in names))))
+        after = tuple(
+            dict.fromkeys((*names[last + 1 :], *(name for name in units if name not in names)))
+        )
         around = _ancestors(self.container)
-        beside = tuple(name for name, _ in self.model.named_parameters() if name.rpartition(".")[0] in around)
+        beside = tuple(
+            name for name, _ in self.model.named_parameters() if name.rpartition(".")[0] in around
+        )
         place, returns = _way([call for call in self.calls if call[0] in blocks])
         return Cut(blocks, before, after, beside, place, returns, tuple({} for _ in blocks), {})
 
@@ -133,7 +165,9 @@ class _Seen:
         called = [name for name in names if name in blocks]
         if tuple(called) != blocks:
             wrong = next((name for name in blocks if called.count(name) != 1), self.container)
-            raise Uncut(f"{wrong}: is called {called.count(wrong)} times, expected once and in order; {WHOLE}")
+            raise Uncut(
+                f"{wrong}: is called {called.count(wrong)} times, expected once and in order; {WHOLE}"
+            )
 
 
 def _way(calls: list[Any]) -> tuple[int | str, tuple[int, ...]]:
@@ -143,14 +177,18 @@ def _way(calls: list[Any]) -> tuple[int | str, tuple[int, ...]]:
     outputs = [output[0] if isinstance(output, tuple) else output for *_, output in calls]
     for (name, *_), output in zip(calls, outputs, strict=True):
         if not isinstance(output, Tensor):
-            raise Uncut(f"{name}: returns {type(output).__name__}, expected a tensor first; {WHOLE}")
+            raise Uncut(
+                f"{name}: returns {type(output).__name__}, expected a tensor first; {WHOLE}"
+            )
     place = _place(calls[0], None)
     for output, (name, *call) in zip(outputs, calls[1:], strict=False):
         place = _place((name, *call), output)
     return place, tuple(len(output) if isinstance(output, tuple) else 0 for *_, output in calls)
 
 
-def _place(call: tuple[str, tuple[Any, ...], dict[str, Any], Any], stream: Tensor | None) -> int | str:
+def _place(
+    call: tuple[str, tuple[Any, ...], dict[str, Any], Any], stream: Tensor | None
+) -> int | str:
     """The argument that is `stream` itself; without one, the first argument that is a tensor."""
     name, given, named, _ = call
     values: list[tuple[int | str, Any]] = [*enumerate(given), *named.items()]
@@ -172,8 +210,12 @@ def _with_extras(model: nn.Module, cut: Cut, given: Arguments) -> Cut:
         # What depends on a weight has a gradient. The same tensor may go to several blocks, and
         # travels once.
         leaves = enumerate(tree_leaves((call.given, call.named)))
-        marked = {place: leaf for place, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad}
-        extras.append({place: numbers.setdefault(id(leaf), len(numbers)) for place, leaf in marked.items()})
+        marked = {
+            place: leaf for place, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad
+        }
+        extras.append(
+            {place: numbers.setdefault(id(leaf), len(numbers)) for place, leaf in marked.items()}
+        )
     return replace(cut, extras=tuple(extras))
 
 
@@ -196,11 +238,15 @@ def _prove(model: nn.Module, cut: Cut, given: Arguments, expected: Any) -> None:
         # As from another rank: without the calls that an earlier layer noted.
         value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
     if not _same(value, expected):
-        raise Uncut(f"{cut.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}")
+        raise Uncut(
+            f"{cut.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}"
+        )
 
 
 def _same(one: Any, other: Any) -> bool:
-    first, second = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (one, other))
+    first, second = (
+        [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (one, other)
+    )
     return len(first) == len(second) and all(
         a.shape == b.shape and bool(torch.equal(a, b)) for a, b in zip(first, second, strict=True)
     )
@@ -214,7 +260,9 @@ def _run(model: nn.Module) -> tuple[_Seen, Arguments, Mapping[str, Any], Any]:
     try:
         ids = tokens(model)
     except NotImplementedError:
-        raise Uncut(f"{type(model).__name__}: has no embedding of words to begin with; {WHOLE}") from None
+        raise Uncut(
+            f"{type(model).__name__}: has no embedding of words to begin with; {WHOLE}"
+        ) from None
     # With labels first, as it is called in training. Not every model takes them.
     for named in ({"input_ids": ids, "labels": ids}, {"input_ids": ids}):
         seen = _Seen(model, _container(model))
@@ -235,20 +283,34 @@ def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
     """Tokens of the trial, of `shape` (samples, tokens), all in the model's vocabulary."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
     number = getattr(embeddings, "num_embeddings", None) or len(next(embeddings.parameters()))
-    return torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape) % number
+    return (
+        torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape)
+        % number
+    )
 
 
 def _container(model: nn.Module) -> str:
     """The name of the list of blocks: the one that the model's own plan for pipelines names, or
     else the largest.
     """
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)}
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    }
     # Blocks may hold lists themselves, such as their experts.
-    outer = {name: module for name, module in lists.items() if not any(parent in lists for parent in _ancestors(name))}
+    outer = {
+        name: module
+        for name, module in lists.items()
+        if not any(parent in lists for parent in _ancestors(name))
+    }
     plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
     named = {name.rpartition(".")[2] for plan in plans for name in plan}
     planned = {name for name in outer if name.rpartition(".")[2] in named}
-    sizes: dict[str, int] = {name: sum(weight.numel() for weight in outer[name].parameters()) for name in planned or outer}
+    sizes: dict[str, int] = {
+        name: sum(weight.numel() for weight in outer[name].parameters())
+        for name in planned or outer
+    }
     if not sizes:
         raise Uncut(f"{type(model).__name__}: has no list of blocks; {WHOLE}")
     return max(sizes, key=lambda name: sizes[name])
@@ -281,7 +343,11 @@ def still(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _trained(model: nn.Module) -> Iterator[None]:
     """While inside, every weight takes part in backward."""
-    held = [(weight, weight.requires_grad) for weight in model.parameters() if weight.is_floating_point()]
+    held = [
+        (weight, weight.requires_grad)
+        for weight in model.parameters()
+        if weight.is_floating_point()
+    ]
     try:
         for weight, _ in held:
             weight.requires_grad_(True)
@@ -295,7 +361,11 @@ def _trained(model: nn.Module) -> Iterator[None]:
 def _alone(model: nn.Module, module: nn.Module) -> Iterator[None]:
     """While inside, all weights but those of `module` are NaN."""
     own = {id(weight) for weight in module.parameters()}
-    others = [(weight, weight.data) for weight in model.parameters() if id(weight) not in own and weight.is_floating_point()]
+    others = [
+        (weight, weight.data)
+        for weight in model.parameters()
+        if id(weight) not in own and weight.is_floating_point()
+    ]
     try:
         # A single element of memory each. A layer that reads one of them cannot give the right
         # output.

@@ -69,7 +69,9 @@ class Dense(nn.Sequential):
         """How `ranks` tensor ranks split this model. Raises `ConfigError` if it cannot be split."""
         if ranks > 1:
             ConfigError.raise_if(
-                f"{path}: {why}; leave parallel.tensor at 1" for path, why in WHOLE.items() if path in self.whole
+                f"{path}: {why}; leave parallel.tensor at 1"
+                for path, why in WHOLE.items()
+                if path in self.whole
             )
         return self.architecture.tensor_plan(ranks)
 
@@ -80,7 +82,11 @@ def native(workload: Workload) -> Any:
     """
     if workload.folder is not None:
         return opened(workload.folder, workload.seed, drops=workload.rows is None)
-    return gpt.GPT(workload.architecture, workload.seed) if workload.model is None else Dense(workload.model, workload.seed)
+    return (
+        gpt.GPT(workload.architecture, workload.seed)
+        if workload.model is None
+        else Dense(workload.model, workload.seed)
+    )
 
 
 def called(workload: Workload) -> Any:
@@ -116,7 +122,11 @@ def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
         "model.predicted": model.predicted,
         "model.embedding.logit_scale": model.embedding.logit_scale if shape.logits_bias else None,
     }
-    yield from (f"{path}: the engine's dense model does not have it; bring one that does" for path in found if found[path])
+    yield from (
+        f"{path}: the engine's dense model does not have it; bring one that does"
+        for path in found
+        if found[path]
+    )
 
 
 @torch.no_grad()
@@ -180,15 +190,24 @@ class Block(nn.Module):
         self.place, self.parallel = shape.place, bool(model.norm.parallel)
         self.norm1 = Norm(model, shape, shape.hidden)
         self.norm2 = None if shape.shared_norm else Norm(model, shape, shape.hidden)
-        self.norm3, self.norm4 = (Norm(model, shape, shape.hidden) if shape.place == "both" else None for _ in range(2))
+        self.norm3, self.norm4 = (
+            Norm(model, shape, shape.hidden) if shape.place == "both" else None for _ in range(2)
+        )
         self.attention = Attention(model, shape, index)
         self.mlp = feed_forward(model, shape, index)
-        self.dropout, self.scale = nn.Dropout(model.dropout or 0.0), model.embedding.residual_scale or 1.0
+        self.dropout, self.scale = (
+            nn.Dropout(model.dropout or 0.0),
+            model.embedding.residual_scale or 1.0,
+        )
 
     def forward(self, stream: Tensor) -> Tensor:
         second = self.norm2 or self.norm1
         if self.parallel:
-            return stream + self._added(self.attention(self.norm1(stream))) + self._added(self.mlp(second(stream)))
+            return (
+                stream
+                + self._added(self.attention(self.norm1(stream)))
+                + self._added(self.mlp(second(stream)))
+            )
         stream = stream + self._behind(self.attention, self.norm1, self.norm3, stream)
         return stream + self._behind(self.mlp, second, self.norm4, stream)
 
@@ -214,11 +233,23 @@ class Attention(gpt.Attention):
         told = model.attention
         windowed = told.windowed is None or told.windowed[index]
         turns = model.rotary.layers is None or model.rotary.layers[index]
-        self.core = Core(told.window if windowed else None, told.softcap, told.scale, told.dropout or 0.0)
-        self.turn = Turn(model.rotary, self.width, bool(told.window and windowed)) if self.rotary and turns else None
+        self.core = Core(
+            told.window if windowed else None, told.softcap, told.scale, told.dropout or 0.0
+        )
+        self.turn = (
+            Turn(model.rotary, self.width, bool(told.window and windowed))
+            if self.rotary and turns
+            else None
+        )
         self.kind = shape.head_norm
-        sizes = (self.width, self.width) if self.kind == "head" else (self.heads * self.width, self.kv_heads * self.width)
-        self.query_norm, self.key_norm = (Norm(model, shape, size) if self.kind != "none" else None for size in sizes)
+        sizes = (
+            (self.width, self.width)
+            if self.kind == "head"
+            else (self.heads * self.width, self.kv_heads * self.width)
+        )
+        self.query_norm, self.key_norm = (
+            Norm(model, shape, size) if self.kind != "none" else None for size in sizes
+        )
 
     def forward(self, stream: Tensor) -> Tensor:
         query = self._normed(self.query(stream), self.heads, self.query_norm)
@@ -247,7 +278,9 @@ class Core(nn.Module):
     `window` tokens, itself included.
     """
 
-    def __init__(self, window: int | None, softcap: float | None, scale: float | None, dropout: float) -> None:
+    def __init__(
+        self, window: int | None, softcap: float | None, scale: float | None, dropout: float
+    ) -> None:
         super().__init__()
         self.window, self.softcap, self.scale, self.dropout = window, softcap, scale, dropout
 
@@ -259,7 +292,9 @@ class Core(nn.Module):
             seen = seen.triu(1 - self.window)
         # Torch's kernel cannot cap scores, so that this case is spelled out.
         if self.softcap is None:
-            return F.scaled_dot_product_attention(query, key, value, seen, dropout, scale=self.scale)
+            return F.scaled_dot_product_attention(
+                query, key, value, seen, dropout, scale=self.scale
+            )
         scores = query @ key.transpose(-1, -2) * (self.scale or query.shape[-1] ** -0.5)
         capped = self.softcap * torch.tanh(scores / self.softcap)
         weights = capped.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -278,18 +313,26 @@ class Turn(nn.Module):
         share = 1.0 if rotary.share is None else rotary.share
         self.part, self.pairs = int(width * share), bool(rotary.interleaved)
         # No buffer: a model in bf16 would have rates in bf16.
-        self.rates, self.factor = scaled(base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base)
+        self.rates, self.factor = scaled(
+            base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base
+        )
 
     def forward(self, heads: Tensor) -> Tensor:
         exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
         places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
         angles = torch.outer(places, self.rates.to(heads.device, exact))
-        cos, sin = ((turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin()))
+        cos, sin = (
+            (turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin())
+        )
         turning, still = heads[..., : self.part], heads[..., self.part :]
         # The elements of a pair are neighbours if interleaved, else half a width apart.
-        first, second = (turning[..., 0::2], turning[..., 1::2]) if self.pairs else turning.chunk(2, -1)
+        first, second = (
+            (turning[..., 0::2], turning[..., 1::2]) if self.pairs else turning.chunk(2, -1)
+        )
         one, two = first * cos - second * sin, second * cos + first * sin
-        turned = torch.stack((one, two), -1).flatten(-2) if self.pairs else torch.cat((one, two), -1)
+        turned = (
+            torch.stack((one, two), -1).flatten(-2) if self.pairs else torch.cat((one, two), -1)
+        )
         return torch.cat((turned, still), -1)
 
 
@@ -327,12 +370,16 @@ def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> 
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
     # Pair i turns original * base ** (-2 i / width) / (2 pi) times. Solved for i, that is the pair
     # which turns so many times.
-    low, high = (width * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
+    low, high = (
+        width * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow)
+    )
     if scaling.truncate is not False:
         low, high = float(floor(low)), float(ceil(high))
     low, high = max(low, 0.0), min(high, width - 1.0)
     # 0.001 instead of 0, as in transformers: a ramp without length is a step.
-    ramp = ((torch.arange(len(rates), dtype=rates.dtype) - low) / ((high - low) or 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(len(rates), dtype=rates.dtype) - low) / ((high - low) or 0.001)).clamp(
+        0, 1
+    )
     return rates * (1 - ramp) + rates / factor * ramp
 
 
@@ -346,7 +393,11 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
     def of(weight: float) -> float:
         return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
-    return of(scaling.mscale) / of(scaling.mscale_all) if scaling.mscale and scaling.mscale_all else of(1.0)
+    return (
+        of(scaling.mscale) / of(scaling.mscale_all)
+        if scaling.mscale and scaling.mscale_all
+        else of(1.0)
+    )
 
 
 def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
@@ -369,7 +420,9 @@ class MLP(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         up = self.up(stream)
-        inner = self.activation(up) if self.gate is None else self.activation(self.gate(stream)) * up
+        inner = (
+            self.activation(up) if self.gate is None else self.activation(self.gate(stream)) * up
+        )
         out: Tensor = self.down(inner)
         return out
 

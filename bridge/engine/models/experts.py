@@ -47,7 +47,9 @@ class Routed(nn.Module):
     get weight 0.
     """
 
-    def __init__(self, hidden: int, shape: Experts, moe: Moe, make: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, hidden: int, shape: Experts, moe: Moe, make: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.router = Router(hidden, shape, moe)
         self.experts = nn.ModuleList(make(shape.ffn) for _ in range(shape.count))
@@ -57,10 +59,15 @@ class Routed(nn.Module):
     def forward(self, stream: Tensor) -> Tensor:
         weights = self.router(stream).unbind(-1)
         out: Tensor = sum(
-            (expert(stream) * weight.unsqueeze(-1) for expert, weight in zip(self.experts, weights, strict=True)),
+            (
+                expert(stream) * weight.unsqueeze(-1)
+                for expert, weight in zip(self.experts, weights, strict=True)
+            ),
             torch.zeros_like(stream),
         )
         if self.shared is None:
             return out
         beside: Tensor = self.shared(stream)
-        return out + (beside if self.shared_gate is None else beside * torch.sigmoid(self.shared_gate(stream)))
+        return out + (
+            beside if self.shared_gate is None else beside * torch.sigmoid(self.shared_gate(stream))
+        )

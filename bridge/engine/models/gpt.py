@@ -64,7 +64,9 @@ def _beyond(architecture: Architecture) -> Iterator[str]:
         "model.embedding.output_bias": architecture.logits_bias,
     }
     yield from (
-        f"{path}: the engine's own model has none; bring a model that has, or leave it out" for path in found if found[path]
+        f"{path}: the engine's own model has none; bring a model that has, or leave it out"
+        for path in found
+        if found[path]
     )
 
 
@@ -133,7 +135,11 @@ class Attention(nn.Module):
         self.width = architecture.head
         self.group = architecture.heads // architecture.kv_heads
         self.first_head = self.first_kv_head = 0
-        hidden, outer, inner = architecture.hidden, self.heads * self.width, self.kv_heads * self.width
+        hidden, outer, inner = (
+            architecture.hidden,
+            self.heads * self.width,
+            self.kv_heads * self.width,
+        )
         qkv, output = architecture.biased("qkv_bias"), architecture.biased("output_bias")
         self.query = nn.Linear(hidden, outer, qkv)
         self.key = nn.Linear(hidden, inner, qkv)
@@ -143,7 +149,10 @@ class Attention(nn.Module):
         self.again = False
 
     def forward(self, stream: Tensor) -> Tensor:
-        query, key = self._split(self.query(stream), self.heads), self._split(self.key(stream), self.kv_heads)
+        query, key = (
+            self._split(self.query(stream), self.heads),
+            self._split(self.key(stream), self.kv_heads),
+        )
         value = self._split(self.value(stream), self.kv_heads)
         if self.rotary:
             query, key = rotated(query), rotated(key)
@@ -156,7 +165,11 @@ class Attention(nn.Module):
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
         again = self.again and torch.is_grad_enabled()
-        mixed = checkpoint(self.core, query, key, value, use_reentrant=False) if again else self.core(query, key, value)
+        mixed = (
+            checkpoint(self.core, query, key, value, use_reentrant=False)
+            if again
+            else self.core(query, key, value)
+        )
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 

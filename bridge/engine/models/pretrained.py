@@ -16,7 +16,11 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 def dropping(config: Mapping[str, Any]) -> dict[str, float]:
     """The settings of a model's config that make it drop something at random, with their values."""
-    return {name: value for name, value in config.items() if "drop" in name and isinstance(value, float) and value > 0}
+    return {
+        name: value
+        for name, value in config.items()
+        if "drop" in name and isinstance(value, float) and value > 0
+    }
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -35,18 +39,24 @@ def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
-        raise BridgeError("--model FOLDER: transformers is not installed; pip install 'stagebridge[huggingface]'") from None
+        raise BridgeError(
+            "--model FOLDER: transformers is not installed; pip install 'stagebridge[huggingface]'"
+        ) from None
     auto: Any = AutoModelForCausalLM
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         for name in () if drops else dropping(config.to_dict()):
             setattr(config, name, 0.0)
         if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            found: nn.Module = auto.from_pretrained(folder, config=config, local_files_only=True, dtype=torch.float32)
+            found: nn.Module = auto.from_pretrained(
+                folder, config=config, local_files_only=True, dtype=torch.float32
+            )
             return found
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(seed)
             made: nn.Module = auto.from_config(config, dtype=torch.float32)
             return made
     except (OSError, ValueError) as error:
-        raise SourceError(f"{folder}: transformers makes no model of it ({str(error).splitlines()[0]})") from error
+        raise SourceError(
+            f"{folder}: transformers makes no model of it ({str(error).splitlines()[0]})"
+        ) from error

@@ -76,12 +76,18 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
     ends: dict[str, Any] = {}
     with ExitStack() as stack:
         for row in rows:
-            stack.callback(_watch(model.get_submodule(row), partial(_end, ends, row.rpartition(".")[0])))
+            stack.callback(
+                _watch(model.get_submodule(row), partial(_end, ends, row.rpartition(".")[0]))
+            )
         for name in cut.blocks:
             units = {unit: _Unit() for unit in _units(model, name)}
             for unit, seen in units.items():
-                stack.callback(_watch(model.get_submodule(unit), partial(_called, ends, unit, seen)))
-            stack.callback(_watch(model.get_submodule(name), partial(_ran, found, cut.place, name, units)))
+                stack.callback(
+                    _watch(model.get_submodule(unit), partial(_called, ends, unit, seen))
+                )
+            stack.callback(
+                _watch(model.get_submodule(name), partial(_ran, found, cut.place, name, units))
+            )
         model(input_ids=tokens(model), **uncached(model))
     return found
 
@@ -99,7 +105,9 @@ def _end(ends: dict[str, Any], parent: str, given: Any, named: Any, output: Any)
     ends[parent] = output
 
 
-def _called(ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any, output: Any) -> None:
+def _called(
+    ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any, output: Any
+) -> None:
     first = output[0] if isinstance(output, tuple) else output
     # A module that goes on with what its last layer gave (dropout, a gate) has to get all of it.
     seen.closed = ends.get(name) is first and not seen.calls
@@ -107,7 +115,13 @@ def _called(ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any
 
 
 def _ran(
-    found: dict[str, _Run], place: int | str, name: str, units: Mapping[str, _Unit], given: Any, named: Any, output: Any
+    found: dict[str, _Run],
+    place: int | str,
+    name: str,
+    units: Mapping[str, _Unit],
+    given: Any,
+    named: Any,
+    output: Any,
 ) -> None:
     stream = given[place] if isinstance(place, int) else named[place]
     found[name] = _Run(Call(list(given), dict(named)), stream, output, units)
@@ -151,7 +165,11 @@ def _half(output: Any, stream: Tensor, half: int) -> Any:
     """The first tokens of every stream in an output."""
 
     def cut(value: Tensor) -> Tensor:
-        return value.narrow(TOKENS, 0, half) if is_stream(value) and value.shape[:2] == stream.shape[:2] else value
+        return (
+            value.narrow(TOKENS, 0, half)
+            if is_stream(value) and value.shape[:2] == stream.shape[:2]
+            else value
+        )
 
     return tree_map_only(Tensor, cut, output)
 
@@ -189,7 +207,9 @@ def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    first, second = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (one, other))
+    first, second = (
+        [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (one, other)
+    )
     return len(first) == len(second) and all(map(_close, first, second))
 
 
@@ -198,10 +218,18 @@ def _close(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.is_floating_point():
         return bool(torch.equal(one, other))
-    scale = other.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30) if other.numel() else torch.ones(())
+    scale = (
+        other.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30)
+        if other.numel()
+        else torch.ones(())
+    )
     return bool(torch.allclose(one, other, rtol=0.0, atol=float(CLOSE * scale), equal_nan=True))
 
 
 def _random(tensor: Tensor) -> Tensor:
     """The state of the generator that dropout on this tensor draws from."""
-    return torch.cuda.get_rng_state(tensor.device) if tensor.device.type == "cuda" else torch.get_rng_state()
+    return (
+        torch.cuda.get_rng_state(tensor.device)
+        if tensor.device.type == "cuda"
+        else torch.get_rng_state()
+    )

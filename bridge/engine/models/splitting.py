@@ -37,10 +37,17 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     ConfigError.raise_if(_uneven(model, ranks))
     styles = dict(_styles(model))
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style == ROW}
-    split = {name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)}
+    split = {
+        name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)
+    }
     if not split:
-        raise ConfigError(f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1")
-    named = {kind: tuple(name for name, style in split.items() if style == kind) for kind in (COLUMN, ROW, SHARE)}
+        raise ConfigError(
+            f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1"
+        )
+    named = {
+        kind: tuple(name for name, style in split.items() if style == kind)
+        for kind in (COLUMN, ROW, SHARE)
+    }
     sequence = sliced(model, named[ROW]) if plan.parallel.sequence else None
     return TensorPlan(columns=named[COLUMN], rows=named[ROW], partial=named[SHARE], tokens=sequence)
 
@@ -56,12 +63,19 @@ def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
     """The modules that the plans of a model and of models within it name, with the style of each.
     """
     for parent, module in model.named_modules():
-        plan: Mapping[str, str] = getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
-        patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
+        plan: Mapping[str, str] = (
+            getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
+        )
+        patterns = {
+            re.compile(re.escape(name).replace(r"\*", r"\d+")): style
+            for name, style in plan.items()
+        }
         # Names in a plan begin in the base model, without the head.
         is_base = module is getattr(model, "base_model", None)
         for name, _ in module.named_modules() if patterns and is_base else ():
-            style = next((style for pattern, style in patterns.items() if pattern.fullmatch(name)), None)
+            style = next(
+                (style for pattern, style in patterns.items() if pattern.fullmatch(name)), None
+            )
             if style is not None:
                 yield f"{parent}.{name}" if parent else name, style
 
@@ -71,7 +85,11 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
     none.
     """
     module = model.get_submodule(parent)
-    names = [f"{parent}.{name}" for name, part in module.named_children() if any(True for _ in part.parameters())]
+    names = [
+        f"{parent}.{name}"
+        for name, part in module.named_children()
+        if any(True for _ in part.parameters())
+    ]
     if any(True for _ in module.parameters(recurse=False)):
         return []
     for name in names:
@@ -81,9 +99,13 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
         if style != SHARE and not linear:
             return []
     # Ranks get whole heads, if the module says how wide one is.
-    width = next((value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1)
+    width = next(
+        (value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1
+    )
     columns = [model.get_submodule(name) for name in names if styles.get(name) == COLUMN]
-    even = all(part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear))
+    even = all(
+        part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear)
+    )
     # One sum leads out of the module: a column split without a row split behind it would leave
     # parts, and two would sum twice.
     one = [styles.get(name) for name in names].count(ROW) == 1
@@ -115,7 +137,9 @@ def proved(model: nn.Module, ranks: int) -> Iterator[None]:
 def _logits(model: nn.Module, ranks: int) -> Tensor:
     # Under sequence parallelism the tokens have to divide into the ranks.
     trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
-    beside = {"decoder_input_ids": trial} if getattr(model.config, "is_encoder_decoder", False) else {}
+    beside = (
+        {"decoder_input_ids": trial} if getattr(model.config, "is_encoder_decoder", False) else {}
+    )
     with still(model), torch.no_grad():
         output: Any = model(input_ids=trial, **beside, **uncached(model))
     found: Tensor = output[0]

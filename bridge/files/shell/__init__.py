@@ -6,4 +6,15 @@ from bridge.files.shell.edit import edit
 from bridge.files.shell.pieces import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.files.shell.script import Launch, Script, load_script
 
-__all__ = ["Launch", "Pieces", "Script", "cut", "edit", "known", "line_of", "load_script", "spelled", "unknowns"]
+__all__ = [
+    "Launch",
+    "Pieces",
+    "Script",
+    "cut",
+    "edit",
+    "known",
+    "line_of",
+    "load_script",
+    "spelled",
+    "unknowns",
+]

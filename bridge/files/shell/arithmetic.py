@@ -18,7 +18,8 @@ TOKEN = re.compile(
 )
 # An assignment by any operator, or `++` and `--` on either side. `==` is a comparison.
 ASSIGNING = re.compile(
-    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:<<|>>|[-+*/%&^|])?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
+    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:<<|>>|[-+*/%&^|])?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)",
+    re.ASCII,
 )
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 LEVELS: tuple[tuple[str, ...], ...] = (
@@ -140,7 +141,14 @@ class _Expression:
         # above 0, a part is read but not computed: it is behind `&&`, `||` or `?` and not taken.
         # `begun` is the position behind a name that begins an operand, at which an assignment is
         # allowed.
-        self.position, self.kind, self.sign, self.idle, self.nested, self.begun = 0, "", "", 0, 0, -1
+        self.position, self.kind, self.sign, self.idle, self.nested, self.begun = (
+            0,
+            "",
+            "",
+            0,
+            0,
+            -1,
+        )
         self._next()
 
     def _next(self) -> None:
@@ -150,7 +158,11 @@ class _Expression:
                 raise Wrong(f"syntax error in {self.text.strip()!r}")
             self.kind = self.sign = ""
             return
-        self.kind, self.sign, self.position = str(found.lastgroup), str(found[str(found.lastgroup)]), found.end()
+        self.kind, self.sign, self.position = (
+            str(found.lastgroup),
+            str(found[str(found.lastgroup)]),
+            found.end(),
+        )
 
     def _take(self, *signs: str) -> str:
         """The next sign if it is one of `signs`."""

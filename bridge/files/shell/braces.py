@@ -30,11 +30,16 @@ def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
         if part.kind == "short":
             atoms.append(("", replace(part, text=text[part.start + 1 : part.end])))
         elif part.kind == "text":
-            atoms += [(text[place], Part("text", place, place + 1)) for place in range(part.start, part.end)]
+            atoms += [
+                (text[place], Part("text", place, place + 1))
+                for place in range(part.start, part.end)
+            ]
         else:
             atoms.append(("", part))
     if len(atoms) > MOST:
-        raise OverflowError(f"a word with braces has more than {MOST:,} characters; is this the right file?")
+        raise OverflowError(
+            f"a word with braces has more than {MOST:,} characters; is this the right file?"
+        )
     return [tuple(_whole(found)) for found in _words(atoms)]
 
 
@@ -45,11 +50,18 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
         if last is not None and last.kind == part.kind == "text" and last.end == part.start:
             last = Part("text", last.start, part.end)
             continue
-        if last is not None and last.kind == "short" and NAME.match(last.text) and part.kind in ("text", "made"):
+        if (
+            last is not None
+            and last.kind == "short"
+            and NAME.match(last.text)
+            and part.kind in ("text", "made")
+        ):
             # The letters behind a variable belong to its name.
             said = part.text or char
             taken = len(said) - len(said.lstrip(LETTERS))
-            last = Part("short", last.start, part.end if taken else last.end, text=last.text + said[:taken])
+            last = Part(
+                "short", last.start, part.end if taken else last.end, text=last.text + said[:taken]
+            )
             if taken == len(said):
                 continue
             part = replace(part, text=said[taken:]) if part.text else part
@@ -115,7 +127,9 @@ def _sequence(first: str, last: str, step: str | None) -> list[str] | None:
             "braces from a capital to a small letter yield characters that a shell expands once more"
         )
     # A leading zero on one side pads all numbers to the longer side.
-    width = max(len(first), len(last)) if any(re.match(r"-?0\d", text) for text in (first, last)) else 0
+    width = (
+        max(len(first), len(last)) if any(re.match(r"-?0\d", text) for text in (first, last)) else 0
+    )
     size = abs(int(step or 1)) or 1  # the sign of a step has no effect, and 0 stands for 1
     if abs(high - low) // size > MOST:
         raise OverflowError(f"braces become more than {MOST:,} words; is this the right file?")

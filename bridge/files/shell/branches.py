@@ -21,7 +21,9 @@ def if_(reader: Reader, node: Node) -> None:
     _branch(reader, list(_clauses(node)), node)
 
 
-def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node) -> None:
+def _branch(
+    reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
+) -> None:
     if not clauses:
         reader.scope.status = 0
         return
@@ -31,8 +33,17 @@ def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Seque
         return
     if truth is None:
         line = reader.source.line(node.start_byte)
-        asking = reader.source.text[condition[0].start_byte : condition[-1].end_byte] if condition else ""
-        reader.undecided(line, lambda: reader.statements(body), lambda: _branch(reader, clauses[1:], node), asking=asking)
+        asking = (
+            reader.source.text[condition[0].start_byte : condition[-1].end_byte]
+            if condition
+            else ""
+        )
+        reader.undecided(
+            line,
+            lambda: reader.statements(body),
+            lambda: _branch(reader, clauses[1:], node),
+            asking=asking,
+        )
     elif truth:
         reader.statements(body)
     else:
@@ -42,7 +53,9 @@ def _branch(reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Seque
 def case(reader: Reader, node: Node) -> None:
     """The patterns in order. `;&` continues with the next body, `;;&` with the next pattern."""
     value = node.child_by_field_name("value")
-    token = reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
+    token = (
+        reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
+    )
     if token is None or token.word is None:
         raise reader.refuse(node.start_byte, "this case is not supported")
     text = known(reader.expander.text(token.word, alone=True))
@@ -68,7 +81,12 @@ def _undecided_item(reader: Reader, text: str | None, items: Sequence[Node], nod
     line = reader.source.line(node.start_byte)
     value = node.child_by_field_name("value")
     asking = reader.source.text[value.start_byte : value.end_byte] if value is not None else ""
-    reader.undecided(line, lambda: _body(reader, text, item, rest, node), lambda: _items(reader, text, rest, node), asking=asking)
+    reader.undecided(
+        line,
+        lambda: _body(reader, text, item, rest, node),
+        lambda: _items(reader, text, rest, node),
+        asking=asking,
+    )
 
 
 def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
@@ -93,7 +111,9 @@ def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
             continue
         _check_groups(reader, token)
         try:
-            pattern = Pattern(reader.expander.chars(reader.expander.text(token.word, alone=True)), fold)
+            pattern = Pattern(
+                reader.expander.chars(reader.expander.text(token.word, alone=True)), fold
+            )
             # `*` fits whatever the text is. An earlier pattern that may fit makes the item fit in
             # any case, too.
             if text is None:
@@ -115,12 +135,17 @@ def _check_groups(reader: Reader, token: Token) -> None:
     if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
         return
     if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:
-        raise reader.refuse(token.start, "a shell stops here: this pattern needs shopt -s extglob on an earlier line")
+        raise reader.refuse(
+            token.start,
+            "a shell stops here: this pattern needs shopt -s extglob on an earlier line",
+        )
 
 
 def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
     """Conditions and bodies of an `if`, in order; the condition of `else` is None."""
-    own = [child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")]
+    own = [
+        child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")
+    ]
     yield _halves(own)
     for clause in node.children:
         if clause.type == "elif_clause":

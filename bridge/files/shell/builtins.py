@@ -14,7 +14,16 @@ from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.files import AWAY, is_gone, placed
 from bridge.files.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, spelled, words
+from bridge.files.shell.pieces import (
+    DEFAULT_IFS,
+    NOWHERE,
+    Pieces,
+    Text,
+    Unknown,
+    known,
+    spelled,
+    words,
+)
 from bridge.files.shell.scope import RUN, SOURCED, Value, several
 from bridge.files.shell.source import Source, Sourced, check_ends, check_syntax
 
@@ -46,7 +55,9 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
         return default
     text = known(called[1])
     if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
-        raise reader.refuse(reader.place, f"{spelled(called[1])} behind {spelled(called[0])} is no known number")
+        raise reader.refuse(
+            reader.place, f"{spelled(called[1])} behind {spelled(called[0])} is no known number"
+        )
     return int(text)
 
 
@@ -65,7 +76,9 @@ def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         found += [*(_text(" ") if index else ()), *word]
     if "e" in flags and flags.rfind("e") > flags.rfind("E"):  # the later one takes effect
         text = known(found)
-        found = list(_text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)"))
+        found = list(
+            _text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)")
+        )
     reader.write((*found, *(() if "n" in flags else _text("\n"))))
 
 
@@ -151,7 +164,11 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         return
     elif len(called) > 1:
         text = known(called[1])
-        reader.scope.status = int(text) % 256 if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else None
+        reader.scope.status = (
+            int(text) % 256
+            if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII)
+            else None
+        )
     reader.scope.ended, reader.scope.left_at = name, reader.source.line(place)
 
 
@@ -202,7 +219,13 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     targets = [str(name) for name in names]
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
-        _ask(reader, targets, array, None, f"read -{unread[0]} is not supported" if unread else OUTPUT)
+        _ask(
+            reader,
+            targets,
+            array,
+            None,
+            f"read -{unread[0]} is not supported" if unread else OUTPUT,
+        )
         return
     line = _line(reader, options.get("d", "\n"), "r" not in options)
     if line is None:
@@ -213,10 +236,16 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         _ask(reader, targets, array, None)
     elif array:
         fields = words([Text(line, NOWHERE, splits=True, plain=False)], separators)
-        reader.scope.set(array, Value(tuple(_text(_shown(spelled(field))) or field for field in fields), True))
+        reader.scope.set(
+            array, Value(tuple(_text(_shown(spelled(field))) or field for field in fields), True)
+        )
     else:
-        for name, text in zip(targets or ["REPLY"], _fields(line, targets, separators), strict=True):
-            variables.assign(reader, name, None, Value((_text(_shown(text)) or (Text("", NOWHERE),),)), False)
+        for name, text in zip(
+            targets or ["REPLY"], _fields(line, targets, separators), strict=True
+        ):
+            variables.assign(
+                reader, name, None, Value((_text(_shown(text)) or (Text("", NOWHERE),),)), False
+            )
 
 
 def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[str | None]]:
@@ -242,7 +271,9 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
     return found, [known(word) for word in rest]
 
 
-def _ask(reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT) -> None:
+def _ask(
+    reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
+) -> None:
     """Set what `read` fills to unknown values, and the rest of the input as well."""
     for name in names or ([] if array else ["REPLY"]):
         reader.scope.set(name, Value((_unknown(reader, name, why),)))
@@ -264,7 +295,11 @@ def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
     if end_ == "":
         end_ = "\0"  # `read -d ''` reads up to a NUL
     end_ = re.escape(end_[0])
-    ended = re.match(rf"((?:\\.|[^\\{end_}])*\\?)({end_}?)" if escapes else f"([^{end_}]*)({end_}?)", text, re.DOTALL)
+    ended = re.match(
+        rf"((?:\\.|[^\\{end_}])*\\?)({end_}?)" if escapes else f"([^{end_}]*)({end_}?)",
+        text,
+        re.DOTALL,
+    )
     line, found = ended.groups() if ended else ("", "")
     reader.scope.input = _text(text[len(line) + len(found) :])
     reader.scope.status = int(not found)
@@ -279,7 +314,9 @@ def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
 
 
 def _shown(text: str) -> str:
-    return "".join(chr(ord(char) - HIDDEN) if HIDDEN <= ord(char) < HIDDEN + 128 else char for char in text)
+    return "".join(
+        chr(ord(char) - HIDDEN) if HIDDEN <= ord(char) < HIDDEN + 128 else char for char in text
+    )
 
 
 def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
@@ -291,7 +328,13 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
     blanks = "".join(char for char in separators if char in DEFAULT_IFS)
     others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
     blank = f"[{re.escape(blanks)}]*" if blanks else ""
-    mark = f"{blank}[{others}]{blank}|{blank[:-1]}+" if others and blanks else f"[{others}]" if others else f"{blank[:-1]}+"
+    mark = (
+        f"{blank}[{others}]{blank}|{blank[:-1]}+"
+        if others and blanks
+        else f"[{others}]"
+        if others
+        else f"{blank[:-1]}+"
+    )
     rest, found = line.lstrip(blanks) if blanks else line, list[str]()
     if not separators:
         return [line, *("" for _ in names[1:])]
@@ -302,7 +345,11 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
     rest = rest.rstrip(blanks) if blanks else rest
     # A single field for the last name loses a separator at its end; of several fields the text
     # stays as it is.
-    alone = re.fullmatch(f"([^{others}{re.escape(blanks)}]*){blank}[{others}]", rest) if others else None
+    alone = (
+        re.fullmatch(f"([^{others}{re.escape(blanks)}]*){blank}[{others}]", rest)
+        if others
+        else None
+    )
     return [*found, alone[1] if alone else rest]
 
 
@@ -314,7 +361,11 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         raise reader.refuse(place, "the name behind mapfile is not known")
     text = known(reader.scope.input) if reader.scope.input is not None else None
     counts = [options.get(letter, "0") for letter in "sn"]
-    if text is None or options.keys() - set("tdsn") or not all(re.fullmatch(r"[0-9]{1,6}", count) for count in counts):
+    if (
+        text is None
+        or options.keys() - set("tdsn")
+        or not all(re.fullmatch(r"[0-9]{1,6}", count) for count in counts)
+    ):
         _ask(reader, [], name, None)
         return
     # 0 lines: all of them.
@@ -373,7 +424,11 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
     """Turn an option on or off. Raises `SourceError` for options that are not supported."""
-    problem = f"the option behind {options.command} is not known" if name is None else options.problem(name, on)
+    problem = (
+        f"the option behind {options.command} is not known"
+        if name is None
+        else options.problem(name, on)
+    )
     if problem:
         raise reader.refuse(place, problem)
     if name == "extglob" and on and name not in reader.scope.options:
@@ -436,7 +491,10 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     if value is None:
         return
     if value.open:
-        reader.scope.set(name, Value((_unknown(reader, name, "an unknown element is removed", loose=True),), True))
+        reader.scope.set(
+            name,
+            Value((_unknown(reader, name, "an unknown element is removed", loose=True),), True),
+        )
         return
     key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
     if isinstance(key, int) and key < 0:
@@ -456,7 +514,11 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spelled(words_[0])):
         reader.scope.status = 2
         return
-    pieces = tuple(piece for index, word in enumerate(words_) for piece in (*(_text(" ") if index else ()), *word))
+    pieces = tuple(
+        piece
+        for index, word in enumerate(words_)
+        for piece in (*(_text(" ") if index else ()), *word)
+    )
     reader.nested(place, pieces)
 
 
@@ -481,14 +543,18 @@ def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
     tools = bool(TOOLS.search(spelled(path)))
-    reader.sourced.append(Sourced(line, spelled(path), next(reasons, "") or opened.missing(reader, path), tools))
+    reader.sourced.append(
+        Sourced(line, spelled(path), next(reasons, "") or opened.missing(reader, path), tools)
+    )
     if not tools:
         reader.scope.overtaken(line)
 
 
 def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
     if reader.depth >= 30:
-        raise reader.refuse(reader.place, "a file sources itself without end; is this the right file?")
+        raise reader.refuse(
+            reader.place, "a file sources itself without end; is this the right file?"
+        )
     check_ends(known(text) or "", spelled(path))
     source = Source.of(text, reader.source)
     check_syntax(source)
@@ -514,7 +580,9 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
 def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
     """Restore the arguments after a sourced file that had its own, unless it called `set` outside of functions."""
     if reader.scope.placed is None:
-        reader.scope.arguments = (_unknown(reader, "@", "it is not known if the sourced file sets them", loose=True),)
+        reader.scope.arguments = (
+            _unknown(reader, "@", "it is not known if the sourced file sets them", loose=True),
+        )
     elif not reader.scope.placed:
         reader.scope.arguments = before
     reader.scope.placed = False
@@ -534,7 +602,9 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     for variable in ("PWD", "OLDPWD"):
         if variable in scope.variables:
             scope.set(variable, Value((_unknown(reader, variable, RUN),)))
-    if name != "cd" or (called[1:] and known(called[-1]) in ("-", None) and not placed(before, called[-1])):
+    if name != "cd" or (
+        called[1:] and known(called[-1]) in ("-", None) and not placed(before, called[-1])
+    ):
         reader.write(_unknown(reader, f"({name})"))
 
 
@@ -548,7 +618,9 @@ def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
     told = words_ and (known(words_[0]) or placed(scope.folder, words_[0]))
     key = reader.key(words_[0]) if told else away
     folder = "" if key == "." else f"{key.removesuffix('/')}/"
-    made = len(words_) == 1 and (folder in ("", "../") or folder in scope.files.folders or opened.is_folder(reader, folder))
+    made = len(words_) == 1 and (
+        folder in ("", "../") or folder in scope.files.folders or opened.is_folder(reader, folder)
+    )
     scope.folder, scope.status = (folder, 0) if made else (away, None)
 
 
@@ -577,7 +649,9 @@ def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
     if reader.scope.may("expand_aliases"):
-        raise SourceError(f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not supported")
+        raise SourceError(
+            f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not supported"
+        )
 
 
 BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {

@@ -88,7 +88,9 @@ class Condition:
             result = _joined(result, self._side(needed, result, False, self._one), both=True)
         return result
 
-    def _side(self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]) -> Truth:
+    def _side(
+        self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]
+    ) -> Truth:
         """The right operand. It is not evaluated if the left decides; if that is unknown, its assignments are unsure."""
         if not needed or before is decided:
             return read(False)
@@ -125,7 +127,9 @@ class Condition:
 
     def _test(self, needed: bool) -> Truth:
         sign = self._said(1)
-        if sign in (*EQUAL, *ORDERED, *NUMBERS, *COMPARED, "=~") and self.position + 2 < len(self.items):
+        if sign in (*EQUAL, *ORDERED, *NUMBERS, *COMPARED, "=~") and self.position + 2 < len(
+            self.items
+        ):
             left = self._word()
             self.position += 1
             right = self._word()
@@ -185,7 +189,10 @@ class Condition:
             pattern = expression(chars, self._fold())
             fits = steps.found(pattern, text)
         except Unread as error:
-            scope.set("BASH_REMATCH", Value(((Unknown("${BASH_REMATCH}", NOWHERE, 0, str(error), loose=True),),), True))
+            scope.set(
+                "BASH_REMATCH",
+                Value(((Unknown("${BASH_REMATCH}", NOWHERE, 0, str(error), loose=True),),), True),
+            )
             raise
         scope.set("BASH_REMATCH", Value(_groups(pattern, text) if fits else (), True))
         return fits
@@ -224,18 +231,37 @@ def _by_letters(left: str, right: str, skips: bool) -> bool | None:
         return None
     first, second = left.lower(), right.lower()
     if skips:
-        first, second = ("".join(char for char in text if char.isalnum()) for text in (first, second))
-    place = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+        first, second = (
+            "".join(char for char in text if char.isalnum()) for text in (first, second)
+        )
+    place = next(
+        (
+            index
+            for index, (one, other) in enumerate(zip(first, second, strict=False))
+            if one != other
+        ),
+        None,
+    )
     if place is None:
         return None if len(first) == len(second) else len(first) < len(second)
     keys = [(char.isalpha(), char.isdigit(), char) for char in (first[place], second[place])]
-    return keys[0] < keys[1] if any(char.isalnum() for char in (first[place], second[place])) else None
+    return (
+        keys[0] < keys[1] if any(char.isalnum() for char in (first[place], second[place])) else None
+    )
 
 
 def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
     """Whether two unknown words name the same script, as `$0` and `BASH_SOURCE` do outside of sourced files."""
-    named = [word[0] for word in (first, second) if len(word) == 1 and isinstance(word[0], Unknown) and word[0].at]
-    if len(named) < 2 or any(piece.firm for piece in named) or SELF not in (named[0].at, named[1].at):
+    named = [
+        word[0]
+        for word in (first, second)
+        if len(word) == 1 and isinstance(word[0], Unknown) and word[0].at
+    ]
+    if (
+        len(named) < 2
+        or any(piece.firm for piece in named)
+        or SELF not in (named[0].at, named[1].at)
+    ):
         return None
     name = expander.source.script.name.rpartition("/")[2]
     other = next((piece.at for piece in named if piece.at != SELF), SELF).rpartition("/")[2]
@@ -268,14 +294,20 @@ def _is_set(name: str, expander: Expander) -> Truth:
     if value is None:
         settled = expander.scope.settled(plain) or not expander.scope.sourced
         return False if settled else None
-    if any(isinstance(piece, Unknown) and (piece.perhaps or several(word)) for word in value.words for piece in word):
+    if any(
+        isinstance(piece, Unknown) and (piece.perhaps or several(word))
+        for word in value.words
+        for piece in word
+    ):
         return None
     if index[:-1] in ("@", "*") and index:
         return bool(value.words)
     if not index and not value.array:
         return True
     try:
-        key: int | str = (index[:-1] or "0") if value.table else arithmetic.value(index[:-1] or "0", expander)
+        key: int | str = (
+            (index[:-1] or "0") if value.table else arithmetic.value(index[:-1] or "0", expander)
+        )
         return subjects.element(expander, plain, value, key, True).elements is not None
     except (Unread, arithmetic.Wrong):
         return None
@@ -375,7 +407,9 @@ class _Test:
         if sign in NUMBERS:
             first, second = known(left), known(right)
             for text in (first, second):
-                if text is not None and not re.fullmatch(r"[ \t\n]*[-+]?\d+[ \t\n]*", text, re.ASCII):
+                if text is not None and not re.fullmatch(
+                    r"[ \t\n]*[-+]?\d+[ \t\n]*", text, re.ASCII
+                ):
                     raise Bad("integer expression expected")
             if first is None or second is None:
                 return None

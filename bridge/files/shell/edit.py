@@ -16,14 +16,22 @@ Range = tuple[int, int]
 
 
 def edit(
-    text: str, words: Sequence[Pieces], put: Mapping[Range, Sequence[str]], added: Iterable[Sequence[str]], after: int
+    text: str,
+    words: Sequence[Pieces],
+    put: Mapping[Range, Sequence[str]],
+    added: Iterable[Sequence[str]],
+    after: int,
 ) -> str:
     """`text` with other words in each range of `put` (none: the words go), and those of `added` behind word `after`.
 
     Raises `TranslationError` for a word that does not stand in the text by itself.
     """
     found = places(words)
-    patches = [patch for (start, end), new in put.items() for patch in _patches(text, found[start:end], new)]
+    patches = [
+        patch
+        for (start, end), new in put.items()
+        for patch in _patches(text, found[start:end], new)
+    ]
     more = "".join(f" {_quoted(word)}" for line in added for word in line)
     if more:
         patches.append(((_end(text, found[after]), _end(text, found[after])), more))
@@ -35,7 +43,9 @@ def edit(
 
 def places(words: Sequence[Pieces]) -> list[Span | None]:
     """The outermost place in the text that belongs to one word only, for each word; None if there is none."""
-    owners = Counter(place for word in words for place in {place for piece in word for place in _levels(piece)})
+    owners = Counter(
+        place for word in words for place in {place for piece in word for place in _levels(piece)}
+    )
     return [_place(word, owners) for word in words]
 
 
@@ -46,7 +56,10 @@ def _levels(piece: Piece) -> tuple[Span, ...]:
 def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
     # The place of an expansion that yields one word is the expansion itself. If it yields several,
     # it is the text in the value.
-    own = [next((place for place in _levels(piece) if owners[place] == 1 and place != NOWHERE), None) for piece in word]
+    own = [
+        next((place for place in _levels(piece) if owners[place] == 1 and place != NOWHERE), None)
+        for piece in word
+    ]
     spans = list(dict.fromkeys(place for place in own if place is not None))
     if not spans or None in own or any(one[1] > other[0] for one, other in pairwise(spans)):
         return None
@@ -56,7 +69,9 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
 def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
     """Patches of a range: each new word in its place; superfluous places are removed, further words follow the last."""
     if None in found:
-        raise TranslationError("a word of the script comes out of an expansion with others, and cannot be changed alone")
+        raise TranslationError(
+            "a word of the script comes out of an expansion with others, and cannot be changed alone"
+        )
     spans = [place for place in found if place is not None]
     kept = [(place, _quoted(word)) for place, word in zip(spans, new, strict=False)]
     rest = "".join(f" {_quoted(word)}" for word in new[len(spans) :])
@@ -78,7 +93,9 @@ def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
 
 def _end(text: str, place: Span | None) -> int:
     if place is None:
-        raise TranslationError("the last flag of the script comes out of an expansion with others; nothing can follow it")
+        raise TranslationError(
+            "the last flag of the script comes out of an expansion with others; nothing can follow it"
+        )
     return _with_quotes(text, place)[1] if text[place[0] - 1 : place[0]] == "'" else place[1]
 
 

@@ -18,7 +18,22 @@ if TYPE_CHECKING:
 
 CHANGING = frozenset(
     (
-        *("sed", "perl", "mv", "cp", "rm", "dd", "truncate", "install", "patch", "rsync", "envsubst", "jq", "yq", "ln"),
+        *(
+            "sed",
+            "perl",
+            "mv",
+            "cp",
+            "rm",
+            "dd",
+            "truncate",
+            "install",
+            "patch",
+            "rsync",
+            "envsubst",
+            "jq",
+            "yq",
+            "ln",
+        ),
         *("unlink", "shred"),
     )
 )
@@ -27,12 +42,92 @@ IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
 """Options with which `sed` writes files."""
 QUIET = frozenset(
     (
-        *("ls", "chmod", "chown", "nvidia-smi", "rocm-smi", "date", "sleep", "hostname", "scontrol", "sinfo", "squeue", "module"),
-        *("ml", "nproc", "which", "id", "whoami", "uname", "env", "printenv", "lscpu", "lspci", "free", "df", "du", "stat"),
-        *("file", "g++", "nm", "ldd", "hostid", "ibstat", "ibv_devinfo", "lsof", "netstat", "ss", "uptime"),
-        *("readlink", "realpath", "mktemp", "getconf", "ip", "ifconfig", "ping", "ps", "pgrep", "pkill", "killall", "clear"),
-        *("tput", "stty", "sync", "conda", "mamba", "deactivate", "ray", "sacct", "scancel", "getent", "nc", "numactl"),
-        *("md5sum", "sha256sum", "diff", "cmp", "less", "more", "bc", "rev", "paste", "column", "logger", "nvcc", "gcc"),
+        *(
+            "ls",
+            "chmod",
+            "chown",
+            "nvidia-smi",
+            "rocm-smi",
+            "date",
+            "sleep",
+            "hostname",
+            "scontrol",
+            "sinfo",
+            "squeue",
+            "module",
+        ),
+        *(
+            "ml",
+            "nproc",
+            "which",
+            "id",
+            "whoami",
+            "uname",
+            "env",
+            "printenv",
+            "lscpu",
+            "lspci",
+            "free",
+            "df",
+            "du",
+            "stat",
+        ),
+        *(
+            "file",
+            "g++",
+            "nm",
+            "ldd",
+            "hostid",
+            "ibstat",
+            "ibv_devinfo",
+            "lsof",
+            "netstat",
+            "ss",
+            "uptime",
+        ),
+        *(
+            "readlink",
+            "realpath",
+            "mktemp",
+            "getconf",
+            "ip",
+            "ifconfig",
+            "ping",
+            "ps",
+            "pgrep",
+            "pkill",
+            "killall",
+            "clear",
+        ),
+        *(
+            "tput",
+            "stty",
+            "sync",
+            "conda",
+            "mamba",
+            "deactivate",
+            "ray",
+            "sacct",
+            "scancel",
+            "getent",
+            "nc",
+            "numactl",
+        ),
+        *(
+            "md5sum",
+            "sha256sum",
+            "diff",
+            "cmp",
+            "less",
+            "more",
+            "bc",
+            "rev",
+            "paste",
+            "column",
+            "logger",
+            "nvcc",
+            "gcc",
+        ),
         *("touch", "mkdir", "rmdir"),
     )
 )
@@ -43,7 +138,10 @@ OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
 """Matches the parts of a word's spelling that are not known."""
 TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
 """Names without which Python code cannot change a file."""
-WRITING = re.compile(r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?", re.DOTALL)
+WRITING = re.compile(
+    r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",
+    re.DOTALL,
+)
 """Options that name what a program writes."""
 
 
@@ -67,7 +165,9 @@ def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool)
         return
     for word in _outputs(called):
         _touched(reader, word, f"{spelled(called[0])} may write it (line {line})")
-    trains = found.kind in ("program", "module") and any(link.name not in TRAINERS for link in found.links)
+    trains = found.kind in ("program", "module") and any(
+        link.name not in TRAINERS for link in found.links
+    )
     if not trains:
         reader.scope.files.written(f"{_said(called)} (line {line})")
 
@@ -82,7 +182,9 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
     for index, word in enumerate(called):
         option = WRITING.fullmatch(spelled(word))
         if option is not None:
-            found += [_text(option["file"])] if option["file"] else list(called[index + 1 : index + 2])
+            found += (
+                [_text(option["file"])] if option["file"] else list(called[index + 1 : index + 2])
+            )
     return found
 
 
@@ -206,7 +308,11 @@ def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         if "p" not in letters and files.there(key):
             status = 1
         parts = key.split("/")[:-1]
-        files.folders |= {"/".join(parts[: end + 1]) + "/" for end in range(len(parts))} if "p" in letters else {key}
+        files.folders |= (
+            {"/".join(parts[: end + 1]) + "/" for end in range(len(parts))}
+            if "p" in letters
+            else {key}
+        )
     reader.scope.status = 0 if "p" in letters else status
     return ()
 

@@ -11,7 +11,17 @@ from bridge.errors import nearest
 from bridge.files.shell import arithmetic, braces, operators, parameters, subjects
 from bridge.files.shell.files import placed
 from bridge.files.shell.patterns import Char, Unread, active
-from bridge.files.shell.pieces import DEFAULT_IFS, Break, Piece, Pieces, Span, Text, Unknown, known, words
+from bridge.files.shell.pieces import (
+    DEFAULT_IFS,
+    Break,
+    Piece,
+    Pieces,
+    Span,
+    Text,
+    Unknown,
+    known,
+    words,
+)
 from bridge.files.shell.scope import LIVE, Scope, Value, several
 from bridge.files.shell.source import Source
 from bridge.files.shell.subjects import ALL, FORM, NAMED, Subject, stored
@@ -26,7 +36,11 @@ JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 ODD = (
     ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a way of its own"),
-    ("\\", ESCAPED, "a shell splits at a blank behind a backslash beside [@] in one pair of quotes"),
+    (
+        "\\",
+        ESCAPED,
+        "a shell splits at a blank behind a backslash beside [@] in one pair of quotes",
+    ),
 )
 """Forms in double quotes that shells read in unusual ways: a sign of it, its form, and the message. It may be several words."""
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
@@ -86,7 +100,10 @@ class Expander:
         for parts in self.choices(word):
             pieces = self.parts(self.tilde(parts, False), False)
             if separators is None:
-                pieces = [replace(piece, loose=True) if isinstance(piece, Unknown) else piece for piece in pieces]
+                pieces = [
+                    replace(piece, loose=True) if isinstance(piece, Unknown) else piece
+                    for piece in pieces
+                ]
                 if any(isinstance(piece, Text) and piece.splits for piece in pieces):
                     pieces = [self.unknown(word, "IFS is not known", False)]
             # In the order of a shell: braces, tilde, variables and commands, then word splitting,
@@ -107,7 +124,10 @@ class Expander:
             return literal
         pieces = self.parts(self.tilde(word.parts, assigned), False)
         if alone:
-            pieces = [Break() if isinstance(piece, Break) and piece.made else piece for piece in emptied(pieces)]
+            pieces = [
+                Break() if isinstance(piece, Break) and piece.made else piece
+                for piece in emptied(pieces)
+            ]
         return tuple(self.joined(pieces))
 
     def _literal(self, word: Word) -> Pieces | None:
@@ -120,19 +140,28 @@ class Expander:
     def joined(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
         """Pieces without word splitting."""
         for piece in pieces:
-            yield Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
+            yield (
+                Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
+            )
 
     def _globbed(self, word: Pieces, written: Word) -> Pieces:
         """A word that may become names of files is not known."""
-        fitting = any(isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text) for piece in word)
+        fitting = any(
+            isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
+            for piece in word
+        )
         if not fitting or self.scope.options >= {"noglob"}:
             return word
         # Quoted and unknown parts are no pattern: a NUL stands for them, which no name has.
-        text = "".join(piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word)
+        text = "".join(
+            piece.text if isinstance(piece, Text) and not piece.quoted else "\0" for piece in word
+        )
         opened = text.find("[")
         groups = GROUPS.search(text) and self.scope.may("extglob")
         if "*" in text or "?" in text or (opened >= 0 and "]" in text[opened:]) or groups:
-            spelling = "".join(piece.text if isinstance(piece, Text) else piece.spelling for piece in word)
+            spelling = "".join(
+                piece.text if isinstance(piece, Text) else piece.spelling for piece in word
+            )
             place = self.source.place(written.start, written.end)
             return (Unknown(spelling, place, self.source.line(written.start), FILES, loose=True),)
         return word
@@ -154,8 +183,14 @@ class Expander:
             for match in re.finditer(pattern, said) if not index or assigned else ():
                 whole = match.end() < len(said) or last
                 if whole and (match.start() or not index):
-                    found += [Part("text", position, part.start + match.start())] if match.start() else []
-                    found.append(Part("tilde", part.start + match.start(), part.start + match.end()))
+                    found += (
+                        [Part("text", position, part.start + match.start())]
+                        if match.start()
+                        else []
+                    )
+                    found.append(
+                        Part("tilde", part.start + match.start(), part.start + match.end())
+                    )
                     position = part.start + match.end()
             found += [Part("text", position, part.end)] if position < part.end else []
         return tuple(found)
@@ -179,11 +214,21 @@ class Expander:
                 return [Text(kept, self.place(part), True, plain=False)] if kept else []
             case "single":
                 empty = part.end - part.start == 2
-                return [self._nothing(part)] if empty else self.source.pieces(part.start + 1, part.end - 1, True)
+                return (
+                    [self._nothing(part)]
+                    if empty
+                    else self.source.pieces(part.start + 1, part.end - 1, True)
+                )
             case "double":
                 return self._double(part)
             case "ansi":
-                return [self.known_or(part, True, lambda: parameters.decoded(self.source.text[part.start + 2 : part.end - 1]))]
+                return [
+                    self.known_or(
+                        part,
+                        True,
+                        lambda: parameters.decoded(self.source.text[part.start + 2 : part.end - 1]),
+                    )
+                ]
             case "made":
                 return [Text(part.text, self.place(part), quoted, plain=False)]
             case "arith":
@@ -202,7 +247,10 @@ class Expander:
 
     def _double(self, part: Part) -> Expanded:
         said = self.source.said(part)
-        odd = next((why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)), "")
+        odd = next(
+            (why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)),
+            "",
+        )
         if odd:
             return [replace(self.unknown(part, odd, True), loose=True)]
         # Quotes make a word even if nothing is in them, except around `"$@"` without arguments.
@@ -215,10 +263,14 @@ class Expander:
             pieces = list(self.part(inner, True))
             missing |= not pieces and inner.kind != "escape"
             found += pieces
-        if (not missing or self.solid) and not any(isinstance(piece, Break) or _shows(piece) for piece in found):
+        if (not missing or self.solid) and not any(
+            isinstance(piece, Break) or _shows(piece) for piece in found
+        ):
             return [self._nothing(part)]
         self.solid |= before
-        several = any(isinstance(piece, Break) for piece in found)  # an empty element between two words is a word
+        several = any(
+            isinstance(piece, Break) for piece in found
+        )  # an empty element between two words is a word
         return [piece for piece in found if _shows(piece)] if missing and not several else found
 
     def _home(self, part: Part) -> list[Piece]:
@@ -230,7 +282,14 @@ class Expander:
 
     def unknown(self, part: Part | Word, why: str, quoted: bool, absent: bool = False) -> Unknown:
         """An expansion that cannot be known."""
-        return Unknown(self.source.said(part), self.place(part), self.source.line(part.start), why, quoted, absent=absent)
+        return Unknown(
+            self.source.said(part),
+            self.place(part),
+            self.source.line(part.start),
+            why,
+            quoted,
+            absent=absent,
+        )
 
     def place(self, part: Part | Word) -> Span:
         return self.source.place(part.start, part.end)
@@ -267,15 +326,36 @@ class Expander:
         if asked:
             return f"; say it with {' '.join(f'--env {name}=...' for name in asked)}"
         values = ((name, value) for name in names if (value := self.scope.get(name)))
-        unknown = ((name, piece.why) for name, value in values for piece in value.pieces if isinstance(piece, Unknown))
-        return next((f"; ${name} is not known: {why}" for name, why in unknown if not why.startswith("a branch")), "")
+        unknown = (
+            (name, piece.why)
+            for name, value in values
+            for piece in value.pieces
+            if isinstance(piece, Unknown)
+        )
+        return next(
+            (
+                f"; ${name} is not known: {why}"
+                for name, why in unknown
+                if not why.startswith("a branch")
+            ),
+            "",
+        )
 
     def _asked(self, name: str) -> list[str]:
         """The variables to ask for: the unknown one itself, or those that its value is made of."""
         value = self.scope.get(name)
         if value is None:
-            return [self.scope.outer(name)] if not name.isdigit() or self.scope.arguments is None else []
-        return [found for piece in value.pieces if isinstance(piece, Unknown) for found in re.findall(r"--env (\w+)=", piece.why)]
+            return (
+                [self.scope.outer(name)]
+                if not name.isdigit() or self.scope.arguments is None
+                else []
+            )
+        return [
+            found
+            for piece in value.pieces
+            if isinstance(piece, Unknown)
+            for found in re.findall(r"--env (\w+)=", piece.why)
+        ]
 
     # Parameters
 
@@ -283,12 +363,16 @@ class Expander:
         """A variable with what is done to it."""
         try:
             if part.kind == "short":
-                subject = subjects.named(self, part.text or self.source.text[part.start + 1 : part.end], None)
+                subject = subjects.named(
+                    self, part.text or self.source.text[part.start + 1 : part.end], None
+                )
                 return self.spread(subject, part, quoted)
             return self._braced(part, quoted)
         except Unread as error:
             unknown = self.unknown(part, str(error), quoted)
-            return [replace(unknown, loose=True) if EACH.search(self.source.said(part)) else unknown]
+            return [
+                replace(unknown, loose=True) if EACH.search(self.source.said(part)) else unknown
+            ]
         except arithmetic.Wrong as error:
             return [self.wrong(part, str(error), quoted)]
 
@@ -296,7 +380,11 @@ class Expander:
         # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
         # that number.
         text, start, end = self.source.text, part.start + 2, part.end - 1
-        if text[start:end] != "#" and LENGTH.match(text, start) and not text.startswith("#}", start):
+        if (
+            text[start:end] != "#"
+            and LENGTH.match(text, start)
+            and not text.startswith("#}", start)
+        ):
             subject, position = subjects.at(self, start + 1, end)
             if position == end and "[" not in text[start + 1 : end] and subject.indexed:
                 raise Unread("a shell counts 0 characters in a reference to an element")
@@ -313,7 +401,9 @@ class Expander:
 
     def settled(self, subject: Subject) -> bool:
         """Whether it is known that a variable is not set."""
-        return (subject.element or self.scope.settled(subject.name)) and not self.scope.may("nounset")
+        return (subject.element or self.scope.settled(subject.name)) and not self.scope.may(
+            "nounset"
+        )
 
     def unset(self, name: str) -> str:
         """Reason why the value of an unset variable is not known."""
@@ -343,12 +433,16 @@ class Expander:
                 self.runner.doubt(self.source.line(part.start))
             return [self.unknown(part, self.unset(subject.name), quoted, absent=alone)]
         if subject.elements is None and not self.settled(subject):
-            unknown = self.unknown(part, self.unset(subject.name), quoted, absent=not self.scope.sourced)
+            unknown = self.unknown(
+                part, self.unset(subject.name), quoted, absent=not self.scope.sourced
+            )
             return [replace(unknown, loose=bool(self.scope.sourced) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
         return self.listed(subject.words, subject.joined, part, quoted, plain=True)
 
-    def listed(self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False) -> Expanded:
+    def listed(
+        self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False
+    ) -> Expanded:
         found: Expanded = []
         for position, word in enumerate(listed):
             if position:
@@ -373,7 +467,9 @@ class Expander:
         first = separators[:1]
         if joined != "*" and quoted:
             if not first:
-                raise Unread("IFS is empty, and a shell joins [@] in a way of its own where nothing is split")
+                raise Unread(
+                    "IFS is empty, and a shell joins [@] in a way of its own where nothing is split"
+                )
             return Break(first, made=True)
         if quoted:
             return Text(first, self.place(part), True, plain=False)
@@ -403,7 +499,11 @@ class Expander:
             scope = self.scope
             if any(name.startswith(found[0]) for name in LIVE):
                 raise Unread("a shell sets variables of that name itself")
-            names = sorted(name for name in {*scope.variables, *scope.outside} if name.startswith(found[0]) and scope.get(name))
+            names = sorted(
+                name
+                for name in {*scope.variables, *scope.outside}
+                if name.startswith(found[0]) and scope.get(name)
+            )
             listed = [(Text(name, (0, 0), plain=False),) for name in names]
             return self.listed(listed, rest, part, quoted)
         if rest in ("[@]", "[*]"):
@@ -433,7 +533,9 @@ class Expander:
 
     def operand(self, part: Part, start: int, single: bool, quoted: bool = False) -> Expanded:
         """The word behind an operator."""
-        return self.parts(self.tilde(self.source.operand(start, part.end - 1, single), False), quoted)
+        return self.parts(
+            self.tilde(self.source.operand(start, part.end - 1, single), False), quoted
+        )
 
     # Arithmetic and commands
 
@@ -446,7 +548,9 @@ class Expander:
     def calculated(self, start: int, end: int) -> int:
         """The value of the expression from `start` to `end`; raises `Unread` and `Wrong`."""
         pieces = list(self.joined(self.plain(self.parts(self.source.double(start, end), True))))
-        text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace('"', "")
+        text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace(
+            '"', ""
+        )
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
         if unknown is None:
             return self.evaluated(text)
@@ -472,7 +576,10 @@ class Expander:
             unknown = Unknown(f"${name}", (0, 0), 0, why)
             value = self.scope.get(name)
             array, table = bool(value and value.array), bool(value and value.table)
-            self.scope.set(name, Value(((replace(unknown, loose=array),),), array, ("",) if table else None, table))
+            self.scope.set(
+                name,
+                Value(((replace(unknown, loose=array),),), array, ("",) if table else None, table),
+            )
 
     def text_of(self, name: str, index: str | None) -> str:
         if index is None and "[" in (referred := self.scope.referred(name)):
@@ -484,7 +591,9 @@ class Expander:
         subject = subjects.element(self, name, value, key, index is not None)
         if subject.elements is None and not self.scope.sourced:
             if self.scope.on("nounset"):
-                raise arithmetic.Unset(f"{name} is not set, and set -u is on; say it with --env {name}=...")
+                raise arithmetic.Unset(
+                    f"{name} is not set, and set -u is on; say it with --env {name}=..."
+                )
             return ""
         return subjects.text_of(self, subject)
 
@@ -506,7 +615,11 @@ class Expander:
     def output(self, part: Part, quoted: bool) -> list[Piece]:
         """`$(...)`: the known output of its commands."""
         whole = part.kind == "command"
-        source = self.source.within(part.start + 2, part.end - 1) if whole else self._backtick(part, quoted)
+        source = (
+            self.source.within(part.start + 2, part.end - 1)
+            if whole
+            else self._backtick(part, quoted)
+        )
         # A shell drops all line ends at the end of an output.
         pieces = _stripped(self.runner.capture(source))
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
@@ -531,7 +644,9 @@ class Expander:
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
     """Pieces of a script that is started alone: variables that nothing sets are empty."""
     return [
-        Text("", piece.span, piece.quoted, plain=False) if isinstance(piece, Unknown) and piece.absent else piece
+        Text("", piece.span, piece.quoted, plain=False)
+        if isinstance(piece, Unknown) and piece.absent
+        else piece
         for piece in pieces
     ]
 

@@ -33,7 +33,14 @@ class Files:
 
     def copy(self) -> Files:
         """A copy for a branch or a subshell."""
-        return Files(dict(self.held), set(self.unsure), set(self.folders), self.writer, set(self.since), dict(self.awaited))
+        return Files(
+            dict(self.held),
+            set(self.unsure),
+            set(self.folders),
+            self.writer,
+            set(self.since),
+            dict(self.awaited),
+        )
 
     def put(self, key: str, content: Pieces) -> None:
         """Write a file."""
@@ -60,7 +67,11 @@ class Files:
 
     def behind(self, before: Files, line: int) -> None:
         """Note that everything since `before` was written in the background, at an unknown time."""
-        written = {key: content for key, content in self.held.items() if before.held.get(key) is not content}
+        written = {
+            key: content
+            for key, content in self.held.items()
+            if before.held.get(key) is not content
+        }
         for key in written.keys() - self.awaited.keys():
             self.doubt(key, Unknown("", NOWHERE, line, BEHIND))
             self.awaited[key] = written[key]
@@ -86,7 +97,10 @@ class Files:
 
     def settles(self, before: Files) -> bool:
         """Whether no file came after `before`."""
-        return self.held.keys() == before.held.keys() and (self.writer, self.since) == (before.writer, before.since)
+        return self.held.keys() == before.held.keys() and (self.writer, self.since) == (
+            before.writer,
+            before.since,
+        )
 
     def joined(self, other: Files, settling: Callable[[Pieces, Pieces, str], Pieces]) -> Files:
         """The state after two branches. `settling` resolves two contents of a file."""
@@ -96,7 +110,9 @@ class Files:
         for key in dict.fromkeys((*self.held, *other.held)):
             first, second = self.held.get(key), other.held.get(key)
             alike = first is not None and second is not None and same(first, second)
-            held[key] = first if alike and first is not None else settling(_left(first), _left(second), key)
+            held[key] = (
+                first if alike and first is not None else settling(_left(first), _left(second), key)
+            )
         # A file that only one branch has written, or has removed, may not be there.
         both = self.held.keys() & other.held.keys()
         doubted = self.held.keys() ^ other.held.keys()
@@ -135,7 +151,12 @@ def file_key(path: Pieces) -> str:
 def placed(folder: str, path: Pieces) -> Unknown | None:
     """The place that a word names which begins with one, from the folder in which a shell stands."""
     first, rest = (path[0], known(path[1:])) if path else (None, None)
-    if not isinstance(first, Unknown) or not first.at or rest is None or (folder and not first.firm):
+    if (
+        not isinstance(first, Unknown)
+        or not first.at
+        or rest is None
+        or (folder and not first.firm)
+    ):
         return None
     if rest and not rest.startswith("/"):
         return None

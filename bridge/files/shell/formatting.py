@@ -9,9 +9,21 @@ from bridge.files.shell import arithmetic
 from bridge.files.shell.patterns import Unread, simple
 
 LONGEST = 2**20
-DIRECTIVE = re.compile(r"%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<kind>[a-zA-Z%])")
+DIRECTIVE = re.compile(
+    r"%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<kind>[a-zA-Z%])"
+)
 ESCAPE = re.compile(r"\\(?:(x[0-9a-fA-F]{1,2})|(0?[0-7]{1,3})|(.))", re.DOTALL)
-SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v", "\\": "\\"}
+SIMPLE = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "f": "\f",
+    "v": "\v",
+    "\\": "\\",
+}
 
 
 def escaped(text: str, inside: bool = False) -> str:
@@ -40,7 +52,9 @@ def printed(form: str, words: Sequence[str]) -> str:
         before = len(rest)
         made.append(_once(form, rest))
         if sum(map(len, made)) > LONGEST:
-            raise OverflowError(f"printf writes more than {LONGEST:,} characters; is this the right file?")
+            raise OverflowError(
+                f"printf writes more than {LONGEST:,} characters; is this the right file?"
+            )
         if not rest or len(rest) == before:
             return "".join(made)
 
@@ -56,7 +70,9 @@ def _once(form: str, rest: list[str]) -> str:
         if found is None or found["kind"] not in "sdiuxXocqb%":
             raise Unread("this format of printf is not supported")
         position = found.end()
-        made.append("%" if found["kind"] == "%" else _formatted(found, rest.pop(0) if rest else None))
+        made.append(
+            "%" if found["kind"] == "%" else _formatted(found, rest.pop(0) if rest else None)
+        )
     return "".join(made)
 
 
@@ -95,7 +111,9 @@ def _text(kind: str, flags: str, word: str) -> str:
         if number < 0 or "#" in flags:
             raise Unread("this format of printf is not supported")
         return format(number, kind)
-    return ("+" if "+" in flags and number >= 0 else " " if " " in flags and number >= 0 else "") + str(number)
+    return (
+        "+" if "+" in flags and number >= 0 else " " if " " in flags and number >= 0 else ""
+    ) + str(number)
 
 
 def _number(word: str) -> int:

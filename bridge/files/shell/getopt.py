@@ -50,7 +50,11 @@ def _told(words: Sequence[str]) -> _Told:
         if option in SHORT:
             short = value
         elif option in LONG:
-            names |= {name.rstrip(":"): ":" * name.count(":") for name in re.split(r"[,\s]+", value) if name}
+            names |= {
+                name.rstrip(":"): ":" * name.count(":")
+                for name in re.split(r"[,\s]+", value)
+                if name
+            }
     if rest[:1] == ["--"]:
         rest.pop(0)
     if short is None:
@@ -107,7 +111,11 @@ class _Reading:
     def _long(self, word: str, rest: list[str]) -> None:
         said, tied, value = word[2:].partition("=")
         # A name may be shortened as long as only one begins so.
-        names = [said] if said in self.told.names else [name for name in self.told.names if name.startswith(said)]
+        names = (
+            [said]
+            if said in self.told.names
+            else [name for name in self.told.names if name.startswith(said)]
+        )
         if len(names) != 1 or (tied and not self.told.names[names[0]]):
             self.wrong = True
             return

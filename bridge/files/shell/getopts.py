@@ -19,7 +19,10 @@ LARGEST = 2**31
 def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """One call of `getopts`."""
     texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
-    told, name = known(called[1]) if len(called) > 1 else None, known(called[2]) if len(called) > 2 else None
+    told, name = (
+        known(called[1]) if len(called) > 1 else None,
+        known(called[2]) if len(called) > 2 else None,
+    )
     if told is None or name is None or None in texts:
         raise reader.refuse(place, "the options that getopts reads are not known")
     options = _Options(reader, place, told, [str(text) for text in texts])
@@ -42,7 +45,10 @@ class _Options:
         number, letter = counted(value), self.scope.letter
         if number is None or letter is None or abs(number) >= LARGEST:
             raise reader.refuse(place, "the next word for getopts is not known")
-        self.index, self.letter = min(max(number, 1), len(texts) + 1), max(letter, 0) if value is not None else 0
+        self.index, self.letter = (
+            min(max(number, 1), len(texts) + 1),
+            max(letter, 0) if value is not None else 0,
+        )
 
     def next(self) -> tuple[str, str | None]:
         """What the variable gets, and what OPTARG gets."""

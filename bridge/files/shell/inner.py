@@ -68,10 +68,17 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
     """Read the shell that a command starts with a text or a written file. Returns whether the command starts one."""
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
-    elif found.kind == "file" and (written := opened.file(reader, called[found.at])) is not None and not is_gone(written):
+    elif (
+        found.kind == "file"
+        and (written := opened.file(reader, called[found.at])) is not None
+        and not is_gone(written)
+    ):
         text, arguments = written, called[found.at :]
     elif found.kind == "input" and reader.scope.input is not None:
-        text, arguments = reader.scope.input, (*called[found.before : found.before + 1], *called[found.at :])
+        text, arguments = (
+            reader.scope.input,
+            (*called[found.before : found.before + 1], *called[found.at :]),
+        )
     else:
         return False
     scope = _scope(reader, place, found, called, arguments)

@@ -38,7 +38,10 @@ def for_(reader: Reader, node: Node) -> None:
     body = _body_of(reader, node)
     reader.scope.status = 0  # that of a loop over no words
     if any(several(word) for word in listed):
-        place, line = reader.source.place(tokens[1].start, tokens[1].end), reader.source.line(node.start_byte)
+        place, line = (
+            reader.source.place(tokens[1].start, tokens[1].end),
+            reader.source.line(node.start_byte),
+        )
         several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
         _unsure(reader, node, lambda: _bound(reader, name, Value(((several_values,),)), body))
         return
@@ -55,7 +58,10 @@ def for_(reader: Reader, node: Node) -> None:
 def _step(reader: Reader, node: Node) -> None:
     reader.steps += 1
     if reader.steps > MOST_STEPS:
-        raise reader.refuse(node.start_byte, f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?")
+        raise reader.refuse(
+            node.start_byte,
+            f"found more than {MOST_STEPS:,} steps in a loop; is this the right file?",
+        )
 
 
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
@@ -134,7 +140,9 @@ def _calculated(reader: Reader, span: tuple[int, int]) -> int | None:
 def while_(reader: Reader, node: Node) -> None:
     """`while` and `until`."""
     until = node.children[0].type == "until"
-    condition = node.children[1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")]
+    condition = node.children[
+        1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")
+    ]
 
     def goes_on() -> bool | None:
         truth = reader.truth(condition)
@@ -143,7 +151,9 @@ def while_(reader: Reader, node: Node) -> None:
     _while(reader, node, goes_on, _body_of(reader, node), lambda: None)
 
 
-def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]) -> None:
+def _while(
+    reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
+) -> None:
     reader.exits.append([])
     mark = len(reader.leaving)
     status: int | None = 0
@@ -172,7 +182,9 @@ def _while(reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step
     _finish(reader, node)
 
 
-def _once_more(reader: Reader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks) -> bool:
+def _once_more(
+    reader: Reader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
+) -> bool:
     reader.loops += 1
     reader.statements(body)
     reader.loops -= 1
@@ -246,4 +258,6 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
         # The commands of this pass may have wrong values; the next pass starts from the merged state and finds them again.
         del reader.commands[commands:]
         _step(reader, node)
-    raise reader.refuse(node.start_byte, f"the variables of this loop still change after {TURNS} iterations")
+    raise reader.refuse(
+        node.start_byte, f"the variables of this loop still change after {TURNS} iterations"
+    )

@@ -11,11 +11,15 @@ from bridge.files.shell.launchers import Walk, Word, walk
 
 CONTINUED = re.compile(r"\\\n")
 DOCUMENT = re.compile(r"<<-?\s*(['\"\\]?)(\w+)")
-FUNCTION = re.compile(r"^(?:function\s+(?P<long>[\w:.-]+)\s*(?:\(\s*\))?|(?P<short>[\w:.-]+)\s*\(\s*\))\s*\{?")
+FUNCTION = re.compile(
+    r"^(?:function\s+(?P<long>[\w:.-]+)\s*(?:\(\s*\))?|(?P<short>[\w:.-]+)\s*\(\s*\))\s*\{?"
+)
 LEADING = re.compile(r"^(?:(?:then|do|else|if|elif|while|until|!|\{|\(|time|[A-Za-z_]\w*=\S*)\s+)+")
 OPENING = re.compile(r"^(if|case|while|until|for)\b")
 CLOSING = re.compile(r"^(fi|esac|done|\})(?=\s|;|$|\||&|>|<|\))")
-ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)=(.*)$")
+ASSIGNED = re.compile(
+    r"(?m)^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)=(.*)$"
+)
 NUMBERED = re.compile(r"\$\{?#?\d+")
 """An argument."""
 VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
@@ -94,7 +98,9 @@ def words_of(text: str) -> list[Word]:
     return [Word(None if "$" in word or "`" in word else word, word, "$" in word) for word in found]
 
 
-def missed(text: str, started: Collection[int], runs: Collection[int], left_at: int = 0) -> list[tuple[int, str]]:
+def missed(
+    text: str, started: Collection[int], runs: Collection[int], left_at: int = 0
+) -> list[tuple[int, str]]:
     """Lines that look like a run but are none, each with the reason.
 
     `started` are lines of commands that are started, `runs` of runs; `left_at` is the line that ends the script, if one does.
@@ -149,7 +155,9 @@ class Origins:
         inside = {line.number for line in whole if line.inside}
         for found in ASSIGNED.finditer(text):
             own = text.count("\n", 0, found.start()) + 1 in inside
-            self.values.setdefault(found[1], []).append(NUMBERED.sub("", found[2]) if own else found[2])
+            self.values.setdefault(found[1], []).append(
+                NUMBERED.sub("", found[2]) if own else found[2]
+            )
 
     def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
         """Options for the outside variables on which a text depends, without those in `told`.
@@ -157,14 +165,23 @@ class Origins:
         Text `inside` a function has its own arguments.
         """
         text = NUMBERED.sub("", text) if inside else text
-        names = dict.fromkeys(found for name in VARIABLE.findall(text) for found in self._outer(name, 0) if found not in told)
+        names = dict.fromkeys(
+            found
+            for name in VARIABLE.findall(text)
+            for found in self._outer(name, 0)
+            if found not in told
+        )
         return f"; say {' '.join(f'--env {name}=...' for name in names)}" if names else ""
 
     def _outer(self, name: str, depth: int) -> list[str]:
         if name not in self.values or depth > DEEPEST:
             return [name] if name not in self.values else []
         # `NAME=${NAME:-...}` takes the variable from outside if it is set there.
-        own = [name] if any(re.match(rf"[\"']?\$\{{{name}:?[-=]", value) for value in self.values[name]) else []
+        own = (
+            [name]
+            if any(re.match(rf"[\"']?\$\{{{name}:?[-=]", value) for value in self.values[name])
+            else []
+        )
         return own + [
             found
             for value in self.values[name]
@@ -212,14 +229,20 @@ def _uncalled(name: str, line: Line, place: _Place) -> str:
         if names.search(own.sub("", found.text))
         and name not in [block.text for block in found.around if block.kind == "function"]
     )
-    said = next((f"which line {number} names, but " for number in naming if number != line.number), "which ")
+    said = next(
+        (f"which line {number} names, but " for number in naming if number != line.number), "which "
+    )
     return f"{said}nothing that is read calls"
 
 
 def _condition(place: _Place) -> str:
     """The branch in which the line stands that ends the script."""
     end = next((line for line in reversed(place.whole) if line.number <= place.left_at), None)
-    inside = next((block for block in reversed(end.around) if block.kind != "function"), None) if end else None
+    inside = (
+        next((block for block in reversed(end.around) if block.kind != "function"), None)
+        if end
+        else None
+    )
     if inside is None:
         return place.origins.settled_by(end.text, inside=end.inside) if end else ""
     own = end is not None and end.inside

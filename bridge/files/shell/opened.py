@@ -56,7 +56,9 @@ def filled(reader: Reader, path: Pieces) -> bool | None:
     """Whether a file that is there holds anything; None if that is not known."""
     written, key = file(reader, path), reader.key(path)
     if written is not None:
-        return any(isinstance(piece, Text) and piece.text for piece in written) or (None if written else False)
+        return any(isinstance(piece, Text) and piece.text for piece in written) or (
+            None if written else False
+        )
     found = _beside(reader, key)
     return found.stat().st_size > 0 if found is not None else None
 
@@ -92,7 +94,11 @@ def file(reader: Reader, path: Pieces) -> Pieces | None:
 def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
     """Content of a file, unless a program may have written it since."""
     why = reader.scope.files.stale(reader.key(path))
-    return (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),) if why else content
+    return (
+        (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),)
+        if why
+        else content
+    )
 
 
 def text_before(reader: Reader, path: Pieces) -> Pieces:

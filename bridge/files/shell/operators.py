@@ -23,7 +23,9 @@ UNTURNED = "AaKkP"
 OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
-def operated(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
+def operated(
+    expander: Expander, part: Part, subject: Subject, start: int, quoted: bool
+) -> Expanded:
     found = OPERATOR.match(expander.source.text, start, part.end - 1)
     if found is None and expander.source.text.startswith("~", start):
         raise Unread(FORM)
@@ -45,14 +47,20 @@ def operated(expander: Expander, part: Part, subject: Subject, start: int, quote
     expander.solid |= subject.joined == "@" and bool(subject.words)
     if not subject.joined:
         expander.solid |= operator[0] in "/^,@" or known(subject.words[0]) != ""
-    made: list[Pieces] = [(_turned(expander, part, word, change, quoted),) for word in subject.words]
+    made: list[Pieces] = [
+        (_turned(expander, part, word, change, quoted),) for word in subject.words
+    ]
     return expander.listed(made, subject.joined, part, quoted)
 
 
-def _turned(expander: Expander, part: Part, word: Pieces, change: Callable[[str], str], quoted: bool) -> Piece:
+def _turned(
+    expander: Expander, part: Part, word: Pieces, change: Callable[[str], str], quoted: bool
+) -> Piece:
     text = known(word)
     if text is None:
-        unknown = expander.unknown(part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted)
+        unknown = expander.unknown(
+            part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted
+        )
         return replace(unknown, loose=several(word))
     return expander.made(part, change(text), quoted)
 
@@ -75,7 +83,9 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
 
 def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str]:
     """Pattern and replacement of `${NAME/pattern/replacement}`: a slash that is written parts them, none of a value."""
-    before, after = _parted(expander.source.text, expander.source.operand(start, part.end - 1, True), start)
+    before, after = _parted(
+        expander.source.text, expander.source.operand(start, part.end - 1, True), start
+    )
     put = active(expander.joined(expander.parts(after, False)))
     if after and expander.source.text.startswith("~", after[0].start):
         raise Unread("the home folder is not known")
@@ -85,7 +95,9 @@ def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str
     return pattern, "".join(char for char, _ in put)
 
 
-def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool) -> Expanded:
+def _chosen(
+    expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool
+) -> Expanded:
     """`${NAME:-text}` and its kin."""
     absent = _absent(expander, subject, operator[0] == ":")
     if absent is None:
@@ -113,29 +125,45 @@ def _chosen(expander: Expander, part: Part, subject: Subject, operator: str, sta
         expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
         default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
     place = expander.place(part)
-    return [replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece for piece in default]
+    return [
+        replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece
+        for piece in default
+    ]
 
 
 def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
     """The default in place of a variable. Within double quotes it is not split."""
     found = list(expander.operand(part, start, not quoted, quoted))
     if not quoted:
-        found = [replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece for piece in found]
+        found = [
+            replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece
+            for piece in found
+        ]
     return found or [expander.made(part, "", quoted)]
 
 
 def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
     """Whether a variable is not set, or empty where that counts as well; None if that is not known."""
     if subject.elements is None or (subject.joined and not subject.elements):
-        return None if expander.scope.sourced and not expander.scope.settled(subject.name) and not subject.joined else True
-    if any(isinstance(piece, Unknown) and piece.perhaps for word in subject.words for piece in word):
+        return (
+            None
+            if expander.scope.sourced
+            and not expander.scope.settled(subject.name)
+            and not subject.joined
+            else True
+        )
+    if any(
+        isinstance(piece, Unknown) and piece.perhaps for word in subject.words for piece in word
+    ):
         return None
     if any(several(word) for word in subject.words):
         return None
     if not empty:
         return False
     pieces = [piece for word in subject.words for piece in word]
-    if any(isinstance(piece, Text) and piece.text for piece in pieces) or (subject.joined and len(subject.words) > 1):
+    if any(isinstance(piece, Text) and piece.text for piece in pieces) or (
+        subject.joined and len(subject.words) > 1
+    ):
         return False
     unknowns = [piece for piece in pieces if isinstance(piece, Unknown) and not piece.absent]
     return None if unknowns else True
@@ -145,10 +173,17 @@ def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: b
     """`${NAME:first:count}`."""
     if subject.elements is None:
         return expander.spread(subject, part, quoted)
-    text = known(expander.joined(expander.plain(expander.parts(expander.source.double(start, part.end - 1), True))))
+    text = known(
+        expander.joined(
+            expander.plain(expander.parts(expander.source.double(start, part.end - 1), True))
+        )
+    )
     if text is None:
         raise Unread("the place of a part is not known")
-    first, count = (arithmetic.value(half, expander) if half is not None else None for half in _bounds(text.replace('"', "")))
+    first, count = (
+        arithmetic.value(half, expander) if half is not None else None
+        for half in _bounds(text.replace('"', ""))
+    )
     if not subject.joined:
 
         def part_of(whole: str) -> str:
@@ -183,7 +218,9 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
     return found[:count]
 
 
-def _parted(text: str, parts: Sequence[Part], start: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _parted(
+    text: str, parts: Sequence[Part], start: int
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Parts before and behind the first literal slash. A slash at the very start belongs to the pattern."""
     for index, part in enumerate(parts):
         place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1

@@ -30,7 +30,18 @@ LETTERS: Mapping[str, str] = {
 """Letters of `set`, and of a shell that is started."""
 ON = frozenset(("braceexpand",))
 """Supported options that are on by default."""
-OFF = frozenset(("extglob", "nullglob", "nocasematch", "dotglob", "globstar", "failglob", "inherit_errexit", "lastpipe"))
+OFF = frozenset(
+    (
+        "extglob",
+        "nullglob",
+        "nocasematch",
+        "dotglob",
+        "globstar",
+        "failglob",
+        "inherit_errexit",
+        "lastpipe",
+    )
+)
 """Options of `shopt` that are off by default."""
 COMPATIBLE = re.compile(r"compat[0-9]+")
 
@@ -46,7 +57,11 @@ class Options:
 
     def problem(self, name: str, on: bool) -> str:
         """Reason why a script with this option turned on, or off, is not supported; empty if it is."""
-        if name in self.taken or name in (self.off, self.on)[on] or (COMPATIBLE.fullmatch(name) and not on):
+        if (
+            name in self.taken
+            or name in (self.off, self.on)[on]
+            or (COMPATIBLE.fullmatch(name) and not on)
+        ):
             return ""
         if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
             return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not supported"
@@ -57,8 +72,28 @@ SET = Options(
     "set",
     frozenset(
         (
-            *("allexport", "braceexpand", "errexit", "errtrace", "noclobber", "noexec", "noglob", "nounset", "pipefail"),
-            *("emacs", "functrace", "hashall", "history", "ignoreeof", "interactive-comments", "monitor", "nolog", "notify"),
+            *(
+                "allexport",
+                "braceexpand",
+                "errexit",
+                "errtrace",
+                "noclobber",
+                "noexec",
+                "noglob",
+                "nounset",
+                "pipefail",
+            ),
+            *(
+                "emacs",
+                "functrace",
+                "hashall",
+                "history",
+                "ignoreeof",
+                "interactive-comments",
+                "monitor",
+                "nolog",
+                "notify",
+            ),
             *("physical", "privileged", "verbose", "vi", "xtrace"),
         )
     ),
@@ -69,16 +104,55 @@ SHOPT = Options(
     frozenset(
         (
             *OFF,
-            *("autocd", "cdspell", "checkhash", "checkjobs", "checkwinsize", "cmdhist", "complete_fullquote", "direxpand"),
-            *("dirspell", "expand_aliases", "force_fignore", "globskipdots", "gnu_errfmt", "histappend", "histreedit"),
-            *("histverify", "hostcomplete", "huponexit", "interactive_comments", "lithist", "mailwarn", "nocaseglob"),
-            *("no_empty_cmd_completion", "patsub_replacement", "progcomp", "progcomp_alias", "promptvars", "shift_verbose"),
+            *(
+                "autocd",
+                "cdspell",
+                "checkhash",
+                "checkjobs",
+                "checkwinsize",
+                "cmdhist",
+                "complete_fullquote",
+                "direxpand",
+            ),
+            *(
+                "dirspell",
+                "expand_aliases",
+                "force_fignore",
+                "globskipdots",
+                "gnu_errfmt",
+                "histappend",
+                "histreedit",
+            ),
+            *(
+                "histverify",
+                "hostcomplete",
+                "huponexit",
+                "interactive_comments",
+                "lithist",
+                "mailwarn",
+                "nocaseglob",
+            ),
+            *(
+                "no_empty_cmd_completion",
+                "patsub_replacement",
+                "progcomp",
+                "progcomp_alias",
+                "promptvars",
+                "shift_verbose",
+            ),
             *("sourcepath", "varredir_close", "xpg_echo"),
         )
     ),
     frozenset(
         (
-            *("assoc_expand_once", "cdable_vars", "execfail", "extdebug", "localvar_inherit", "localvar_unset"),
+            *(
+                "assoc_expand_once",
+                "cdable_vars",
+                "execfail",
+                "extdebug",
+                "localvar_inherit",
+                "localvar_unset",
+            ),
             "noexpand_translation",
         )
     ),

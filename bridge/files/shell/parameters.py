@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bridge.files.shell.patterns import Char, Pattern, Unread, simple
 
-ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))", re.DOTALL)
+ESCAPE = re.compile(
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.)|(.))",
+    re.DOTALL,
+)
 SIMPLE: Mapping[str, str] = {
     "n": "\n",
     "t": "\t",
@@ -50,7 +53,14 @@ def _escape(found: re.Match[str]) -> str:
 def quoted(text: str) -> str:
     """`${NAME@Q}`: text that a shell reads back."""
     if any(not char.isprintable() for char in simple(text)):
-        return "$'" + "".join(LETTERS.get(char) or (char if char.isprintable() else f"\\{ord(char):03o}") for char in text) + "'"
+        return (
+            "$'"
+            + "".join(
+                LETTERS.get(char) or (char if char.isprintable() else f"\\{ord(char):03o}")
+                for char in text
+            )
+            + "'"
+        )
     if text == "'":
         return "\\'"
     return "'" + text.replace("'", "'\\''") + "'"
@@ -67,7 +77,9 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
     return text[: (min if longest else max)(starts)] if starts else text
 
 
-def replaced(text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False) -> str:
+def replaced(
+    text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False
+) -> str:
     """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end.
 
     With `fold`, upper and lower case are the same.
@@ -109,7 +121,9 @@ def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
     size = len(simple(text)) if len(operator) == 2 else len(simple(text[:1]))
-    return "".join(change(char) if index < size and fits(char) else char for index, char in enumerate(text))
+    return "".join(
+        change(char) if index < size and fits(char) else char for index, char in enumerate(text)
+    )
 
 
 def sliced(text: str, first: int, count: int | None) -> str:

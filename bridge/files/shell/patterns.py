@@ -17,7 +17,9 @@ CLASSES: Mapping[str, Callable[[str], bool]] = {
     "lower": str.islower,
     "space": lambda char: char in " \t\n\v\f\r",
     "blank": lambda char: char in " \t",
-    "punct": lambda char: char.isascii() and char.isprintable() and not char.isalnum() and char != " ",
+    "punct": lambda char: (
+        char.isascii() and char.isprintable() and not char.isalnum() and char != " "
+    ),
     "xdigit": lambda char: char in "0123456789abcdefABCDEF",
     "word": lambda char: char.isalnum() or char == "_",
     "cntrl": lambda char: char < " " or char == "\x7f",
@@ -107,7 +109,9 @@ class Pattern:
             if not inside and self._open(position):
                 if nodes and nodes[-1] == STAR:
                     raise Unread("a group that is never closed behind * is not supported")
-                return [*nodes, *(self._same(char) for char, _ in self.chars[position:])], len(self.chars)
+                return [*nodes, *(self._same(char) for char, _ in self.chars[position:])], len(
+                    self.chars
+                )
             node, position = self._node(position)
             nodes.append(node)
         return nodes, position
@@ -115,7 +119,9 @@ class Pattern:
     def _open(self, position: int) -> bool:
         """Whether a group begins that is never closed. Then all characters from there on are literal."""
         char, special = self.chars[position]
-        begins = special and char in "?*+@!" and self.chars[position + 1 : position + 2] == [("(", True)]
+        begins = (
+            special and char in "?*+@!" and self.chars[position + 1 : position + 2] == [("(", True)]
+        )
         if not begins:
             return False
         try:
@@ -140,7 +146,9 @@ class Pattern:
                 return found
         if special and char == "\\":
             if not after[0]:
-                raise Unread("a backslash at the end of a pattern hides nothing, and is not supported")
+                raise Unread(
+                    "a backslash at the end of a pattern hides nothing, and is not supported"
+                )
             return self._same(after[0]), position + 2
         return self._same(char), position + 1
 
@@ -168,13 +176,17 @@ class Pattern:
             # A `]` in first place is a member, and does not close.
             if self.chars[position] == ("]", True) and position > first:
                 self.counts = True
-                return One(lambda char: any(test(char) for test in tests) is not denied), position + 1
+                return One(
+                    lambda char: any(test(char) for test in tests) is not denied
+                ), position + 1
             test, position = self._member(position)
             tests.append(test)
         return None
 
     def _member(self, position: int) -> tuple[Callable[[str], bool], int]:
-        rest = "".join(char if special else "\0" for char, special in self.chars[position : position + 12])
+        rest = "".join(
+            char if special else "\0" for char, special in self.chars[position : position + 12]
+        )
         named = re.match(r"\[:(\w+):\]", rest)
         if named:
             if named[1] not in CLASSES:
@@ -184,7 +196,10 @@ class Pattern:
             raise Unread("collating symbols are not supported")
         position, low = self._literal(position)
         after = self.chars[position + 1 : position + 2]
-        if self.chars[position : position + 1] == [("-", True)] and after not in ([], [("]", True)]):
+        if self.chars[position : position + 1] == [("-", True)] and after not in (
+            [],
+            [("]", True)],
+        ):
             position, high = self._literal(position + 1)
             return (lambda char: low <= char <= high), position
         return (lambda char: char == low), position

@@ -131,7 +131,11 @@ def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> lis
 
 
 def _marked(piece: Piece | Break) -> Piece | Break:
-    return Text(piece.mark, NOWHERE, plain=False, splits=True) if isinstance(piece, Break) and piece.mark else piece
+    return (
+        Text(piece.mark, NOWHERE, plain=False, splits=True)
+        if isinstance(piece, Break) and piece.mark
+        else piece
+    )
 
 
 def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
@@ -196,7 +200,10 @@ def same(left: Sequence[Piece], right: Sequence[Piece]) -> bool:
 def shared(left: Pieces, right: Pieces) -> Pieces:
     """The common beginning of both."""
     pairs = zip(left, right, strict=False)
-    length = next((index for index, (one, other) in enumerate(pairs) if one.key != other.key), min(len(left), len(right)))
+    length = next(
+        (index for index, (one, other) in enumerate(pairs) if one.key != other.key),
+        min(len(left), len(right)),
+    )
     return left[:length]
 
 

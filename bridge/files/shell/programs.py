@@ -54,10 +54,16 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     read = reader.scope.input
     names = [text for text in texts[1:] if not text.startswith("-")]
     more = len(names) + 1 < len(texts)
-    content = read if read is not None else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
+    content = (
+        read
+        if read is not None
+        else (Unknown("tee", NOWHERE, reader.source.line(reader.place), OUTPUT),)
+    )
     for name in names:
         path = _text(name)
-        reader.scope.files.put(reader.key(path), (*(opened.text_before(reader, path) if more else ()), *content))
+        reader.scope.files.put(
+            reader.key(path), (*(opened.text_before(reader, path) if more else ()), *content)
+        )
     return read
 
 
@@ -78,7 +84,12 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
     """Output of `dirname`, `readlink -f` and `realpath` for an unknown word that names a place; None if it is not certain."""
     if name not in ("dirname", "readlink", "realpath"):
         return None
-    letters = {letter for word in called[1:] for letter in (known(word) or "").lstrip("-") if (known(word) or "").startswith("-")}
+    letters = {
+        letter
+        for word in called[1:]
+        for letter in (known(word) or "").lstrip("-")
+        if (known(word) or "").startswith("-")
+    }
     operands = [word for word in called[1:] if not (known(word) or "").startswith("-")]
     named = placed(reader.scope.folder, operands[0]) if len(operands) == 1 else None
     if named is None or not letters <= set("fems"):
@@ -110,10 +121,16 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
     if told is not None:
         mark, texts = told[1].removeprefix("\0"), ["seq", *told[2].split("\0")]
-    if not 2 <= len(texts) <= 4 or not all(re.fullmatch(r"-?\d{1,9}", text, re.ASCII) for text in texts[1:]):
+    if not 2 <= len(texts) <= 4 or not all(
+        re.fullmatch(r"-?\d{1,9}", text, re.ASCII) for text in texts[1:]
+    ):
         return None
     numbers = [int(text) for text in texts[1:]]
-    first, step, last = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) == 3 else 1, numbers[-1]
+    first, step, last = (
+        numbers[0] if len(numbers) > 1 else 1,
+        numbers[1] if len(numbers) == 3 else 1,
+        numbers[-1],
+    )
     if not step:
         return None
     listed = range(first, last + (1 if step > 0 else -1), step)
@@ -160,9 +177,14 @@ def cut(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     told = CUT.fullmatch("\0".join(texts[1:]))
     if text is None or told is None:
         return None
-    mark, said = told["mark"] or told["later"] or "\t", told["fields"] or told["first"] or told["chars"]
+    mark, said = (
+        told["mark"] or told["later"] or "\t",
+        told["fields"] or told["first"] or told["chars"],
+    )
     rows = text.removesuffix("\n").split("\n") if text else []
-    return _text("".join(f"{_cut(row, mark, told['chars'] is not None, _places(said))}\n" for row in rows))
+    return _text(
+        "".join(f"{_cut(row, mark, told['chars'] is not None, _places(said))}\n" for row in rows)
+    )
 
 
 CUT = re.compile(
@@ -189,7 +211,11 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
     parts = list(simple(row)) if chars else row.split(mark)
     if not chars and len(parts) == 1:
         return row  # `cut -f` prints lines without the separator as they are
-    kept = (part for index, part in enumerate(parts, 1) if any(low <= index <= high for low, high in places))
+    kept = (
+        part
+        for index, part in enumerate(parts, 1)
+        if any(low <= index <= high for low, high in places)
+    )
     return ("" if chars else mark).join(kept)
 
 
@@ -202,7 +228,12 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         options += rest.pop(0)[1:].lower()
     sets = [_letters(said) for said in rest]
     how = "".join(sorted(set(options)))
-    if text is None or None in sets or any(said.startswith("-") for said in rest) or (how, len(sets)) not in KINDS_OF_TR:
+    if (
+        text is None
+        or None in sets
+        or any(said.startswith("-") for said in rest)
+        or (how, len(sets)) not in KINDS_OF_TR
+    ):
         return None
     first, second = str(sets[0]), str(sets[-1])
     if "d" in how:
@@ -212,7 +243,9 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if not first or not second:
         return None
     # GNU's `tr` repeats the last character of a second set that is shorter than the first.
-    made = text.translate({ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)})
+    made = text.translate(
+        {ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)}
+    )
     return _text(_squeezed(made, second) if how else made)
 
 
@@ -221,14 +254,20 @@ KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
 
 
 def _squeezed(text: str, letters: str) -> str:
-    return "".join(char for index, char in enumerate(text) if char not in letters or text[index - 1 : index] != char)
+    return "".join(
+        char
+        for index, char in enumerate(text)
+        if char not in letters or text[index - 1 : index] != char
+    )
 
 
 def _letters(said: str) -> str | None:
     said = {r"\n": "\n", r"\t": "\t", "[:upper:]": "A-Z", "[:lower:]": "a-z"}.get(said, said)
     if re.search(r"[\\\[]", said) or len(set(said)) < len(said):
         return None
-    spread = re.sub(r"(\w)-(\w)", lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))), said)
+    spread = re.sub(
+        r"(\w)-(\w)", lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))), said
+    )
     return spread if spread.isascii() else None
 
 
@@ -243,7 +282,13 @@ def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return None
     # Cut towards zero, as in C.
     quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
-    found = {"+": left + right, "-": left - right, "*": left * right, "/": quotient, "%": left - right * quotient}[texts[2]]
+    found = {
+        "+": left + right,
+        "-": left - right,
+        "*": left * right,
+        "/": quotient,
+        "%": left - right * quotient,
+    }[texts[2]]
     reader.scope.status = int(not found)  # `expr` fails for a result of 0
     return _text(f"{found}\n")
 
@@ -262,7 +307,9 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     found = [_read(reader, [name]) for name in names] if inside else [_read(reader, names)]
     if None in found:
         return None
-    made = [streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in found]
+    made = [
+        streams.sed(str(text), script, bool(flags & {"-E", "-r"}), "-n" in flags) for text in found
+    ]
     if not inside:
         return _text(made[0])
     for name, before, text in zip(names, found, made, strict=True):
@@ -303,7 +350,9 @@ def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return None
     found = streams.grep(text, flags, rest[0])
     # The status tells whether a line fits, also if nothing or only a number is written.
-    reader.scope.status = int(not streams.grep(text, flags.replace("q", "").replace("c", ""), rest[0]))
+    reader.scope.status = int(
+        not streams.grep(text, flags.replace("q", "").replace("c", ""), rest[0])
+    )
     return _text(found)
 
 
@@ -311,7 +360,9 @@ def sort(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     """`sort [-nru]`."""
     rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
     text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
-    return None if text is None else _text(streams.ordered(text, "".join(set(texts[1:]) - set(rest))))
+    return (
+        None if text is None else _text(streams.ordered(text, "".join(set(texts[1:]) - set(rest))))
+    )
 
 
 def uniq(reader: Reader, texts: Sequence[str]) -> Pieces | None:

@@ -9,7 +9,17 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
-from bridge.files.shell import arithmetic, branches, effects, inner, loops, opened, redirections, signals, variables
+from bridge.files.shell import (
+    arithmetic,
+    branches,
+    effects,
+    inner,
+    loops,
+    opened,
+    redirections,
+    signals,
+    variables,
+)
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.files import key_in
@@ -45,8 +55,37 @@ NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
 """The name before the brackets of a definition."""
 HOPED = frozenset(
     (
-        *("cd", "mkdir", "cp", "mv", "rm", "ln", "touch", "chmod", "sleep", "module", "ml", "conda", "mamba", "source", "."),
-        *("pushd", "popd", "git", "pip", "pip3", "tar", "unzip", "wget", "export", "sync", "date", "wait"),
+        *(
+            "cd",
+            "mkdir",
+            "cp",
+            "mv",
+            "rm",
+            "ln",
+            "touch",
+            "chmod",
+            "sleep",
+            "module",
+            "ml",
+            "conda",
+            "mamba",
+            "source",
+            ".",
+        ),
+        *(
+            "pushd",
+            "popd",
+            "git",
+            "pip",
+            "pip3",
+            "tar",
+            "unzip",
+            "wget",
+            "export",
+            "sync",
+            "date",
+            "wait",
+        ),
         *("torchrun", "python", "python3", "deepspeed", "srun", "accelerate", "mpirun"),
     )
 )
@@ -228,7 +267,9 @@ class Reader:
     def single(self, stages: Operand) -> None:
         """One statement, or one pipeline, without `&&` and `||`."""
         node = stages[0]
-        tokens = takewhile(lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte))
+        tokens = takewhile(
+            lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
+        )
         denied = [token.text for token in tokens].count("!")  # the tree does not have them
         # `! !` cancels out; a negated statement never ends a script under `set -e`.
         self.guarded += denied % 2
@@ -249,14 +290,19 @@ class Reader:
             raise self.refuse(node.start_byte, problem)
         handler = STATEMENTS.get(node.type)
         if handler is None:
-            raise self.refuse(node.start_byte, f"this kind of statement ({node.type.replace('_', ' ')}) is not supported")
+            raise self.refuse(
+                node.start_byte,
+                f"this kind of statement ({node.type.replace('_', ' ')}) is not supported",
+            )
         try:
             if len(stages) > 1:  # redirections behind it are those of its last command
                 self.pipeline(stages)
             elif node.type in ("command", "subshell"):
                 handler(self, node)
             else:
-                redirections.redirected(self, self._behind(node), node.start_byte, lambda: handler(self, node))
+                redirections.redirected(
+                    self, self._behind(node), node.start_byte, lambda: handler(self, node)
+                )
         except (OverflowError, Unread, Unsettled) as error:
             raise self.refuse(node.start_byte, str(error)) from None
         except arithmetic.Wrong as error:
@@ -318,7 +364,11 @@ class Reader:
         # `break` in a subshell cannot leave a loop outside of it.
         loops, self.loops = self.loops, 0
         if redirects:
-            self.apart(lambda: redirections.redirected(self, redirects, node.start_byte, lambda: self._inside(node)))
+            self.apart(
+                lambda: redirections.redirected(
+                    self, redirects, node.start_byte, lambda: self._inside(node)
+                )
+            )
         else:
             self._inside(node)
         self.loops = loops
@@ -355,7 +405,9 @@ class Reader:
             if self.scope.may("errexit"):
                 self.doubt(doubt)
 
-    def landed(self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")) -> None:
+    def landed(
+        self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
+    ) -> None:
         """Rejoin the paths that left a construct which ends here."""
         # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
         # further constructs around it.
@@ -386,7 +438,11 @@ class Reader:
             # variables do not.
             before, self.scope = self.scope, outer
             inner = self.another()
-            inner.files, inner.doubting, inner.doubted = before.files, before.doubting, before.doubted
+            inner.files, inner.doubting, inner.doubted = (
+                before.files,
+                before.doubting,
+                before.doubted,
+            )
             inner.captured, inner.output = (outer.captured, outer.output) if last else (True, ())
             inner.input = output if index else outer.input
             self.scope = inner
@@ -410,7 +466,9 @@ class Reader:
 
     def _maybe(self, first: int, last: int, line: int) -> None:
         """Note that the commands from `first` to `last` may not run."""
-        self.commands[first:last] = [replace(found, branch=found.branch or line) for found in self.commands[first:last]]
+        self.commands[first:last] = [
+            replace(found, branch=found.branch or line) for found in self.commands[first:last]
+        ]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
         """The last command of a pipeline under `lastpipe`: in this shell itself."""
@@ -423,7 +481,11 @@ class Reader:
         """The status of a pipeline: that of its last command, or under `pipefail` of the last one
         that failed.
         """
-        if statuses[-1] or not any(status != 0 for status in statuses) or not self.scope.may("pipefail"):
+        if (
+            statuses[-1]
+            or not any(status != 0 for status in statuses)
+            or not self.scope.may("pipefail")
+        ):
             return statuses[-1]
         unsure = None in statuses or "pipefail" in self.scope.unsure
         return None if unsure else next(status for status in reversed(statuses) if status)
@@ -478,7 +540,9 @@ class Reader:
             status = 0
         if status is None:
             asking = self.source.text[start:end]
-            self.undecided(self.source.line(start), lambda: self.single(right), lambda: None, asking=asking)
+            self.undecided(
+                self.source.line(start), lambda: self.single(right), lambda: None, asking=asking
+            )
             if not self.scope.ended:
                 self.scope.status = None
         elif (status == 0) is (sign == "&&"):
@@ -510,7 +574,9 @@ class Reader:
                 f"only one branch defines the function {name}, and it is not known which is taken",
             )
         line = self.source.line(place)
-        self.undecided(line, *((lambda chosen=chosen: self._called(chosen, arguments)) for chosen in choices))
+        self.undecided(
+            line, *((lambda chosen=chosen: self._called(chosen, arguments)) for chosen in choices)
+        )
         return True
 
     def _called(self, function: tuple[Source, Node] | None, arguments: Sequence[Pieces]) -> None:
@@ -550,10 +616,14 @@ class Reader:
             action = self.condition if rest[0].kind == "cond" else self.counting
             redirections.redirected(self, redirects, node.start_byte, lambda: action(rest[0]))
             return
-        self.simple([token.word for token in rest if token.word is not None], redirects, node.start_byte)
+        self.simple(
+            [token.word for token in rest if token.word is not None], redirects, node.start_byte
+        )
 
     def _behind(self, node: Node) -> list[Token]:
-        return list(takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte)))
+        return list(
+            takewhile(lambda token: token.kind == "redirect", self.source.following(node.end_byte))
+        )
 
     def condition(self, token: Token) -> None:
         """`[[ ... ]]`."""
@@ -585,13 +655,22 @@ class Reader:
 
     def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
         """Assignments, and a command with its words."""
-        count = next((index for index, word in enumerate(words) if variables.assignment(self.source, word) is None), len(words))
+        count = next(
+            (
+                index
+                for index, word in enumerate(words)
+                if variables.assignment(self.source, word) is None
+            ),
+            len(words),
+        )
         assignments, rest = words[:count], words[count:]
         if redirects and not self.branch:
             check_redirects(self.source, redirects)
         self.substituted = UNTOUCHED
         if rest and self.source.said(rest[0]) in variables.DECLARING:
-            redirections.redirected(self, redirects, place, lambda: variables.declare(self, rest, place))
+            redirections.redirected(
+                self, redirects, place, lambda: variables.declare(self, rest, place)
+            )
             return
         alone = bool(rest) and self.source.said(rest[0]) in ("[", "test")
         called = [found for word in rest for found in self.expander.words(word, alone)]
@@ -599,7 +678,9 @@ class Reader:
             redirections.redirected(self, redirects, place, lambda: self._assignments(assignments))
             return
         program = self._starts(called) if redirects else False
-        redirections.redirected(self, redirects, place, lambda: self._with(assignments, called, place), program)
+        redirections.redirected(
+            self, redirects, place, lambda: self._with(assignments, called, place), program
+        )
 
     def _starts(self, called: Sequence[Pieces]) -> bool | None:
         """Whether a command starts a program in a new process; None if its name is not known."""
@@ -610,7 +691,12 @@ class Reader:
         if name is None:
             return None
         own = name in BUILTINS and name != "nohup"
-        return not (own or name in self.scope.functions or name in variables.DECLARING or name.startswith("-"))
+        return not (
+            own
+            or name in self.scope.functions
+            or name in variables.DECLARING
+            or name.startswith("-")
+        )
 
     def _assignments(self, words: Sequence[Word]) -> None:
         self.check_stops()
@@ -696,8 +782,13 @@ class Reader:
             self.check_stops()
         self.stops.clear()
         line = self.source.line(place)
-        branch, files = self.branch or self.scope.doubted or self.parted, dict(self.scope.files.held)
-        self.commands.append(Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder))
+        branch, files = (
+            self.branch or self.scope.doubted or self.parted,
+            dict(self.scope.files.held),
+        )
+        self.commands.append(
+            Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder)
+        )
         said = known(called[0]) or ""
         # Quotes around a whole command make a name of it, which no program has.
         if SEVERAL.search(said):
@@ -715,7 +806,9 @@ class Reader:
             written = place_named(self, name, called) or self._modelled(PROGRAMS.get(name), called)
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
-        self.write(written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),))
+        self.write(
+            written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),)
+        )
         effects.leave(self, called, found, written is not None)
 
     def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
@@ -723,7 +816,9 @@ class Reader:
         if program is None:
             return None
         texts = [known(word) for word in called]
-        unknown = next((piece for word in called for piece in word if isinstance(piece, Unknown)), None)
+        unknown = next(
+            (piece for word in called for piece in word if isinstance(piece, Unknown)), None
+        )
         if unknown is not None:
             raise Unread(unknown.why)
         self.scope.status = 0
@@ -738,9 +833,13 @@ class Reader:
         if self.scope.captured:
             self.scope.output = (*self.scope.output, *pieces)
             if len(self.scope.output) > MOST_STEPS:
-                raise OverflowError(f"writes more than {MOST_STEPS:,} parts; is this the right file?")
+                raise OverflowError(
+                    f"writes more than {MOST_STEPS:,} parts; is this the right file?"
+                )
 
-    def nested(self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None) -> None:
+    def nested(
+        self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None
+    ) -> None:
         """Read text as shell, in a scope of its own if one is given; what it starts is started by the words `before`."""
         if self.depth >= DEEPEST:
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")
@@ -754,13 +853,19 @@ class Reader:
             self._child(source, scope, not before)
         self.depth -= 1
         line = self.source.line(place)
-        self.commands[first:] = [replace(found, words=(*before, *found.words), line=line) for found in self.commands[first:]]
+        self.commands[first:] = [
+            replace(found, words=(*before, *found.words), line=line)
+            for found in self.commands[first:]
+        ]
 
     def _child(self, source: Source, scope: Scope, alone: bool) -> None:
         """Read an inner shell. Its files and its output stay; with `alone` also its status."""
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured
-        scope.doubting, scope.doubted = outer.doubting, outer.doubted  # what may not be reached starts nothing for certain
+        scope.doubting, scope.doubted = (
+            outer.doubting,
+            outer.doubted,
+        )  # what may not be reached starts nothing for certain
         self.scope, around = scope, (self.guarded, self.loops)
         self.guarded, self.loops = 0, 0
         self._contained(source)
@@ -793,7 +898,9 @@ class Reader:
     def capture(self, source: Source) -> Pieces:
         """Output of the commands of `$(...)`."""
         if self.depth >= DEEPEST:
-            raise SourceError(f"{self.name}: commands stand in commands without end; is this the right file?")
+            raise SourceError(
+                f"{self.name}: commands stand in commands without end; is this the right file?"
+            )
         outer, mark, stops = self.scope, len(self.leaving), self.stops
         self.scope, self.stops = self.another(), []
         self.scope.output, self.scope.captured = (), True

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 IN_FILE = "it stands in a file"
 
 
-def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: Action, program: bool | None = False) -> None:
+def redirected(
+    reader: Reader,
+    redirects: Sequence[Token],
+    place: int,
+    action: Action,
+    program: bool | None = False,
+) -> None:
     """Read a statement with its redirections. A `program` expands the file names in its own process.
 
     `program` is None if it is not known whether the statement is one.
@@ -33,7 +39,9 @@ def redirected(reader: Reader, redirects: Sequence[Token], place: int, action: A
         _fail(reader)
     elif there is None:
         reader.undecided(
-            reader.source.line(place), lambda: _redirected(reader, redirects, action, program), lambda: _fail(reader)
+            reader.source.line(place),
+            lambda: _redirected(reader, redirects, action, program),
+            lambda: _fail(reader),
         )
     else:
         _redirected(reader, redirects, action, program)
@@ -69,10 +77,16 @@ def _looked_at(reader: Reader, word: Word) -> Pieces:
     return path
 
 
-def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, program: bool | None) -> None:
+def _redirected(
+    reader: Reader, redirects: Sequence[Token], action: Action, program: bool | None
+) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
     joined = reader.scope.joined
-    target, lost = _targets(reader, redirects) if program is False else _targets_within(reader, redirects, program)
+    target, lost = (
+        _targets(reader, redirects)
+        if program is False
+        else _targets_within(reader, redirects, program)
+    )
     if lost:
         reader.scope.output, reader.scope.captured = (), target is not None
     check_stops_of(reader, redirects)
@@ -87,14 +101,18 @@ def _redirected(reader: Reader, redirects: Sequence[Token], action: Action, prog
     if lost:
         reader.scope.output, reader.scope.captured = before[1:]
     if target is not None:
-        reader.scope.files.put(key, (*(opened.text_before(reader, target[0]) if target[1] else ()), *written))
+        reader.scope.files.put(
+            key, (*(opened.text_before(reader, target[0]) if target[1] else ()), *written)
+        )
 
 
 Target = tuple[Pieces, bool]
 """A file to write, and whether text is appended to it."""
 
 
-def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | None) -> tuple[Target | None, bool]:
+def _targets_within(
+    reader: Reader, redirects: Sequence[Token], program: bool | None
+) -> tuple[Target | None, bool]:
     """The same for a program. Assignments in its expansions do not change the script's variables."""
     outer, reader.scope = reader.scope, reader.scope.copy()
     found = _targets(reader, redirects)
@@ -102,7 +120,12 @@ def _targets_within(reader: Reader, redirects: Sequence[Token], program: bool | 
     if program is None and inside.variables != outer.variables:
         why = "its name is not known, and a program expands its redirections otherwise than a function"
         raise reader.refuse(redirects[0].start, why)
-    outer.input, outer.joined, outer.files, outer.doubting = inside.input, inside.joined, inside.files, inside.doubting
+    outer.input, outer.joined, outer.files, outer.doubting = (
+        inside.input,
+        inside.joined,
+        inside.files,
+        inside.doubting,
+    )
     return found
 
 
@@ -116,7 +139,9 @@ def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None,
         found = _redirect(reader, token)
         if found is not None:
             target, lost = found, True
-        elif token.text == ">&" and token.fd in ("", "1") and reader.source.said(token).endswith("2"):
+        elif (
+            token.text == ">&" and token.fd in ("", "1") and reader.source.said(token).endswith("2")
+        ):
             target, lost = (target, lost) if reader.scope.joined else (None, True)
         elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
             target, lost = None, token.text != ">&"
@@ -168,7 +193,10 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
     elif token.text in (">", ">|", ">>") and token.fd != "2":
         target = reader.expander.text(word)
         why = "another stream is written to it"
-        reader.scope.files.put(reader.key(target), (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),))
+        reader.scope.files.put(
+            reader.key(target),
+            (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),),
+        )
     elif token.text == "<&":
         reader.scope.input = None
     return None
@@ -177,7 +205,11 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
 def _file(reader: Reader, word: Word) -> Pieces:
     """Content of a file, or output of `<(...)`."""
     line = reader.source.line(word.start)
-    if len(word.parts) == 1 and word.parts[0].kind == "process" and reader.source.said(word).startswith("<"):
+    if (
+        len(word.parts) == 1
+        and word.parts[0].kind == "process"
+        and reader.source.said(word).startswith("<")
+    ):
         part = word.parts[0]
         return reader.capture(reader.source.within(part.start + 2, part.end - 1))
     path = reader.expander.text(word)

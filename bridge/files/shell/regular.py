@@ -43,7 +43,9 @@ def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
 
 def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, int]:
     char, special = chars[position]
-    after = "".join(found if plain else "\0" for found, plain in chars[position + 1 : position + 12])
+    after = "".join(
+        found if plain else "\0" for found, plain in chars[position + 1 : position + 12]
+    )
     if not special:
         return re.escape(char), position + 1
     if char == "[":
@@ -52,7 +54,9 @@ def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, in
         return _regular_escape(after), position + 2
     if char in "*+?}" and (not begun or after[:1] in ("*", "+", "?", "{")):
         raise Unread("this repetition is not supported")
-    if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")):
+    if (char == "{" and not re.match(r"\d+(,\d*)?\}", after)) or (
+        char in "(|" and after[:1] in ("*", "+", "?", "{", ")", "|")
+    ):
         raise Unread("this part of a regular expression is not supported")
     # `$` of Python fits before a line end at the end, too.
     return {"$": r"\Z", "^": "^"}.get(char, char), position + 1
@@ -71,13 +75,18 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
     found = re.compile(r"(\^?)(\]?(?:\[:\w+:\]|[^\]])*)\]").match(text, position)
     if found is None or re.search(r"\[[.=]", found[2]):
         raise Unread("this bracket of a regular expression is not supported")
-    if any(not special for _, special in chars[position : found.end()]) and re.search(r"[-\\\]^]", found[2]):
+    if any(not special for _, special in chars[position : found.end()]) and re.search(
+        r"[-\\\]^]", found[2]
+    ):
         raise Unread("quotes in this bracket of a regular expression are not supported")
     # Texts and names of classes in turn.
     parts = re.split(r"\[:(\w+):\]", found[2])
     if any(name not in RANGES for name in parts[1::2]):
         raise Unread("this class of characters is not supported")
-    inside = "".join(RANGES[part] if index % 2 else re.sub(r"([\\\[\]&~|^])", r"\\\1", part) for index, part in enumerate(parts))
+    inside = "".join(
+        RANGES[part] if index % 2 else re.sub(r"([\\\[\]&~|^])", r"\\\1", part)
+        for index, part in enumerate(parts)
+    )
     if re.search(r"--|^-.*-$", found[2]):
         raise Unread("this bracket of a regular expression is not supported")
     return f"[{found[1]}{inside}]", found.end()
@@ -102,7 +111,9 @@ def _basic(text: str, position: int, before: str) -> tuple[str, int]:
     # In a basic expression `*` and `^` are literal or not by their place: at the start of a branch
     # or group, or elsewhere.
     char, after = text[position], text[position + 1 : position + 2]
-    starts = before in ("", "^") or (before.endswith(("(", "|")) and not before.endswith(("\\(", "\\|")))
+    starts = before in ("", "^") or (
+        before.endswith(("(", "|")) and not before.endswith(("\\(", "\\|"))
+    )
     if char == "\\":
         return _basic_escape(after, starts), position + 2
     if char == "[":
@@ -150,7 +161,9 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
     # No match begins further left than Python's first one. From there the longest is looked for,
     # from the end on.
     ends = range(len(text), first.end(), -1)
-    return next((found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first)
+    return next(
+        (found for end in ends if (found := pattern.fullmatch(text, first.start(), end))), first
+    )
 
 
 LITERAL = re.compile(r"(?:[^\\.\[\](){}*+?|^$]|\\[^A-Za-z0-9])*")

@@ -13,7 +13,16 @@ from bridge.files.shell.arithmetic import Dropped
 from bridge.files.shell.files import AWAY, Files
 from bridge.files.shell.options import ON
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import DEFAULT_IFS, NOWHERE, Pieces, Text, Unknown, known, same, shared
+from bridge.files.shell.pieces import (
+    DEFAULT_IFS,
+    NOWHERE,
+    Pieces,
+    Text,
+    Unknown,
+    known,
+    same,
+    shared,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,11 +38,63 @@ RUN = "only a run would tell"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
     (
-        *("HOSTNAME", "PWD", "OLDPWD", "UID", "EUID", "PPID", "HOME", "USER", "LOGNAME", "SHELL", "PATH", "TERM", "SHLVL"),
-        *("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "BASH", "BASHPID", "BASH_VERSION"),
-        *("BASH_VERSINFO", "BASH_SOURCE", "BASH_LINENO", "BASH_COMMAND", "BASH_ARGV0", "BASHOPTS", "SHELLOPTS", "BASH_SUBSHELL"),
-        *("FUNCNAME", "GROUPS", "HOSTTYPE", "MACHTYPE", "OSTYPE", "DIRSTACK", "COLUMNS", "LINES", "PS4", "_"),
-        *("PIPESTATUS", "OPTERR", "COMP_WORDBREAKS", "BASH_CMDS", "BASH_ALIASES", "BASH_LOADABLES_PATH", "HISTCMD"),
+        *(
+            "HOSTNAME",
+            "PWD",
+            "OLDPWD",
+            "UID",
+            "EUID",
+            "PPID",
+            "HOME",
+            "USER",
+            "LOGNAME",
+            "SHELL",
+            "PATH",
+            "TERM",
+            "SHLVL",
+        ),
+        *(
+            "RANDOM",
+            "SRANDOM",
+            "SECONDS",
+            "EPOCHSECONDS",
+            "EPOCHREALTIME",
+            "LINENO",
+            "BASH",
+            "BASHPID",
+            "BASH_VERSION",
+        ),
+        *(
+            "BASH_VERSINFO",
+            "BASH_SOURCE",
+            "BASH_LINENO",
+            "BASH_COMMAND",
+            "BASH_ARGV0",
+            "BASHOPTS",
+            "SHELLOPTS",
+            "BASH_SUBSHELL",
+        ),
+        *(
+            "FUNCNAME",
+            "GROUPS",
+            "HOSTTYPE",
+            "MACHTYPE",
+            "OSTYPE",
+            "DIRSTACK",
+            "COLUMNS",
+            "LINES",
+            "PS4",
+            "_",
+        ),
+        *(
+            "PIPESTATUS",
+            "OPTERR",
+            "COMP_WORDBREAKS",
+            "BASH_CMDS",
+            "BASH_ALIASES",
+            "BASH_LOADABLES_PATH",
+            "HISTCMD",
+        ),
     )
 )
 """Variables that every shell or login sets."""
@@ -98,12 +159,20 @@ class Value:
         found[key] = word
         keys = tuple(found) if self.table else tuple(sorted(found, key=int))
         plain = not self.table and keys == tuple(range(len(keys)))
-        return Value(tuple(found[place] for place in keys), True, None if plain else keys, self.table)
+        return Value(
+            tuple(found[place] for place in keys), True, None if plain else keys, self.table
+        )
 
     def without(self, key: int | str) -> Value:
         """The array without an element."""
-        left = [(place, word) for place, word in zip(self.places, self.words, strict=True) if place != key]
-        return Value(tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table)
+        left = [
+            (place, word)
+            for place, word in zip(self.places, self.words, strict=True)
+            if place != key
+        ]
+        return Value(
+            tuple(word for _, word in left), True, tuple(place for place, _ in left), self.table
+        )
 
 
 UNCERTAIN = {
@@ -222,7 +291,9 @@ class Scope:
         name = self.target(name)
         # Before `MOVING`: of these variables it is the one whose value may be known.
         if name == "PIPESTATUS" and self.piped is not None and None not in self.piped:
-            return Value(tuple((Text(str(status), NOWHERE, plain=False),) for status in self.piped), True)
+            return Value(
+                tuple((Text(str(status), NOWHERE, plain=False),) for status in self.piped), True
+            )
         if name in self.variables and name not in MOVING:
             return self.variables[name]
         if name == COUNTER:
@@ -234,7 +305,9 @@ class Scope:
     def _live(self, name: str) -> Value:
         at = self._place(name)
         why = f"{RUN}; say it with --env {name}=..."
-        return Value(((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),))
+        return Value(
+            ((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),)
+        )
 
     def _place(self, name: str) -> str:
         """The file or folder that a shell variable names, relative to the first working directory; empty: not known."""
@@ -242,7 +315,11 @@ class Scope:
             return SELF if self.here else ""
         if name == "BASH_SOURCE" and not self.frames:
             return self.here
-        return self.folder.removesuffix("/") or "." if name == "PWD" and not self.folder.startswith(AWAY) else ""
+        return (
+            self.folder.removesuffix("/") or "."
+            if name == "PWD" and not self.folder.startswith(AWAY)
+            else ""
+        )
 
     def settled(self, name: str) -> bool:
         """Whether a variable without a value is certainly not set."""
@@ -252,13 +329,19 @@ class Scope:
 
     def outer(self, name: str) -> str:
         """The outside name of the current argument `name`; other names are returned unchanged."""
-        return str(int(name) + self.shifted) if name.isdigit() and self.arguments is None and int(name) else name
+        return (
+            str(int(name) + self.shifted)
+            if name.isdigit() and self.arguments is None and int(name)
+            else name
+        )
 
     def target(self, name: str) -> str:
         """The variable that a reference stands for; raises `Unsettled`."""
         found = self.referred(name)
         if "[" in found:
-            raise Unsettled(f"{name} stands for {found}, and a reference to an element is not supported here")
+            raise Unsettled(
+                f"{name} stands for {found}, and a reference to an element is not supported here"
+            )
         return found
 
     def referred(self, name: str) -> str:
@@ -280,11 +363,17 @@ class Scope:
     def lists(self, name: str) -> bool:
         """Whether a variable is an array of either kind. A shell does not export arrays."""
         value = self.get(name)
-        return bool(value and value.array) or bool(self.marks.get(self.target(name), frozenset()) & {"a", "A"})
+        return bool(value and value.array) or bool(
+            self.marks.get(self.target(name), frozenset()) & {"a", "A"}
+        )
 
     def standing(self, name: str) -> Value | None:
         """Value of a variable. References are not followed."""
-        return self.variables.get(name) if self.marks.get(name, frozenset()) & {"n", "?n"} else self.get(name)
+        return (
+            self.variables.get(name)
+            if self.marks.get(name, frozenset()) & {"n", "?n"}
+            else self.get(name)
+        )
 
     @property
     def given(self) -> tuple[Pieces, ...]:
@@ -304,7 +393,15 @@ class Scope:
         # Behind an argument that may be several words, no number is certain.
         doubtful = next((word for word in self.arguments[:number] if several(word)), None)
         if doubtful is not None:
-            return Value((tuple(replace(piece, loose=False) for piece in doubtful if isinstance(piece, Unknown)),))
+            return Value(
+                (
+                    tuple(
+                        replace(piece, loose=False)
+                        for piece in doubtful
+                        if isinstance(piece, Unknown)
+                    ),
+                )
+            )
         return Value((self.arguments[number - 1],)) if 0 < number <= len(self.arguments) else None
 
     @property
@@ -323,8 +420,15 @@ class Scope:
             raise Dropped(f"{name} is read-only")
         if sum(map(len, value.words)) > LONGEST:
             raise OverflowError(f"{name} grows beyond {LONGEST:,} parts; is this the right file?")
-        if sum(len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)) > MOST_CHARACTERS:
-            raise OverflowError(f"{name} grows beyond {MOST_CHARACTERS:,} characters; is this the right file?")
+        if (
+            sum(
+                len(piece.text) for word in value.words for piece in word if isinstance(piece, Text)
+            )
+            > MOST_CHARACTERS
+        ):
+            raise OverflowError(
+                f"{name} grows beyond {MOST_CHARACTERS:,} characters; is this the right file?"
+            )
         self.variables[name] = value
         if "allexport" in self.options:
             self.export(name)
@@ -372,7 +476,11 @@ class Scope:
         """Exported value of a variable; None for arrays and unset variables."""
         marks, value = self.marks.get(name, frozenset()), self.get(name)
         if value is not None and marks & {HANDED, "?a", "?A"}:
-            return (Unknown(f"${name}", NOWHERE, 0, "a branch decides whether it is exported", perhaps=True),)
+            return (
+                Unknown(
+                    f"${name}", NOWHERE, 0, "a branch decides whether it is exported", perhaps=True
+                ),
+            )
         return None if value is None or self.lists(name) else value.pieces
 
     def mark(self, name: str, given: Iterable[str], taken: Iterable[str] = ()) -> None:
@@ -394,7 +502,9 @@ class Scope:
                 continue
             why = f"the file that is sourced on line {line} may set it anew; say it with --env {name}=..."
             unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=value.array)
-            self.variables[name] = Value(((unknown,),), value.array, ("",) if value.table else None, value.table)
+            self.variables[name] = Value(
+                ((unknown,),), value.array, ("",) if value.table else None, value.table
+            )
 
     def moved(self) -> None:
         """The script set OPTIND. Below 2 `getopts` starts again; above, it continues within the rest of the word."""
@@ -405,7 +515,12 @@ class Scope:
     def held(self, name: str) -> Hidden:
         """State of a variable, with its attributes."""
         value = self.variables.get(name, _NOWHERE)
-        return Hidden(value, self.marks.get(name, frozenset()), name in self.exported, self.letter if name == COUNTER else 0)
+        return Hidden(
+            value,
+            self.marks.get(name, frozenset()),
+            name in self.exported,
+            self.letter if name == COUNTER else 0,
+        )
 
     def put_back(self, name: str, hidden: Hidden) -> None:
         """A variable as it stood."""
@@ -575,7 +690,9 @@ def _trap(one: Pieces | None, other: Pieces | None, branch: Branch) -> Pieces | 
     return one if alike else (Unknown("trap", NOWHERE, branch.line, branch.why),)
 
 
-def _traps(one: Mapping[str, Pieces], other: Mapping[str, Pieces], branch: Branch) -> Mapping[str, Pieces]:
+def _traps(
+    one: Mapping[str, Pieces], other: Mapping[str, Pieces], branch: Branch
+) -> Mapping[str, Pieces]:
     if one == other:
         return one
     found = ((name, _trap(one.get(name), other.get(name), branch)) for name in (*one, *other))
@@ -593,7 +710,8 @@ def _equal(one: Scope, other: Scope, name: str) -> bool:
 
 def _alike(first: Value, second: Value) -> bool:
     return (
-        (first.array, first.table, tuple(first.places)) == (second.array, second.table, tuple(second.places))
+        (first.array, first.table, tuple(first.places))
+        == (second.array, second.table, tuple(second.places))
         and len(first.words) == len(second.words)
         and all(same(left, right) for left, right in zip(first.words, second.words, strict=True))
     )
@@ -609,7 +727,9 @@ def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
         return first
     begun = shared(first, second)
     # If the part is there from an earlier merge, nothing behind it is certain.
-    place = next((index for index, piece in enumerate(begun) if piece.key == undecided.key), len(begun))
+    place = next(
+        (index for index, piece in enumerate(begun) if piece.key == undecided.key), len(begun)
+    )
     return (*begun[:place], undecided)
 
 
@@ -618,16 +738,26 @@ def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] |
         return None
     first, second = one.given, other.given
     words = _agreed(first, second)
-    rest = () if len(words) == len(first) == len(second) else ((Unknown("$@", NOWHERE, branch.line, branch.why, loose=True),),)
+    rest = (
+        ()
+        if len(words) == len(first) == len(second)
+        else ((Unknown("$@", NOWHERE, branch.line, branch.why, loose=True),),)
+    )
     return (*words, *rest)
 
 
-def _frame(first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, other: Scope, branch: Branch) -> dict[str, Hidden]:
+def _frame(
+    first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, other: Scope, branch: Branch
+) -> dict[str, Hidden]:
     """Hidden state after two branches. If only one branch hides a variable, the other's value is used."""
     found = {}
     for name in (*first, *second):
         left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
-        value = left.value if left.value is right.value else _merged(left.value, right.value, branch, name)
+        value = (
+            left.value
+            if left.value is right.value
+            else _merged(left.value, right.value, branch, name)
+        )
         letter = left.letter if left.letter == right.letter else None
         found[name] = Hidden(value, _marked(left, right), left.exported and right.exported, letter)
     return found
@@ -658,7 +788,12 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
         return _merged_arrays(first, second, replace(undecided, loose=True), mixed)
     if not unset and same(first.pieces, second.pieces):
         return one
-    return Value((_settling(() if unset else first.pieces, () if unset else second.pieces, undecided) or (undecided,),))
+    return Value(
+        (
+            _settling(() if unset else first.pieces, () if unset else second.pieces, undecided)
+            or (undecided,),
+        )
+    )
 
 
 def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
@@ -667,13 +802,18 @@ def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool)
         return Value(((undecided,),), True)
     words = _agreed(first.words, second.words)
     rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)
-    place = next((index for index, word in enumerate(words) if rest and same(word, rest[0])), len(words))
+    place = next(
+        (index for index, word in enumerate(words) if rest and same(word, rest[0])), len(words)
+    )
     return Value((*words[:place], *rest), True)
 
 
 def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces, ...]:
     pairs = zip(one, other, strict=False)
-    length = next((index for index, (left, right) in enumerate(pairs) if not same(left, right)), min(len(one), len(other)))
+    length = next(
+        (index for index, (left, right) in enumerate(pairs) if not same(left, right)),
+        min(len(one), len(other)),
+    )
     return one[:length]
 
 

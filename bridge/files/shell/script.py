@@ -52,13 +52,19 @@ class Launch:
     def opaque(self) -> dict[int, str]:
         """Reason why a word is not known, by its index: the first part of it that only a run would tell."""
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
-        return {index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}" for index, part in firsts if part}
+        return {
+            index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}"
+            for index, part in firsts
+            if part
+        }
 
     @property
     def loose(self) -> frozenset[int]:
         """Indices of words that may expand to any number of words: unknown expansions without quotes."""
         alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
-        return frozenset(index for index, piece in alone if isinstance(piece, Unknown) and piece.loose)
+        return frozenset(
+            index for index, piece in alone if isinstance(piece, Unknown) and piece.loose
+        )
 
     def file(self, path: Pieces) -> Pieces | None:
         """Text that the script has written to `path` before this run; None if it has written none."""
@@ -90,7 +96,9 @@ class Script:
     def reader(self) -> Reader:
         """The script, read."""
         if len(self.text) > MAX_CHARACTERS:
-            raise SourceError(f"{self.name}: found more than 1 MiB; a launch script is smaller, is this the right file?")
+            raise SourceError(
+                f"{self.name}: found more than 1 MiB; a launch script is smaller, is this the right file?"
+            )
         # Slurm sets variables from the directives of a script. Those that are given take
         # precedence.
         directives = _directives(self.text)
@@ -101,13 +109,19 @@ class Script:
         try:
             reader.read(self.text)
         except RecursionError:
-            raise SourceError(f"{self.name}: nested too deeply; a launch script is flatter, is this the right file?") from None
+            raise SourceError(
+                f"{self.name}: nested too deeply; a launch script is flatter, is this the right file?"
+            ) from None
         return reader
 
     @property
     def named(self) -> dict[str, str]:
         """Known variables of the script and of the runs that it starts."""
-        held = {name: value.pieces for name, value in self.reader.scope.variables.items() if value is not None}
+        held = {
+            name: value.pieces
+            for name, value in self.reader.scope.variables.items()
+            if value is not None
+        }
         for launch in self.launches:
             held |= launch.environment
         return {name: text for name, pieces in held.items() if (text := known(pieces)) is not None}
@@ -142,12 +156,20 @@ class Script:
         """The only run that `fits`. Raises `SourceError` if there is none, or if there are several and none is chosen."""
         if self.chosen is not None:
             return self._numbered(self.chosen)
-        fitting = [(number, launch) for number, launch in enumerate(self.launches, 1) if fits(launch)]
+        fitting = [
+            (number, launch) for number, launch in enumerate(self.launches, 1) if fits(launch)
+        ]
         if not fitting:
-            raise SourceError(f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}", *self.lost)
+            raise SourceError(
+                f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}",
+                *self.lost,
+            )
         if len(fitting) > 1:
             listed = (f"{self.name}: --launch {number}: {launch}" for number, launch in fitting)
-            raise SourceError(f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch", *listed)
+            raise SourceError(
+                f"{self.name}: starts {len(fitting)} runs with {what}; name one with --launch",
+                *listed,
+            )
         return fitting[0][1]
 
     @property
@@ -163,8 +185,12 @@ class Script:
 
     def _numbered(self, number: int) -> Launch:
         if not 1 <= number <= len(self.launches):
-            listed = (f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1))
-            raise SourceError(f"{self.name}: there is no run {number}; it starts {len(self.launches)}", *listed)
+            listed = (
+                f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1)
+            )
+            raise SourceError(
+                f"{self.name}: there is no run {number}; it starts {len(self.launches)}", *listed
+            )
         return self.launches[number - 1]
 
     @property
@@ -172,13 +198,21 @@ class Script:
         """Lines that may be meant as a run, for messages: flags that begin a command, and lines that look like a run."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
-        looked = missed(self.text, {command.line for command in self.reader.commands} | runs, runs, left_at)
+        looked = missed(
+            self.text, {command.line for command in self.reader.commands} | runs, runs, left_at
+        )
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
         sources = [
-            (found.line, f"source {found.name}: the variables that it sets are not known: {found.why}")
+            (
+                found.line,
+                f"source {found.name}: the variables that it sets are not known: {found.why}",
+            )
             for found in self.reader.sourced
         ]
-        found = [f"{self.name}: line {line}: {reason}" for line, reason in (*strays, *looked, *(sources if not runs else ()))]
+        found = [
+            f"{self.name}: line {line}: {reason}"
+            for line, reason in (*strays, *looked, *(sources if not runs else ()))
+        ]
         return [*found, *self.reader.ends[:MOST], *islice(self._unknown, MOST)]
 
 
@@ -195,14 +229,21 @@ def _stray(text: str, line: int) -> str:
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
     """Options on `#SBATCH` lines that are numbers."""
-    return ((match["name"], match["value"]) for match in DIRECTIVE.finditer(text) if match["value"].isdigit())
+    return (
+        (match["name"], match["value"])
+        for match in DIRECTIVE.finditer(text)
+        if match["value"].isdigit()
+    )
 
 
 class Where:
     """Facts that all runs of a script share: its lines, and the options on its `#SBATCH` lines."""
 
     def __init__(self, text: str) -> None:
-        self.breaks, self.directives = [match.start() for match in re.finditer("\n", text)], dict(_directives(text))
+        self.breaks, self.directives = (
+            [match.start() for match in re.finditer("\n", text)],
+            dict(_directives(text)),
+        )
 
     def line(self, word: Pieces) -> int | None:
         """The line on which a word begins; None if it is not in the text."""
@@ -227,10 +268,24 @@ def _launch(command: Command, where: Where) -> Launch | None:
 
 def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
     lines = tuple(where.line(word) or command.line for word in words)
-    program, before = spelled(command.words[found.at]), tuple(known(word) for word in command.words[: found.at])
+    program, before = (
+        spelled(command.words[found.at]),
+        tuple(known(word) for word in command.words[: found.at]),
+    )
     size = ranks(found, where.directives)
     files, folder = command.files, command.folder
-    return Launch(program, words, before, command.environment, command.line, lines, command.branch, size, files, folder)
+    return Launch(
+        program,
+        words,
+        before,
+        command.environment,
+        command.line,
+        lines,
+        command.branch,
+        size,
+        files,
+        folder,
+    )
 
 
 def load_script(text: str, name: str = TEXT) -> Document:

@@ -13,8 +13,40 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 NAMED = (
-    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM"),
-    *("STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR"),
+    *(
+        "HUP",
+        "INT",
+        "QUIT",
+        "ILL",
+        "TRAP",
+        "ABRT",
+        "BUS",
+        "FPE",
+        "KILL",
+        "USR1",
+        "SEGV",
+        "USR2",
+        "PIPE",
+        "ALRM",
+        "TERM",
+    ),
+    *(
+        "STKFLT",
+        "CHLD",
+        "CONT",
+        "STOP",
+        "TSTP",
+        "TTIN",
+        "TTOU",
+        "URG",
+        "XCPU",
+        "XFSZ",
+        "VTALRM",
+        "PROF",
+        "WINCH",
+        "IO",
+        "PWR",
+    ),
     "SYS",
 )
 """Signals in the order of their numbers on Linux, from 1 on."""
@@ -47,9 +79,14 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     names = {_named(word) for word in (rest if bare else rest[1:])}
     text = None if bare or known(rest[0]) == "-" else rest[0] if known(rest[0]) != "" else ()
     if names & {"DEBUG", "RETURN", ""} and text:
-        when = "before every command" if "DEBUG" in names else "where functions and sourced files end"
+        when = (
+            "before every command" if "DEBUG" in names else "where functions and sourced files end"
+        )
         raise reader.refuse(
-            place, "the signal of a trap is not known" if "" in names else f"a trap that runs {when} is not supported"
+            place,
+            "the signal of a trap is not known"
+            if "" in names
+            else f"a trap that runs {when} is not supported",
         )
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
@@ -124,7 +161,9 @@ def _kind(reader: Reader, word: Pieces) -> str:
 def _to_group(reader: Reader, place: int, signal: str) -> None:
     """A signal to a process group. The shell itself gets it if it leads the group."""
     if signal in reader.scope.traps:
-        raise reader.refuse(place, "the trap runs only if the shell leads its group, which is not known")
+        raise reader.refuse(
+            place, "the trap runs only if the shell leads its group, which is not known"
+        )
     if signal != "0":
         reader.doubt(reader.source.line(place))
 
@@ -146,8 +185,14 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
         reader.left()
         scope = reader.scope
         # The status of a shell that a signal ends.
-        scope.ended, scope.left_at, scope.status = "exit", reader.source.line(place), 128 + NUMBERS[signal]
+        scope.ended, scope.left_at, scope.status = (
+            "exit",
+            reader.source.line(place),
+            128 + NUMBERS[signal],
+        )
     elif text:
         if len(text) == 1 and isinstance(text[0], Unknown):
-            raise reader.refuse(place, f"the trap that this signal runs is not known: {text[0].why}")
+            raise reader.refuse(
+                place, f"the trap that this signal runs is not known: {text[0].why}"
+            )
         reader.handled(text)

@@ -60,7 +60,9 @@ class Source:
         # `starts` are the offsets of segments in the text, `breaks` those of line ends in the whole
         # script.
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
-        self.breaks: list[int] = script.breaks if script else [match.start() for match in re.finditer("\n", text)]
+        self.breaks: list[int] = (
+            script.breaks if script else [match.start() for match in re.finditer("\n", text)]
+        )
         self.scanner = Scanner(text)
         self.operands: dict[tuple[int, int, bool], tuple[Part, ...]] = {}
         self.inner: dict[int, Source] = {}
@@ -69,7 +71,11 @@ class Source:
         except Fault as fault:
             raise SourceError(self._broken(fault.place, fault.problem)) from None
         self.token_starts = [token.start for token in self.tokens]
-        self.root: Node = _parser().parse(masked(text, self.tokens).encode("ascii") if commands else b"").root_node
+        self.root: Node = (
+            _parser()
+            .parse(masked(text, self.tokens).encode("ascii") if commands else b"")
+            .root_node
+        )
 
     @classmethod
     def of(cls, pieces: Pieces, script: Source) -> Source:
@@ -112,7 +118,11 @@ class Source:
             if low >= high and offset >= end:
                 return
             if low < high:
-                yield replace(piece, quoted=quoted) if isinstance(piece, Unknown) else piece.part(low, high).literal(quoted)
+                yield (
+                    replace(piece, quoted=quoted)
+                    if isinstance(piece, Unknown)
+                    else piece.part(low, high).literal(quoted)
+                )
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """Place in the script of characters `start` to `end`."""
@@ -155,7 +165,9 @@ class Source:
 
     def tokens_of(self, start: int, end: int) -> list[Token]:
         """The tokens from `start` to `end`."""
-        return self.tokens[bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)]
+        return self.tokens[
+            bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)
+        ]
 
     def following(self, end: int) -> Iterator[Token]:
         """The tokens behind `end`."""
@@ -192,7 +204,9 @@ def check_ends(text: str, name: str) -> None:
     place = text.find("\r\n")
     if place >= 0:
         line = text.count("\n", 0, place) + 1
-        raise SourceError(f"{name}: line {line}: ends in CR and LF, and a shell takes the CR for text; save it with LF alone")
+        raise SourceError(
+            f"{name}: line {line}: ends in CR and LF, and a shell takes the CR for text; save it with LF alone"
+        )
 
 
 def check_syntax(source: Source) -> None:
@@ -213,9 +227,16 @@ def _faults(root: Node) -> Iterator[Node]:
 
 def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
     """Raises `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
-    found = ((source.line(token.start), PLACEHOLDER.match(source.text, token.start)) for token in redirects)
-    SourceError.raise_if(f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match)
+    found = (
+        (source.line(token.start), PLACEHOLDER.match(source.text, token.start))
+        for token in redirects
+    )
+    SourceError.raise_if(
+        f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match
+    )
 
 
 def _unfilled(placeholder: str) -> str:
-    return f"{placeholder} is a placeholder, which a shell takes for redirections; put a value there"
+    return (
+        f"{placeholder} is a placeholder, which a shell takes for redirections; put a value there"
+    )

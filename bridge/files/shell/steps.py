@@ -38,17 +38,29 @@ def _ways_of(group: Group, places: int) -> float:
         return ways + 1  # and the way without it
     if group.kind == "@":
         return ways
-    return places if ways == 1 and not any(isinstance(node, Group) for node in group.choices[0]) else inf
+    return (
+        places
+        if ways == 1 and not any(isinstance(node, Group) for node in group.choices[0])
+        else inf
+    )
 
 
 def found(pattern: re.Pattern[str], text: str) -> bool:
     """Whether a part of `text` matches."""
-    return bool(ends(pattern, text, range(len(text) + 1)) if endless(pattern, len(text)) else pattern.search(text))
+    return bool(
+        ends(pattern, text, range(len(text) + 1))
+        if endless(pattern, len(text))
+        else pattern.search(text)
+    )
 
 
 def fits(pattern: re.Pattern[str], text: str) -> bool:
     """Whether all of `text` matches."""
-    return len(text) in ends(pattern, text, (0,)) if endless(pattern, len(text)) else bool(pattern.fullmatch(text))
+    return (
+        len(text) in ends(pattern, text, (0,))
+        if endless(pattern, len(text))
+        else bool(pattern.fullmatch(text))
+    )
 
 
 def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.Match[str] | None:
@@ -58,7 +70,9 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
         return None
     # Whether some start up to a place leads to a match changes from no to yes once: at the leftmost
     # start.
-    begin = start + bisect_left(places, True, key=lambda place: bool(ends(pattern, text, range(start, place + 1))))
+    begin = start + bisect_left(
+        places, True, key=lambda place: bool(ends(pattern, text, range(start, place + 1)))
+    )
     end = max(ends(pattern, text, (begin,)))
     if not groups:
         return SPAN.match(text, begin, end)

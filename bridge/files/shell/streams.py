@@ -26,7 +26,11 @@ class Address:
 
     def holds(self, number: int, last: bool, line: str) -> bool:
         """Whether the address selects this line."""
-        return bool(longest(self.fits, line)) if self.fits is not None else number == self.number or (last and not self.number)
+        return (
+            bool(longest(self.fits, line))
+            if self.fits is not None
+            else number == self.number or (last and not self.number)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,14 @@ class _Edits:
         if number and "g" in said:
             raise Unread("these flags of sed are not supported")
         return Edit(
-            at, denied, "s", pattern, _replacement(put, mark, pattern), int(number[0]) if number else 1, "g" in said, "p" in said
+            at,
+            denied,
+            "s",
+            pattern,
+            _replacement(put, mark, pattern),
+            int(number[0]) if number else 1,
+            "g" in said,
+            "p" in said,
         )
 
     def _expression(self, text: str, mark: str, fold: bool = False) -> re.Pattern[str]:
@@ -167,7 +178,9 @@ def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | 
         else:
             found.append(piece[1:])
     numbers = [number for number in found if isinstance(number, int)]
-    if max(numbers, default=0) > pattern.groups or (max(numbers, default=0) and not grouped(pattern.pattern)):
+    if max(numbers, default=0) > pattern.groups or (
+        max(numbers, default=0) and not grouped(pattern.pattern)
+    ):
         raise Unread("the text of a group of this expression is not certain")
     return tuple(found)
 
@@ -189,7 +202,9 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
     return "".join(made)
 
 
-def _edited(line: str, edits: Sequence[Edit], number: int, last: bool) -> tuple[str | None, list[str], bool]:
+def _edited(
+    line: str, edits: Sequence[Edit], number: int, last: bool
+) -> tuple[str | None, list[str], bool]:
     """The edited line (None: deleted), the lines printed before it, and whether `sed` ends here."""
     printed: list[str] = []
     for edit in edits:
@@ -214,7 +229,9 @@ def _chosen(edit: Edit, line: str, number: int, last: bool) -> bool:
     if not first.number:
         return last
     # A range whose end lies before its start holds its first line alone.
-    return number >= first.number and (not second.number or number <= max(second.number, first.number))
+    return number >= first.number and (
+        not second.number or number <= max(second.number, first.number)
+    )
 
 
 def _substituted(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, bool]:
@@ -228,7 +245,11 @@ def _substituted(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, 
             continue
         count += 1
         taken = count >= edit.first
-        made.append("".join(part if isinstance(part, str) else found[part] or "" for part in edit.put) if taken else found[0])
+        made.append(
+            "".join(part if isinstance(part, str) else found[part] or "" for part in edit.put)
+            if taken
+            else found[0]
+        )
         after = end
         if start == end:
             made.append(line[end : end + 1])
@@ -282,7 +303,9 @@ def ordered(text: str, flags: str) -> str:
         if not all(re.fullmatch(r"0|-?[1-9]\d{0,14}", line, re.ASCII) for line in lines):
             raise Unread("sort counts what is no number")
         lines.sort(key=int)
-    elif all(re.fullmatch(r"[0-9a-z]*", line) for line in lines) or all(re.fullmatch(r"[0-9A-Z]*", line) for line in lines):
+    elif all(re.fullmatch(r"[0-9a-z]*", line) for line in lines) or all(
+        re.fullmatch(r"[0-9A-Z]*", line) for line in lines
+    ):
         lines.sort()
     else:
         raise Unread("the language of the machine decides how texts are sorted")
@@ -294,12 +317,17 @@ def ordered(text: str, flags: str) -> str:
 def single(text: str) -> str:
     """`uniq`: the first of neighbours that are the same."""
     lines = [line.removesuffix("\n") for line in _lines(text)]
-    return "".join(f"{line}\n" for index, line in enumerate(lines) if not index or line != lines[index - 1])
+    return "".join(
+        f"{line}\n" for index, line in enumerate(lines) if not index or line != lines[index - 1]
+    )
 
 
 def fields(text: str, program: str, mark: str | None) -> str:
     """`awk '{print $1, $NF}'`: fields of each line; raises `Unread` for any other program."""
-    told = re.fullmatch(r"\s*(NR\s*==\s*(?P<row>\d{1,6}))?\s*\{\s*print\s*(?P<what>[$\w, \t]*?)\s*;?\s*\}\s*", program)
+    told = re.fullmatch(
+        r"\s*(NR\s*==\s*(?P<row>\d{1,6}))?\s*\{\s*print\s*(?P<what>[$\w, \t]*?)\s*;?\s*\}\s*",
+        program,
+    )
     names = re.split(r"\s*,\s*", told["what"]) if told and told["what"] else ["$0"]
     if told is None or not all(re.fullmatch(r"\$(?:\d{1,3}|NF)|NF|NR", name) for name in names):
         raise Unread("this program of awk is not supported")
@@ -313,7 +341,12 @@ def fields(text: str, program: str, mark: str | None) -> str:
         parts = re.split(r"[ \t]+", line.strip(" \t")) if mark is None else line.split(mark)
         parts = parts if line.strip(" \t") or (mark is not None and line) else []
         # `$NF` of a line without fields is `$0`, and a field behind the last one is empty.
-        values = {"NF": str(len(parts)), "NR": str(number), "$NF": parts[-1] if parts else line, "$0": line}
+        values = {
+            "NF": str(len(parts)),
+            "NR": str(number),
+            "$NF": parts[-1] if parts else line,
+            "$0": line,
+        }
         values |= {f"${place}": part for place, part in enumerate(parts, 1)}
         made.append(
             " ".join(

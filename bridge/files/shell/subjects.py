@@ -62,7 +62,11 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
 
 def malformed(expander: Expander, start: int, end: int) -> ValueError:
     """Raises for text in braces that is no expansion, or that may be one because a part is not known."""
-    return Unread(FORM) if HOLE in expander.source.text[start:end] else arithmetic.Wrong("bad substitution")
+    return (
+        Unread(FORM)
+        if HOLE in expander.source.text[start:end]
+        else arithmetic.Wrong("bad substitution")
+    )
 
 
 def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
@@ -102,7 +106,9 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
     return element(expander, name, value, place, bool(index))
 
 
-def element(expander: Expander, name: str, value: Value | None, key: int | str | None, indexed: bool) -> Subject:
+def element(
+    expander: Expander, name: str, value: Value | None, key: int | str | None, indexed: bool
+) -> Subject:
     """One element of a variable."""
     if value is None or not value.words:
         before = isinstance(key, int) and key < 0
@@ -127,7 +133,9 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     """The place for an index."""
     # An index of an array is arithmetic, and is expanded as such. A key of a table is a word, with
     # quotes of its own.
-    parts = expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
+    parts = (
+        expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
+    )
     pieces = expander.parts(parts, True)
     text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
     if text is None:
@@ -189,7 +197,9 @@ def target(expander: Expander, name: str, through: str) -> Subject:
         return named(expander, name, None)
     value = expander.scope.get(plain)
     if AGAIN.search(index):
-        raise Unread(f"{through} names {name}, and an index that is expanded once more is not supported")
+        raise Unread(
+            f"{through} names {name}, and an index that is expanded once more is not supported"
+        )
     if index[:-1] in ALL:
         return Subject(plain, list(elements(value)) if value else None, index[:-1])
     key: int | str = index[:-1] if value and value.table else arithmetic.value(index[:-1], expander)

@@ -13,7 +13,9 @@ PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
 INSIDE = re.compile(r"[^\\\"$`]+")
 OPERAND = re.compile(r"[^\\'\"$`{}]+")
 OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|()]")
-REDIRECT = re.compile(r"(?:(?P<fd>[0-9]+|\{" + NAME + r"\}))?(?P<op><<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)")
+REDIRECT = re.compile(
+    r"(?:(?P<fd>[0-9]+|\{" + NAME + r"\}))?(?P<op><<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)"
+)
 REDIRECTING = "<>&{0123456789"
 """First characters of redirections."""
 ASSIGNED = re.compile(NAME + r"\+?=$|" + NAME + r"\[.*\]\+?=$", re.DOTALL)
@@ -32,7 +34,22 @@ PARAMETER = re.compile(r"[#!]?(?:[A-Za-z0-9_]+|[@*#?$!-])")
 SHORT = re.compile(NAME + r"|[0-9@*#?$!-]")
 KEYWORDS = frozenset(
     (
-        *("if", "then", "elif", "else", "fi", "while", "until", "do", "done", "case", "esac", "for", "select", "function"),
+        *(
+            "if",
+            "then",
+            "elif",
+            "else",
+            "fi",
+            "while",
+            "until",
+            "do",
+            "done",
+            "case",
+            "esac",
+            "for",
+            "select",
+            "function",
+        ),
         *("{", "}", "!", "time"),
     )
 )
@@ -375,7 +392,9 @@ class Scanner:
             elif char == "}":
                 return position
             elif char == "\\" and not single:
-                position = self._escaped(position, parts, "}" if self.text.startswith("}", position + 1) else '"')
+                position = self._escaped(
+                    position, parts, "}" if self.text.startswith("}", position + 1) else '"'
+                )
             elif char == "{" or (char == "'" and not single):
                 self._literal(parts, position, position + 1)
                 position += 1
@@ -424,7 +443,9 @@ class Scanner:
             if end and ADDING.match(self.text, end):
                 after = self.word(end)
                 first = after.parts[0]
-                return Word(position, after.end, (Part("text", position, first.end), *after.parts[1:]))
+                return Word(
+                    position, after.end, (Part("text", position, first.end), *after.parts[1:])
+                )
         return self.word(position)
 
     def _line_end(self, position: int) -> int:
@@ -435,7 +456,14 @@ class Scanner:
 class Lexer(Scanner):
     """Splits a script, or the text within `$(...)`, into tokens."""
 
-    def __init__(self, text: str, position: int = 0, inside: bool = False, depth: int = 0, shared: _Shared | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        position: int = 0,
+        inside: bool = False,
+        depth: int = 0,
+        shared: _Shared | None = None,
+    ) -> None:
         super().__init__(text, shared)
         self.position, self.inside, self.depth = position, inside, depth
         self.tokens: list[Token] = []
@@ -466,12 +494,15 @@ class Lexer(Scanner):
         self._documents()
         return self.tokens
 
-    def _add(self, kind: str, end: int, text: str = "", word: Word | None = None, fd: str = "") -> Token:
+    def _add(
+        self, kind: str, end: int, text: str = "", word: Word | None = None, fd: str = ""
+    ) -> Token:
         token = Token(kind, self.position, end, text, word, fd=fd)
         self.tokens.append(token)
         if len(self.tokens) > MOST_TOKENS:
             raise Fault(
-                token.start, f"found more than {MOST_TOKENS:,} words; a launch script is smaller, is this the right file?"
+                token.start,
+                f"found more than {MOST_TOKENS:,} words; a launch script is smaller, is this the right file?",
             )
         self.position = end
         return token
@@ -487,10 +518,17 @@ class Lexer(Scanner):
         for pending in self.pending:
             # Within `$(...)` the bracket may follow the delimiter on its line.
             tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
-            found = re.compile(f"^{tabs}{re.escape(pending.mark)}(?={after}$)", re.MULTILINE).search(self.text, self.position)
+            found = re.compile(
+                f"^{tabs}{re.escape(pending.mark)}(?={after}$)", re.MULTILINE
+            ).search(self.text, self.position)
             if not found:
-                raise Fault(pending.token.start, "opens what is never closed; found no end of the here-document before the end")
-            pending.token.body = Document(self.position, found.start(), pending.quoted, pending.tabs)
+                raise Fault(
+                    pending.token.start,
+                    "opens what is never closed; found no end of the here-document before the end",
+                )
+            pending.token.body = Document(
+                self.position, found.start(), pending.quoted, pending.tabs
+            )
             self.position = found.end()
             if len(self.pending) > 1 and self.position < self.size:
                 self.position += 1
@@ -532,7 +570,9 @@ class Lexer(Scanner):
         if found["op"] in ("<<", "<<-"):
             # Any quote in the delimiter turns expansion in the body off.
             quoted = any(part.kind != "text" for part in target.parts)
-            self.pending.append(_Pending(token, _unquoted(self.text, target.parts), quoted, found["op"] == "<<-"))
+            self.pending.append(
+                _Pending(token, _unquoted(self.text, target.parts), quoted, found["op"] == "<<-")
+            )
         if self.place == "command":
             self.place = "command"
 
@@ -617,7 +657,12 @@ class Lexer(Scanner):
         return True
 
     def _after_keyword(self, said: str) -> None:
-        places = {"case": "case-word", "for": "for-name", "select": "for-name", "function": "function-name"}
+        places = {
+            "case": "case-word",
+            "for": "for-name",
+            "select": "for-name",
+            "function": "function-name",
+        }
         if said == "esac":
             self._close_case(self.tokens[-1])
         elif said == "time":
@@ -697,7 +742,12 @@ def _unquoted(text: str, parts: Sequence[Part]) -> str:
     found = []
     for part in parts:
         said = text[part.start : part.end]
-        inside = {"single": said[1:-1], "double": said[1:-1], "escape": said[1:], "ansi": said[2:-1]}
+        inside = {
+            "single": said[1:-1],
+            "double": said[1:-1],
+            "escape": said[1:],
+            "ansi": said[2:-1],
+        }
         found.append(inside.get(part.kind, said))
     return "".join(found)
 
@@ -712,8 +762,16 @@ def masked(text: str, tokens: Sequence[Token]) -> str:
         found.append(" " * (token.start - position))
         after = tokens[index + 1] if index + 1 < len(tokens) else None
         if token.kind == "op" and after is not None and after.kind == "newline":
-            after = next((later for later in islice(tokens, index + 1, None) if later.kind != "newline"), None)
-        if token.text == "in" and tokens[index - 2].text == "for" and after is not None and not after.word:
+            after = next(
+                (later for later in islice(tokens, index + 1, None) if later.kind != "newline"),
+                None,
+            )
+        if (
+            token.text == "in"
+            and tokens[index - 2].text == "for"
+            and after is not None
+            and not after.word
+        ):
             found.append("  ")
         else:
             found.append(_mask(token, text, place, after))
@@ -726,7 +784,18 @@ def masked(text: str, tokens: Sequence[Token]) -> str:
 def _place(token: Token, before: str) -> str:
     if token.kind == "redirect":
         return "only" if before == "start" else before
-    if token.kind in ("op", "newline") or token.text in ("then", "do", "else", "if", "elif", "while", "until", "{", "!", "time"):
+    if token.kind in ("op", "newline") or token.text in (
+        "then",
+        "do",
+        "else",
+        "if",
+        "elif",
+        "while",
+        "until",
+        "{",
+        "!",
+        "time",
+    ):
         return "closed" if token.text == ")" else "start"
     return "word"
 

@@ -56,7 +56,12 @@ def assignment(source: Source, word: Word) -> Target | None:
         rest = re.compile(r"\+?=").match(source.text, end, first.end) if end else None
         if rest is None:
             return None
-        return Target(found["name"], (first.start + found.end("name") + 1, end - 1), rest[0] == "+=", rest.end())
+        return Target(
+            found["name"],
+            (first.start + found.end("name") + 1, end - 1),
+            rest[0] == "+=",
+            rest.end(),
+        )
     return Target(found["name"], None, found["more"] is not None, first.start + end)
 
 
@@ -102,13 +107,19 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
         scope.variables[target.name] = Value((value.pieces,))
 
 
-def _perform(reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()) -> Callable[[], None]:
+def _perform(
+    reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()
+) -> Callable[[], None]:
     """Expand the value of an assignment. The returned function performs it."""
     index: Callable[[], int | str] | None = None
     reader.begun.add(target.name)
     if target.index is not None:
         span = target.index
-        index = lambda: subjects.key(reader.expander, span, reader.scope.get(target.name) or _fresh(reader, target.name, marks))  # noqa: E731
+        index = lambda: subjects.key(  # noqa: E731
+            reader.expander,
+            span,
+            reader.scope.get(target.name) or _fresh(reader, target.name, marks),
+        )
     given = behind(word, target.value)
     if len(given.parts) == 1 and given.parts[0].kind == "array":
         value = _array(reader, given.parts[0], _table(reader, target.name, marks))
@@ -124,7 +135,11 @@ def _fresh(reader: Reader, name: str, marks: frozenset[str]) -> Value:
 
 def _table(reader: Reader, name: str, marks: frozenset[str]) -> bool:
     value = reader.scope.get(name)
-    return "A" in marks or "A" in reader.scope.marks.get(reader.scope.target(name), ()) or bool(value and value.table)
+    return (
+        "A" in marks
+        or "A" in reader.scope.marks.get(reader.scope.target(name), ())
+        or bool(value and value.table)
+    )
 
 
 def _array(reader: Reader, part: Part, table: bool) -> Value:
@@ -138,7 +153,11 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
         if keyed is not None:
             before = _longer(value, tail)
             key = subjects.key(reader.expander, keyed, before)
-            value, place, tail = stored(before, key, found), (key + 1 if isinstance(key, int) else 0), []
+            value, place, tail = (
+                stored(before, key, found),
+                (key + 1 if isinstance(key, int) else 0),
+                [],
+            )
         elif table:
             pairs.append(found)
         elif several(found):
@@ -185,14 +204,20 @@ def _paired(words: Sequence[Pieces]) -> Iterator[tuple[str, Pieces]]:
 
 
 def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
-    if not word.parts or word.parts[0].kind != "text" or not source.text.startswith("[", word.start):
+    if (
+        not word.parts
+        or word.parts[0].kind != "text"
+        or not source.text.startswith("[", word.start)
+    ):
         return None
     end = _index_end(source, word.parts[0], 0)
     found = re.compile("=").match(source.text, end, word.parts[0].end) if end else None
     return (word.start + 1, end - 1, found.end()) if found else None
 
 
-def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> None:
+def assign(
+    reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+) -> None:
     """Set a variable according to its attributes (`-i`, `-u`, `-l`, `-r`)."""
     scope = reader.scope
     if "[" in (referred := scope.referred(name)):
@@ -203,7 +228,12 @@ def assign(reader: Reader, name: str, index: Callable[[], int | str] | None, val
     marks = scope.marks.get(scope.target(name), frozenset())
     before = scope.get(name)
     if marks & {"i", "u", "l"}:
-        value = Value(tuple(_marked(reader, word, marks) for word in value.words), value.array, value.keys, value.table)
+        value = Value(
+            tuple(_marked(reader, word, marks) for word in value.words),
+            value.array,
+            value.keys,
+            value.table,
+        )
     if index is not None or (before is not None and before.array and not value.array):
         scope.set(name, _placed(reader, name, index, value, more))
         return
@@ -222,14 +252,20 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
     name, sign, index = target.partition("[")
     if not name.isidentifier():
         raise reader.refuse(reader.place, f"{target} is no name of a variable")
-    if sign and (subjects.AGAIN.search(index) or not index.endswith("]") or index[:-1] in ("", "@", "*")):
+    if sign and (
+        subjects.AGAIN.search(index) or not index.endswith("]") or index[:-1] in ("", "@", "*")
+    ):
         raise reader.refuse(reader.place, f"the index of {target} is not supported")
     table = bool(sign) and _table(reader, name, frozenset())
-    place: int | str = index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
+    place: int | str = (
+        index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
+    )
     assign(reader, name, (lambda: place) if sign else None, value, more)
 
 
-def _placed(reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool) -> Value:
+def _placed(
+    reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+) -> Value:
     array = reader.scope.get(name) or _fresh(reader, name, frozenset())
     if not array.array:
         array = Value(array.words, True)
@@ -264,12 +300,20 @@ def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
     return (Text(text, NOWHERE, plain=False),)
 
 
-def _added(reader: Reader, before: Value | None, more: Value, number: bool, absent: Pieces) -> Value:
+def _added(
+    reader: Reader, before: Value | None, more: Value, number: bool, absent: Pieces
+) -> Value:
     if before is None:
         return more if not absent or more.array else Value(((*absent, *more.pieces),))
     if not before.array and not more.array:
         if number:  # `+=` of a number adds
-            return Value((_marked(reader, (*before.pieces, Text("+", NOWHERE), *more.pieces), frozenset("i")),))
+            return Value(
+                (
+                    _marked(
+                        reader, (*before.pieces, Text("+", NOWHERE), *more.pieces), frozenset("i")
+                    ),
+                )
+            )
         return Value(((*before.pieces, *more.pieces),))
     if before.table or more.table:
         for key, word in zip(more.places, more.words, strict=True):
@@ -279,7 +323,9 @@ def _added(reader: Reader, before: Value | None, more: Value, number: bool, abse
         return Value((*before.words, *more.words), True)
     if before.open or more.open:
         return Value((*before.words, *more.words), True)
-    start = 0 if more.keys is not None else max((int(place) for place in before.places), default=-1) + 1
+    start = (
+        0 if more.keys is not None else max((int(place) for place in before.places), default=-1) + 1
+    )
     for place, word in zip(more.places, more.words, strict=True):
         before = before.put(int(place) + start, word)
     return before
@@ -334,33 +380,51 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     choices = reader.expander.choices(word)
     if len(choices) == 1:
         return [word]
-    if any(part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part)) for part in word.parts):
-        raise reader.refuse(word.start, "braces beside what a shell splits are not supported behind declare and its kin")
+    if any(
+        part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part))
+        for part in word.parts
+    ):
+        raise reader.refuse(
+            word.start,
+            "braces beside what a shell splits are not supported behind declare and its kin",
+        )
     return [Word(word.start, word.end, parts) for parts in choices]
 
 
-def _named(reader: Reader, word: Word, marks: frozenset[str]) -> Iterator[tuple[str, Callable[[], None] | None]]:
+def _named(
+    reader: Reader, word: Word, marks: frozenset[str]
+) -> Iterator[tuple[str, Callable[[], None] | None]]:
     """The target of a word that is an assignment only after expansion: `"$name"`, `"$name=$value"`."""
     for found in reader.expander.words(word):
         text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
         told = GIVEN.match(text)
         if told is None or several(found) or (told["value"] is None and told["more"]):
-            raise reader.refuse(word.start, f"the variable that {spelled(found)} declares is not known")
+            raise reader.refuse(
+                word.start, f"the variable that {spelled(found)} declares is not known"
+            )
         name = told["name"]
         if told["value"] is None:
             yield name, None
             continue
         value = cut(found, told.start("value")) or (Text("", NOWHERE),)
-        if text.startswith("(", told.start("value")) and (marks & {"a", "A"} or reader.scope.get(name) is not None):
+        if text.startswith("(", told.start("value")) and (
+            marks & {"a", "A"} or reader.scope.get(name) is not None
+        ):
             raise reader.refuse(word.start, f"it is not known if {spelled(found)} sets an array")
         yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
 
 
 def _declare(
-    reader: Reader, command: str, name: str, perform_: Callable[[], None] | None, marks: tuple[frozenset[str], frozenset[str]]
+    reader: Reader,
+    command: str,
+    name: str,
+    perform_: Callable[[], None] | None,
+    marks: tuple[frozenset[str], frozenset[str]],
 ) -> None:
     scope, (given, taken) = reader.scope, marks
-    here = command == "local" or (command in ("declare", "typeset") and scope.frames and "g" not in given)
+    here = command == "local" or (
+        command in ("declare", "typeset") and scope.frames and "g" not in given
+    )
     if here:
         # A local begins without a value. Declared again, it keeps the one that it has.
         fresh = name not in scope.frames[-1] if scope.frames else False

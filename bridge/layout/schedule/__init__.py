@@ -2,7 +2,14 @@
 
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove
-from bridge.layout.schedule.generate import SCHEDULES, Shape, check_size, generate, partly_kept, problems
+from bridge.layout.schedule.generate import (
+    SCHEDULES,
+    Shape,
+    check_size,
+    generate,
+    partly_kept,
+    problems,
+)
 from bridge.layout.schedule.program import program, trimmed
 from bridge.layout.schedule.timeline import Costs, Timeline, timeline
 

@@ -91,10 +91,14 @@ class Schedule:
     def expanded(self, parts: Sequence[int]) -> Schedule:
         """The same schedule with stage i divided into `parts[i]` stages that run one after the other."""
         starts = tuple(accumulate(parts, initial=0))
-        homes = tuple(home for home, number in zip(self.homes, parts, strict=True) for _ in range(number))
+        homes = tuple(
+            home for home, number in zip(self.homes, parts, strict=True) for _ in range(number)
+        )
         rows = tuple(tuple(_expanded(row, starts)) for row in self.rows)
         kept = frozenset(
-            (part, microbatch) for stage, microbatch in self.kept for part in range(starts[stage], starts[stage + 1])
+            (part, microbatch)
+            for stage, microbatch in self.kept
+            for part in range(starts[stage], starts[stage + 1])
         )
         return Schedule(self.name, homes, rows, kept)
 

@@ -24,7 +24,9 @@ def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, .
     for check in (_misplaced, _counted, _recomputed, _messages, _reductions, _waiting):
         found = tuple(check(schedule, rows))
         if found:
-            return found[:SHOWN] + ((f"and {len(found) - SHOWN} more of this sort",) if len(found) > SHOWN else ())
+            return found[:SHOWN] + (
+                (f"and {len(found) - SHOWN} more of this sort",) if len(found) > SHOWN else ()
+            )
     return ()
 
 
@@ -76,9 +78,13 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
         # The first place of each action: going backwards, earlier ones overwrite later ones.
         place = {action: index for index, action in reversed(list(enumerate(row)))}
-        for action, number in Counter(action for action in row if action.kind is Kind.AGAIN).items():
+        for action, number in Counter(
+            action for action in row if action.kind is Kind.AGAIN
+        ).items():
             stage, _, microbatch = action
-            ends = [place[found] for kind in DOWN if (found := Action(stage, kind, microbatch)) in place]
+            ends = [
+                place[found] for kind in DOWN if (found := Action(stage, kind, microbatch)) in place
+            ]
             if number > 1:
                 yield f"rank {rank}: {action} occurs {number} times, expected once; remove the others"
             if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
@@ -90,7 +96,9 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     sent = Counter(action for row in rows for action in row if action.kind in MATCH)
     received = Counter(action for row in rows for action in row if action.kind in MATCH.values())
-    expected = Counter(action for row in program(schedule) for action in row if action.kind in MATCH)
+    expected = Counter(
+        action for row in program(schedule) for action in row if action.kind in MATCH
+    )
     for message in sorted({*sent, *expected}):
         answer = Action(message.stage, MATCH[message.kind], message.microbatch)
         if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
@@ -122,7 +130,9 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
         moved = False
         for rank, row in enumerate(rows):
             # A send never waits for its receiver: messages are sent without blocking.
-            while places[rank] < len(row) and not _missing(schedule, row[places[rank]], done[rank], sent):
+            while places[rank] < len(row) and not _missing(
+                schedule, row[places[rank]], done[rank], sent
+            ):
                 action = row[places[rank]]
                 (sent if action.kind in MATCH else done[rank]).add(action)
                 places[rank] += 1
@@ -146,7 +156,16 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
             return _none_of(tuple(Action(source, option, microbatch) for option in made), done)
     if kind is Kind.REDUCE:
         return ""
-    return next(filter(None, (_none_of(_here(schedule, stage, options), done) for options in needs(schedule, action))), "")
+    return next(
+        filter(
+            None,
+            (
+                _none_of(_here(schedule, stage, options), done)
+                for options in needs(schedule, action)
+            ),
+        ),
+        "",
+    )
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:

@@ -38,7 +38,9 @@ class Shape:
 def contiguous(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage: neighbouring stages are on the same rank, the first ranks have more."""
     size, longer = divmod(shape.stages, shape.ranks)
-    return tuple(rank for rank in range(shape.ranks) for _ in range(size + 1 if rank < longer else size))
+    return tuple(
+        rank for rank in range(shape.ranks) for _ in range(size + 1 if rank < longer else size)
+    )
 
 
 def looped(shape: Shape) -> tuple[int, ...]:
@@ -75,7 +77,9 @@ def generate(name: str, shape: Shape) -> Schedule:
     check_size(shape.stages, shape.microbatches)
     ConfigError.raise_if(problems(name, shape))
     homes = recipe.place(shape)
-    local = [[stage for stage, home in enumerate(homes) if home == rank] for rank in range(shape.ranks)]
+    local = [
+        [stage for stage, home in enumerate(homes) if home == rank] for rank in range(shape.ranks)
+    ]
     rows = tuple(tuple(recipe.make(shape, rank, local[rank])) for rank in range(shape.ranks))
     return Schedule(name, homes, rows, frozenset(recipe.kept(shape)))
 
@@ -84,7 +88,9 @@ def check_size(stages: int, microbatches: int) -> None:
     """Raises `ConfigError` if a schedule has too many actions to build."""
     if 2 * stages * microbatches > limits.ACTIONS:
         found = f"{microbatches:,} microbatches through {stages:,} stages"
-        raise ConfigError(f"batch.accumulation: found {found}, expected at most {limits.ACTIONS:,} passes in a step; use fewer")
+        raise ConfigError(
+            f"batch.accumulation: found {found}, expected at most {limits.ACTIONS:,} passes in a step; use fewer"
+        )
 
 
 def problems(name: str, shape: Shape) -> Iterator[str]:
@@ -131,7 +137,9 @@ def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
     size = shape.microbatches // shape.rounds
     for start in range(0, shape.microbatches, size):
         yield from (Action(stage, F, start + index) for stage in local for index in range(size))
-        yield from (Action(stage, B, start + index) for stage in reversed(local) for index in range(size))
+        yield from (
+            Action(stage, B, start + index) for stage in reversed(local) for index in range(size)
+        )
 
 
 def _depth_first(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
@@ -159,7 +167,10 @@ def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
     group, number = shape.group or shape.ranks, shape.microbatches
     starts = range(0, number, group)
     return [
-        Action(stage, kind, index) for start in starts for stage in local for index in range(start, min(start + group, number))
+        Action(stage, kind, index)
+        for start in starts
+        for stage in local
+        for index in range(start, min(start + group, number))
     ]
 
 
@@ -195,7 +206,11 @@ def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
     and then actions of micro batches that do not exist are left out.
     """
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
-    return (action for action in _filled_v(enough, rank, local) if action.microbatch < shape.microbatches)
+    return (
+        action
+        for action in _filled_v(enough, rank, local)
+        if action.microbatch < shape.microbatches
+    )
 
 
 def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
@@ -299,20 +314,50 @@ def partly_kept(schedule: Schedule, number: int) -> Schedule:
 
 
 SCHEDULES: Mapping[str, Recipe] = {
-    "depth_first": Recipe(_depth_first, looped, about="one microbatch after the other, forward and backward"),
-    "breadth_first": Recipe(_all_forward, looped, about="all microbatches forward stage by stage, then backward"),
-    "gpipe": Recipe(_all_forward, contiguous, most=1, about="all microbatches forward, then all backward"),
-    "1f1b": Recipe(_interleaved, contiguous, most=1, about="one forward, one backward once the pipeline is full"),
-    "interleaved_1f1b": Recipe(_interleaved, looped, least=2, about="1F1B over several stages on a rank"),
+    "depth_first": Recipe(
+        _depth_first, looped, about="one microbatch after the other, forward and backward"
+    ),
+    "breadth_first": Recipe(
+        _all_forward, looped, about="all microbatches forward stage by stage, then backward"
+    ),
+    "gpipe": Recipe(
+        _all_forward, contiguous, most=1, about="all microbatches forward, then all backward"
+    ),
+    "1f1b": Recipe(
+        _interleaved,
+        contiguous,
+        most=1,
+        about="one forward, one backward once the pipeline is full",
+    ),
+    "interleaved_1f1b": Recipe(
+        _interleaved, looped, least=2, about="1F1B over several stages on a rank"
+    ),
     "looped_bfs": Recipe(_all_forward, looped, about="breadth first over several stages on a rank"),
-    "zero_bubble": Recipe(_zero_bubble, looped, about="input gradients early, weight gradients where a rank would be idle"),
-    "zero_bubble_v": Recipe(_zero_bubble_v, in_a_v, 2, 2, about="the same on two stages a rank, placed as a V"),
-    "pre_recompute_1f1b": Recipe(_pre_recompute, contiguous, most=1, about="1F1B that computes again while it waits"),
+    "zero_bubble": Recipe(
+        _zero_bubble,
+        looped,
+        about="input gradients early, weight gradients where a rank would be idle",
+    ),
+    "zero_bubble_v": Recipe(
+        _zero_bubble_v, in_a_v, 2, 2, about="the same on two stages a rank, placed as a V"
+    ),
+    "pre_recompute_1f1b": Recipe(
+        _pre_recompute, contiguous, most=1, about="1F1B that computes again while it waits"
+    ),
     "last_no_recompute_1f1b": Recipe(
-        _last_no_recompute, contiguous, most=1, kept=_last_stage, about="the same, and the last rank keeps its activations"
+        _last_no_recompute,
+        contiguous,
+        most=1,
+        kept=_last_stage,
+        about="the same, and the last rank keeps its activations",
     ),
     "shifted_critical_path": Recipe(
-        _shifted_critical_path, contiguous, most=1, kept=_last_stage, microbatches=4, about="the same, with one forward earlier"
+        _shifted_critical_path,
+        contiguous,
+        most=1,
+        kept=_last_stage,
+        microbatches=4,
+        about="the same, with one forward earlier",
     ),
 }
 """Every schedule by name."""

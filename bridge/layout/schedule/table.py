@@ -24,7 +24,9 @@ LETTERS = tuple(sorted(COMPUTE))
 def written(schedule: Schedule) -> str:
     """A row for each rank, a cell such as `0F0` for each action. Recomputation is left out: torch has no action for it."""
     text = io.StringIO()
-    rows = ([str(action) for action in row if action.kind is not Kind.AGAIN] for row in schedule.rows)
+    rows = (
+        [str(action) for action in row if action.kind is not Kind.AGAIN] for row in schedule.rows
+    )
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
@@ -33,11 +35,15 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
     """The schedule that `text` describes; empty cells are idle. Raises `ConfigError` with every problem."""
     rows = cells(text, where)
     problems: list[str] = []
-    found = tuple(tuple(_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows))
+    found = tuple(
+        tuple(_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows)
+    )
     homes = {action.stage: rank for rank, row in enumerate(found) for action in row}
     missing = [str(stage) for stage in range(max(homes, default=-1) + 1) if stage not in homes]
     if missing:
-        problems.append(f"{where}: no rank runs stage {', '.join(missing)}; number stages from 0 without gaps")
+        problems.append(
+            f"{where}: no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
+        )
     ConfigError.raise_if(few(problems, "cells that are no actions"))
     schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), found)
     check_size(schedule.stages, schedule.microbatches)
@@ -48,11 +54,15 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
 def cells(text: str, where: str) -> list[list[str]]:
     """The cells of each row that is not empty. Raises `ConfigError` if the text is no table, too long, or numbers too high."""
     if len(text) > limits.TEXT:
-        raise ConfigError(f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?")
+        raise ConfigError(
+            f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?"
+        )
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
     except csv.Error as error:
-        raise ConfigError(f"{where}: not a table ({error}); write one row for each rank, cells between commas") from None
+        raise ConfigError(
+            f"{where}: not a table ({error}); write one row for each rank, cells between commas"
+        ) from None
     number = sum(map(len, rows))
     if number > limits.ACTIONS:
         raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}")

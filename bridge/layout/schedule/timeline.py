@@ -79,14 +79,19 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     while moved:
         moved = False
         for row, spans in zip(schedule.rows, rows, strict=True):
-            while len(spans) < len(row) and (start := _start(schedule, row[len(spans)], ends)) is not None:
+            while (
+                len(spans) < len(row)
+                and (start := _start(schedule, row[len(spans)], ends)) is not None
+            ):
                 action = row[len(spans)]
                 begin = max(start, spans[-1].end if spans else 0.0)
                 spans.append(Span(action, begin, begin + cost(action)))
                 ends.setdefault(action, spans[-1].end)
                 moved = True
     stuck = {
-        rank: row[len(spans)] for rank, (row, spans) in enumerate(zip(schedule.rows, rows, strict=True)) if len(spans) < len(row)
+        rank: row[len(spans)]
+        for rank, (row, spans) in enumerate(zip(schedule.rows, rows, strict=True))
+        if len(spans) < len(row)
     }
     return Timeline(schedule, tuple(map(tuple, rows)), stuck)
 
@@ -102,7 +107,10 @@ def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
     if kind is Kind.WEIGHT:
         yield (Action(stage, Kind.INPUT, microbatch),)
     if kind in DOWN and stage + 1 < schedule.stages:
-        yield (Action(stage + 1, Kind.BACKWARD, microbatch), Action(stage + 1, Kind.INPUT, microbatch))
+        yield (
+            Action(stage + 1, Kind.BACKWARD, microbatch),
+            Action(stage + 1, Kind.INPUT, microbatch),
+        )
 
 
 def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:

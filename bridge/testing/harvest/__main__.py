@@ -66,7 +66,9 @@ class Job:
     def part(self) -> ModuleType:
         """The stack's module `harvest`."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
-            raise BridgeError(f"{self.stack}: no harvest.py in its folder; see python -m {SCRIPTED} --help")
+            raise BridgeError(
+                f"{self.stack}: no harvest.py in its folder; see python -m {SCRIPTED} --help"
+            )
         return import_module(f"compat.{self.stack}.harvest")
 
     @property
@@ -91,7 +93,15 @@ def job(options: argparse.Namespace) -> Job:
     home = Path(str(import_module(type(dialect).__module__).__file__)).parent
     tests = options.tests or home.parents[1] / "tests" / options.stack
     into = options.into or home / "releases"
-    return Job(options.stack, options.release, options.root, into, tests if tests.is_dir() else None, options.count, options.day)
+    return Job(
+        options.stack,
+        options.release,
+        options.root,
+        into,
+        tests if tests.is_dir() else None,
+        options.count,
+        options.day,
+    )
 
 
 def harvested(todo: Job) -> Facts:
@@ -113,7 +123,9 @@ def compared(todo: Job, facts: Facts) -> list[Change]:
     return [
         change
         for file, keys in tables.items()
-        for change in changes(file, at(todo.table(file), todo.release, todo.releases), facts.rows[file], keys)
+        for change in changes(
+            file, at(todo.table(file), todo.release, todo.releases), facts.rows[file], keys
+        )
     ]
 
 
@@ -122,7 +134,9 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
     known = todo.table(KNOWN)
     newest = todo.releases.known[-1]
     if Version(todo.release) < Version(newest):
-        raise VersionError(f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases in their order")
+        raise VersionError(
+            f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases in their order"
+        )
     texts = {todo.into / KNOWN: json.dumps({**known, todo.release: todo.day}, indent=1) + "\n"}
     for file, keys in {**todo.part.TABLES, PLACES: ("place",)}.items():
         mine = [change for change in found if change.file == file]
@@ -164,10 +178,21 @@ def judged(todo: Job) -> None:
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
         tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
     counts = {verdict: len(rows) for verdict, rows in tally.rows.items()}
-    print(f"{tally.asked} generated configs: {counts[True]} accepted, {counts[False]} refused, as our reader does")
-    print("\n".join(decide.listed("where the release and our reader differ", list(decide.disagreements(tally.differences)))))
+    print(
+        f"{tally.asked} generated configs: {counts[True]} accepted, {counts[False]} refused, as our reader does"
+    )
+    print(
+        "\n".join(
+            decide.listed(
+                "where the release and our reader differ",
+                list(decide.disagreements(tally.differences)),
+            )
+        )
+    )
     if todo.tests is not None:
-        write_all({todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)})
+        write_all(
+            {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}
+        )
 
 
 def progress(todo: Job) -> Callable[[int, int], None]:
@@ -203,7 +228,11 @@ def run(todo: Job, record: bool) -> int:
     facts = harvested(todo)
     # For a known release, a function that only one side names is a matter of our rules and not of
     # the release.
-    found = [change for change in compared(todo, facts) if not known or change.file != PLACES or change.both]
+    found = [
+        change
+        for change in compared(todo, facts)
+        if not known or change.file != PLACES or change.both
+    ]
     told(todo, facts, found)
     if not known:
         write_all(added(todo, facts, found))
@@ -226,17 +255,39 @@ def again_with(todo: Job) -> Iterable[str]:
 def parser() -> argparse.ArgumentParser:
     """The command-line parser."""
     found = argparse.ArgumentParser(
-        prog=f"python -m {SCRIPTED}", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {SCRIPTED}",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("stack", help="name of a folder in compat/")
-    found.add_argument("release", help="the release, such as 0.7.0; 0.20.0.dev20260822 for a main branch of that day")
-    found.add_argument("--from", dest="root", type=Path, metavar="PATH", help="a source tree, or what pip --target made")
-    found.add_argument("--count", type=int, default=400, help="generated configs that the release judges; 0: none")
+    found.add_argument(
+        "release",
+        help="the release, such as 0.7.0; 0.20.0.dev20260822 for a main branch of that day",
+    )
+    found.add_argument(
+        "--from",
+        dest="root",
+        type=Path,
+        metavar="PATH",
+        help="a source tree, or what pip --target made",
+    )
+    found.add_argument(
+        "--count", type=int, default=400, help="generated configs that the release judges; 0: none"
+    )
     found.add_argument(
         "--day", default="", metavar="YYYY-MM-DD", help="the day on which it came out"
     )
-    found.add_argument("--record", action="store_true", help="for a known release: judge configs again, and write the verdicts")
-    found.add_argument("--into", type=Path, metavar="FOLDER", help="files of facts; those of the stack unless given")
+    found.add_argument(
+        "--record",
+        action="store_true",
+        help="for a known release: judge configs again, and write the verdicts",
+    )
+    found.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="files of facts; those of the stack unless given",
+    )
     found.add_argument(
         "--tests", type=Path, metavar="FOLDER", help="folder for verdicts; tests/STACK unless given"
     )

@@ -45,7 +45,11 @@ def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
     With `made`, the defaults are the values of an object that is made without arguments. Arguments that a dataclass does not
     store are left out.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    fields = (
+        {field.name: field for field in dataclasses.fields(cls)}
+        if dataclasses.is_dataclass(cls)
+        else {}
+    )
     for name, parameter in inspect.signature(cls).parameters.items():
         variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if name in SKIPPED or variable or (fields and name not in fields):
@@ -76,7 +80,9 @@ def _inside(value: Any) -> Iterator[tuple[str, Row]]:
 def _type(annotation: Any) -> str:
     if annotation is inspect.Parameter.empty:
         return ""
-    return plain_type(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+    return plain_type(
+        annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    )
 
 
 def plain(value: Any) -> Any:
@@ -121,7 +127,11 @@ def digest(path: Path, name: str) -> str:
     node: ast.AST | None = _parsed(path)
     for part in name.split("."):
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
-        defined = (one for one in inside if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+        defined = (
+            one
+            for one in inside
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        )
         node = next((one for one in defined if one.name == part), None)
     if node is None:
         return ""

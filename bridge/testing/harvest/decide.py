@@ -12,7 +12,9 @@ from bridge.testing.harvest.rows import Change, Row
 from bridge.translation import claims
 
 
-def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]) -> Iterator[str]:
+def questions(
+    dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]
+) -> Iterator[str]:
     """A line for each changed fact that needs more than data, worst first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
     known = fields(dialect.schema)
@@ -23,7 +25,11 @@ def questions(dialect: Dialect, changes: Sequence[Change], path_of: Callable[[st
         declared = any(start in known or f"{start}.*" in known for start in starts)
         if change.before is None and not declared:
             yield f"{path}: new, {shown(change.row.get('default'))} by default; add a line to the schema and a rule"
-    yield from _each(f"{path}: in the schema, and no rule claims it" for path in known if path not in claims(dialect))
+    yield from _each(
+        f"{path}: in the schema, and no rule claims it"
+        for path in known
+        if path not in claims(dialect)
+    )
     yield from _each(_default(dialect, path, change) for path, change in rows)
     for path, change in rows:
         if change.after is None:

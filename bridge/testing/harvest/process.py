@@ -31,7 +31,11 @@ class Verdict:
     def differing(self) -> dict[str, tuple[Any, Any]]:
         """Our value and theirs, for paths that both have with different values."""
         both = self.expected.keys() & self.held.keys()
-        return {path: (self.expected[path], self.held[path]) for path in both if self.expected[path] != self.held[path]}
+        return {
+            path: (self.expected[path], self.held[path])
+            for path in both
+            if self.expected[path] != self.held[path]
+        }
 
     @property
     def compared(self) -> int:
@@ -46,10 +50,23 @@ class Process:
         # The release comes first: this environment may have another one installed.
         paths = [*([str(root)] if root else []), HERE, os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        command = [sys.executable, "-P", "-m", "bridge.testing.harvest.worker", stack, release, str(root or "")]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "bridge.testing.harvest.worker",
+            stack,
+            release,
+            str(root or ""),
+        ]
         self.stack, self.errors = stack, tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
         )
 
     def ask(self, question: Any) -> dict[str, Any]:
@@ -75,7 +92,11 @@ class Process:
         """The release's verdict on a config."""
         question, expected = import_module(f"compat.{self.stack}.runtime.real").posed(config)
         answer = self.ask(question)
-        return Verdict(answer.get("held", {}), answer.get("refused", ""), json.loads(json.dumps(expected, default=str)))
+        return Verdict(
+            answer.get("held", {}),
+            answer.get("refused", ""),
+            json.loads(json.dumps(expected, default=str)),
+        )
 
     def close(self) -> None:
         """Kill the process. All questions are answered by now, and some stacks take long to unload."""

@@ -55,30 +55,49 @@ def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
     """The rows that hold at a release, without their releases. For an unknown release, rows without an end."""
     if release not in releases.known:
         return [bare(row) for row in rows if not row.get("until")]
-    return [bare(row) for row in rows if releases.within(release, row.get("since", ""), row.get("until", ""))]
+    return [
+        bare(row)
+        for row in rows
+        if releases.within(release, row.get("since", ""), row.get("until", ""))
+    ]
 
 
-def changes(file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]) -> list[Change]:
+def changes(
+    file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]
+) -> list[Change]:
     """Changes from `before` to `after`. Rows with equal `keys` are about the same fact."""
     old, new = ({_key(row, keys): row for row in rows} for rows in (before, after))
     both = [key for key in {**old, **new} if _same(old.get(key)) != _same(new.get(key))]
     return [Change(file, old.get(key), new.get(key)) for key in both]
 
 
-def updated(rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]) -> list[Row]:
+def updated(
+    rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]
+) -> list[Row]:
     """The rows with the changes of `release`: old rows end there, new rows begin there, and all other rows stay."""
     ended = {_key(change.before, keys) for change in found if change.before}
     # A row that ended before is history, and may have the same key as the one that ends now.
-    kept = [row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release} for row in rows]
-    begun = [{**change.after, **({"since": release} if rows else {})} for change in found if change.after]
+    kept = [
+        row if row.get("until") or _key(row, keys) not in ended else {**row, "until": release}
+        for row in rows
+    ]
+    begun = [
+        {**change.after, **({"since": release} if rows else {})} for change in found if change.after
+    ]
     return sorted((*kept, *begun), key=lambda row: _key(row, keys)) if begun else kept
 
 
 def joined(old: Any, found: Any) -> Any:
     """The union of names over all releases. Mappings and lists are joined, existing texts are kept."""
     if isinstance(old, Mapping) and isinstance(found, Mapping):
-        both = {name: joined(old[name], found[name]) if name in old and name in found else None for name in {**old, **found}}
-        return {name: value if value is not None else old.get(name, found.get(name)) for name, value in both.items()}
+        both = {
+            name: joined(old[name], found[name]) if name in old and name in found else None
+            for name in {**old, **found}
+        }
+        return {
+            name: value if value is not None else old.get(name, found.get(name))
+            for name, value in both.items()
+        }
     if isinstance(old, list) and isinstance(found, list):
         return old if {*found} <= {*old} else sorted({*old, *found})
     return old or found

@@ -54,12 +54,16 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
         try:
             found = distribution(package.name)
         except PackageNotFoundError:
-            advice = f"pip install --no-deps {package.name}=={release}, or name its source with --from"
+            advice = (
+                f"pip install --no-deps {package.name}=={release}, or name its source with --from"
+            )
             raise VersionError(f"{package.name}: not installed; {advice}") from None
     root = path or Path(str(found.locate_file("") if found else ""))
     told = found.version if found else told_by(root / package.folder / package.info)
     if not same(release, told):
-        advice = f"pip install --no-deps {package.name}=={release}, or name a tree of it with --from"
+        advice = (
+            f"pip install --no-deps {package.name}=={release}, or name a tree of it with --from"
+        )
         raise VersionError(f"{package.name}: found {told} in {root}, expected {release}; {advice}")
     return Tree(package, root.resolve(), release)
 

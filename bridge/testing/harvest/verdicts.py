@@ -91,7 +91,9 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
                     if name in config.given or held[path] != usual.get(name)
                 ]
                 outcome = {"holds": {path: held[path] for path in telling}}
-            tally.rows[not refused].append({"release": version, **question, "accepted": not refused, **outcome})
+            tally.rows[not refused].append(
+                {"release": version, **question, "accepted": not refused, **outcome}
+            )
     return tally
 
 
@@ -110,7 +112,9 @@ def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config
 
 def _posed(config: Config) -> tuple[Any, Row]:
     question, expected = import_module(f"compat.{config.dialect.name}.runtime.real").posed(config)
-    return json.loads(json.dumps(question, default=str)), json.loads(json.dumps(expected, default=str))
+    return json.loads(json.dumps(question, default=str)), json.loads(
+        json.dumps(expected, default=str)
+    )
 
 
 def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:

@@ -27,7 +27,11 @@ def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]
         return _facts(stack, *tree)
     real = import_module(f"compat.{stack}.runtime.real")
     try:
-        return {"installed": real.installed()} if question == "installed" else {"held": real.answer(question)}
+        return (
+            {"installed": real.installed()}
+            if question == "installed"
+            else {"held": real.answer(question)}
+        )
     except ConfigError as error:
         return {"refused": str(error)}
 
@@ -50,7 +54,10 @@ def main(stack: str, release: str, root: str = "") -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for line in sys.stdin:
-        print(json.dumps(answered(stack, json.loads(line), (release, root)), default=str), file=answers)
+        print(
+            json.dumps(answered(stack, json.loads(line), (release, root)), default=str),
+            file=answers,
+        )
 
 
 if __name__ == "__main__":

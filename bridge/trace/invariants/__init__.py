@@ -29,7 +29,20 @@ from bridge.trace.source import Moment
 from bridge.trace.tracer import OUTPUT, Sight
 
 CHECKS: Sequence[type[Check]] = (
-    *(Cleared, Reduced, Groups, Updated, Resumed, Clipped, Samples, Randomness, Positions, Buffers, Calls, Ties),
+    *(
+        Cleared,
+        Reduced,
+        Groups,
+        Updated,
+        Resumed,
+        Clipped,
+        Samples,
+        Randomness,
+        Positions,
+        Buffers,
+        Calls,
+        Ties,
+    ),
     *(Recomputed, Causal, Late, Schedules, Explained),
 )
 ROWS, SAID = "invariants", "findings"
@@ -41,7 +54,9 @@ class Passes(Check):
     def local(self, step: int) -> Iterator[Finding]:
         told, passes = self.source.accumulation, self.source.passes
         if told and (passes % told or (passes > told and self.source.strict)):
-            yield Finding("accumulation-differs", step, "", f"told {told} passes a step, found {passes}")
+            yield Finding(
+                "accumulation-differs", step, "", f"told {told} passes a step, found {passes}"
+            )
 
 
 @dataclass
@@ -118,7 +133,9 @@ class Invariants:
         self._alike = all(other == known[0] for other in known)
         if not self._alike:
             odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
-            self._kept.append(Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it"))
+            self._kept.append(
+                Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it")
+            )
         self._tell(finding for check in self.checks for finding in check.start())
 
     def _gather(self, step: int, updated: bool) -> None:
@@ -143,7 +160,10 @@ class Invariants:
         """Tell all ranks what single ranks know, and what groups of data ranks found. In most steps there
         is nothing, and ranks exchange no more than that.
         """
-        own, world = [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))], self.source.comm.world
+        own, world = (
+            [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))],
+            self.source.comm.world,
+        )
         self._kept = []
         if not bool(gathered(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
             return
@@ -159,7 +179,10 @@ class Invariants:
         """Take all hooks out."""
         if self.source.meeting is not None:
             self.source.meeting.leave()
-        for handle in (*self._handles, *(handle for check in self.checks for handle in check.handles)):
+        for handle in (
+            *self._handles,
+            *(handle for check in self.checks for handle in check.handles),
+        ):
             handle.remove()
 
 

@@ -28,7 +28,12 @@ class Causal(Check):
         self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.tokens: Tensor | None = None
         self.next = False
-        self.done = not source.plain or bool(source.hidden) or source.comm.mesh.world != source.data.size or not _whole(source)
+        self.done = (
+            not source.plain
+            or bool(source.hidden)
+            or source.comm.mesh.world != source.data.size
+            or not _whole(source)
+        )
         if not self.done:
             self.handles.append(_Targets(self))
 
@@ -36,7 +41,9 @@ class Causal(Check):
         if self.done or self.given is not None:
             return
         leaves = tree_leaves(in_order(self.source.entered, tuple(given), named))
-        whole = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_floating_point())
+        whole = (
+            leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_floating_point()
+        )
         tokens = [leaf for leaf in whole if leaf.dim() == 2 and leaf.shape[1] > 3]
         if tokens and "attention_mask" not in named:
             self.given, self.tokens = (tuple(given), {**named}), tokens[0]
@@ -70,7 +77,8 @@ class Causal(Check):
             layer = self._leak()
             if layer is not None:
                 told = (
-                    "with another last token, what it gives for tokens before that one changes, and the loss asks for next tokens"
+                    "with another last token, what it gives for tokens before that one"
+                    " changes, and the loss asks for next tokens"
                 )
                 yield Finding("future-seen", step, layer, told)
         self.given = self.tokens = None
@@ -86,7 +94,12 @@ class Causal(Check):
         runs = [self._run(self.tokens), self._run(changed)]
         for layer, output in runs[0].items():
             other = runs[1].get(layer)
-            if other is None or other.shape != output.shape or output.dim() < 3 or output.shape[1] != self.tokens.shape[1]:
+            if (
+                other is None
+                or other.shape != output.shape
+                or output.dim() < 3
+                or output.shape[1] != self.tokens.shape[1]
+            ):
                 continue
             before, after = output[:, :-1].float(), other[:, :-1].float()
             # Kernels may sum in another order: rounding is no leak.
@@ -100,7 +113,9 @@ class Causal(Check):
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
         given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
         modes = [(module, module.training) for module in model.modules()]
-        hooks = [layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()]
+        hooks = [
+            layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()
+        ]
         # These passes are not of the training.
         quiet, source.quiet = source.quiet, True
         try:
@@ -123,7 +138,14 @@ class Causal(Check):
 
 def _kept(found: dict[str, Tensor], name: str) -> Any:
     def hook(module: nn.Module, given: Any, output: Any) -> None:
-        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+        first = next(
+            (
+                leaf
+                for leaf in tree_leaves(output)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            ),
+            None,
+        )
         if first is not None:
             found[name] = first.detach()
 

@@ -99,7 +99,9 @@ class Watched:
 
 def floats(values: Tensor | Sequence[float]) -> Tensor:
     """fp64 numbers as int64 of the same bits."""
-    found = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
+    found = (
+        values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
+    )
     # The rows of all checks go in one gather, which has one number format.
     return found.detach().double().cpu().reshape(-1).view(torch.int64)
 

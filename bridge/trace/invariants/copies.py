@@ -25,7 +25,10 @@ class Buffers(Check):
 
     def _digests(self) -> list[int]:
         found = naming.buffers(self.source.module)
-        return [int(digest(found[name])[0]) if name in found and found[name].numel() else 0 for name in self.names]
+        return [
+            int(digest(found[name])[0]) if name in found and found[name].numel() else 0
+            for name in self.names
+        ]
 
     def row(self, step: int) -> Tensor:
         now = self._digests()
@@ -39,7 +42,9 @@ class Buffers(Check):
         odd = (digests != digests[0]).any(0) & ~changed.any(0)
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
         if names:
-            yield Finding("buffers-differ", step, names[0], f"{len(names)} of {len(self.names)}: {few(names)}")
+            yield Finding(
+                "buffers-differ", step, names[0], f"{len(names)} of {len(self.names)}: {few(names)}"
+            )
 
 
 class Calls(Check):
@@ -47,12 +52,19 @@ class Calls(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.counts = dict.fromkeys((name for name in source.layers if name not in source.hidden), 0)
+        self.counts = dict.fromkeys(
+            (name for name in source.layers if name not in source.hidden), 0
+        )
         self.calls: set[tuple[str, int, str]] = set()
 
     def saw(self, sight: Sight) -> None:
         key = (sight.name.layer, sight.microbatch, sight.name.tensor)
-        if sight.name.kind == OUTPUT and not sight.again and key not in self.calls and sight.name.layer in self.counts:
+        if (
+            sight.name.kind == OUTPUT
+            and not sight.again
+            and key not in self.calls
+            and sight.name.layer in self.counts
+        ):
             self.calls.add(key)
             self.counts[sight.name.layer] += 1
 
@@ -61,15 +73,23 @@ class Calls(Check):
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         if (rows[:, 0] != rows[0, 0]).any():
-            told = ", ".join(f"rank {self.at(place)} made {count}" for place, count in enumerate(rows[:, 0].tolist()))
+            told = ", ".join(
+                f"rank {self.at(place)} made {count}"
+                for place, count in enumerate(rows[:, 0].tolist())
+            )
             yield Finding("layers-differ", step, "", f"forward passes of the step: {told}")
             return
         odd = (rows[:, 1:] != rows[0, 1:]).any(0).nonzero().view(-1).tolist()
         names = list(self.counts)
         if odd:
-            told = ", ".join(f"{count} on rank {self.at(place)}" for place, count in enumerate(rows[:, 1 + odd[0]].tolist()))
+            told = ", ".join(
+                f"{count} on rank {self.at(place)}"
+                for place, count in enumerate(rows[:, 1 + odd[0]].tolist())
+            )
             more = f"; {len(odd) - 1} more layers" if len(odd) > 1 else ""
-            yield Finding("layers-differ", step, names[odd[0]], f"tensors that it gave: {told}{more}")
+            yield Finding(
+                "layers-differ", step, names[odd[0]], f"tensors that it gave: {told}{more}"
+            )
 
     def ended(self) -> None:
         self.counts = dict.fromkeys(self.counts, 0)
@@ -87,23 +107,37 @@ class Ties(Check):
         outputs = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
         for one in inputs:
             for other in outputs:
-                trained = one.requires_grad and other.requires_grad and one is not other and one.shape == other.shape
+                trained = (
+                    one.requires_grad
+                    and other.requires_grad
+                    and one is not other
+                    and one.shape == other.shape
+                )
                 if trained and self._alike(one, other) and id(one) in names and id(other) in names:
                     told = f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} values and are apart"
                     yield Finding("untied", 0, names[id(other)], told)
                     return
         config = getattr(model, "config", None)
-        wanted = getattr(config, "tie_word_embeddings", False) and callable(getattr(model, "get_output_embeddings", None))
+        wanted = getattr(config, "tie_word_embeddings", False) and callable(
+            getattr(model, "get_output_embeddings", None)
+        )
         head = model.get_output_embeddings() if wanted else None  # type: ignore[operator]
         embedding = model.get_input_embeddings() if head is not None else None  # type: ignore[operator]
         pair = getattr(head, "weight", None), getattr(embedding, "weight", None)
-        if pair[0] is not None and pair[1] is not None and pair[0] is not pair[1] and type(pair[0]) is nn.Parameter:
+        if (
+            pair[0] is not None
+            and pair[1] is not None
+            and pair[0] is not pair[1]
+            and type(pair[0]) is nn.Parameter
+        ):
             told = "the model's config says tie_word_embeddings, and input and output embeddings are two parameters"
             yield Finding("untied", 0, names.get(id(pair[0]), "head"), told)
 
     @staticmethod
     def _alike(one: Tensor, other: Tensor) -> bool:
-        plain = type(one) is nn.Parameter and type(other) is nn.Parameter and one.device == other.device
+        plain = (
+            type(one) is nn.Parameter and type(other) is nn.Parameter and one.device == other.device
+        )
         return (
             plain
             and not one.is_meta

@@ -53,7 +53,12 @@ class Explained(Check):
         owners = self._owners()
         for name, weight in naming.parameters(self.source.module).items():
             gradient = local_gradient(weight)
-            if id(weight) in owners and gradient is not None and weight.dtype in FORMATS and local(weight).numel():
+            if (
+                id(weight) in owners
+                and gradient is not None
+                and weight.dtype in FORMATS
+                and local(weight).numel()
+            ):
                 state = owners[id(weight)][0].state.get(weight, {})
                 first = state.get("exp_avg")
                 self.before[name] = Before(
@@ -84,7 +89,14 @@ class Explained(Check):
                     self._held(name, weight, before, *owners[id(weight)])
         return NOTHING
 
-    def _held(self, name: str, weight: nn.Parameter, before: Before, optimizer: Any, group: Mapping[str, Any]) -> None:
+    def _held(
+        self,
+        name: str,
+        weight: nn.Parameter,
+        before: Before,
+        optimizer: Any,
+        group: Mapping[str, Any],
+    ) -> None:
         state = optimizer.state.get(weight, {})
         now = sample(local(weight))
         after = local_gradient(weight)
@@ -111,7 +123,9 @@ class Explained(Check):
             yield Finding("update-unexplained", step, names[0], told)
 
 
-def _adam(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor) -> Tensor:
+def _adam(
+    group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
+) -> Tensor:
     """What Adam adds to a weight: by its moments after the step, the first of which is held to the gradient as well."""
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
@@ -128,15 +142,25 @@ def _adam(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gr
     return -rate * (answer + decay * before.weight if apart else answer)
 
 
-def _sgd(group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor) -> Tensor:
+def _sgd(
+    group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
+) -> Tensor:
     """What SGD adds to a weight."""
-    given = (-gradient if group.get("maximize") else gradient) + float(group["weight_decay"]) * before.weight
+    given = (-gradient if group.get("maximize") else gradient) + float(
+        group["weight_decay"]
+    ) * before.weight
     kept = state.get("momentum_buffer")
     if kept is None or not group["momentum"]:
         return -float(group["lr"]) * given
     moment = sample(local(kept))
-    return -float(group["lr"]) * (given + float(group["momentum"]) * moment if group.get("nesterov") else moment)
+    return -float(group["lr"]) * (
+        given + float(group["momentum"]) * moment if group.get("nesterov") else moment
+    )
 
 
-RULES: Mapping[Any, Any] = {torch.optim.Adam: _adam, torch.optim.AdamW: _adam, torch.optim.SGD: _sgd}
+RULES: Mapping[Any, Any] = {
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.SGD: _sgd,
+}
 """By class: what its rule adds to the samples of a weight."""

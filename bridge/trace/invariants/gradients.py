@@ -45,9 +45,15 @@ class Cleared(Check):
         trained = list(_trained(self.source))
         self.parameters = len(trained)
         got = {name for name, weight in trained if weight.grad is not None}
-        self.lost = [name for name, _ in trained if name not in got] if self.backwards and self.source.plain else []
+        self.lost = (
+            [name for name, _ in trained if name not in got]
+            if self.backwards and self.source.plain
+            else []
+        )
         self.ever |= got
-        return torch.tensor([self.backwards, len(self.stale), len(self.lost), len(trained), self.source.evaluating])
+        return torch.tensor(
+            [self.backwards, len(self.stale), len(self.lost), len(trained), self.source.evaluating]
+        )
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         backwards, stale, lost, trained, quiet = rows.T
@@ -55,7 +61,9 @@ class Cleared(Check):
             ranks = tuple(self.at(place) for place in stale.nonzero().view(-1).tolist())
             where = self.stale[0] if self.stale else ""
             told = f"{int(stale.max())} of {int(trained[0])} gradients are not zero as backward begins: {few(self.stale)}"
-            yield Finding("gradient-stale", step, where, told, ranks if len(ranks) < len(rows) else ())
+            yield Finding(
+                "gradient-stale", step, where, told, ranks if len(ranks) < len(rows) else ()
+            )
         gone = (lost == trained) & (backwards > 0) & (trained > 0)
         if gone.any():
             ranks = tuple(self.at(place) for place in gone.nonzero().view(-1).tolist())
@@ -65,12 +73,19 @@ class Cleared(Check):
             told = f"{int(quiet.max())} forward passes in evaluation mode, and none in training mode as in the steps before"
             yield Finding("not-training", step, "", told)
         elif self.known and not backwards.any() and not gone.any():
-            yield Finding("step-without-backward", step, "", "no backward pass ran since the last step")
+            yield Finding(
+                "step-without-backward", step, "", "no backward pass ran since the last step"
+            )
 
     def local(self, step: int) -> Iterator[Finding]:
         missing = [name for name in self.lost if name not in self.ever] if step <= 2 else []
         if missing and len(missing) < self.parameters:
-            yield Finding("gradient-missing", step, missing[0], f"{len(missing)} of {self.parameters} have none: {few(missing)}")
+            yield Finding(
+                "gradient-missing",
+                step,
+                missing[0],
+                f"{len(missing)} of {self.parameters} have none: {few(missing)}",
+            )
 
     def ended(self) -> None:
         self.known |= self.backwards > 0
@@ -131,7 +146,11 @@ class Reduced(Check):
             return
         every = unfloats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
         own, got, norm, fired = torch.split(every, [COUNT, COUNT, 1, 1], 2)
-        there = (fired > 0).any(0).view(-1) & (norm > 0).all(0).view(-1) & torch.isfinite(norm).all(0).view(-1)
+        there = (
+            (fired > 0).any(0).view(-1)
+            & (norm > 0).all(0).view(-1)
+            & torch.isfinite(norm).all(0).view(-1)
+        )
         mean, first = own.mean(0), got[0]
         size = norm.amax(0)
         factor = _factor(first[there], mean[there], size[there])
@@ -140,18 +159,34 @@ class Reduced(Check):
         self.before = first
 
     def _judged(
-        self, step: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, there: Tensor, factor: float | None
+        self,
+        step: int,
+        own: Tensor,
+        got: Tensor,
+        mean: Tensor,
+        size: Tensor,
+        there: Tensor,
+        factor: float | None,
     ) -> Iterator[Finding]:
         ranks = len(own)
         if factor is None or self.bounded:
             return
-        for wanted, name in ((float(ranks), "gradient-summed"), (1 / ranks, "gradient-averaged-twice")):
+        for wanted, name in (
+            (float(ranks), "gradient-summed"),
+            (1 / ranks, "gradient-averaged-twice"),
+        ):
             # Clipping scales by any number below 1, which may be 1 / ranks.
-            if ranks > 1 and abs(factor - wanted) < 1e-3 * wanted and not (name != "gradient-summed" and self.clipped):
+            if (
+                ranks > 1
+                and abs(factor - wanted) < 1e-3 * wanted
+                and not (name != "gradient-summed" and self.clipped)
+            ):
                 told = f"every gradient is {factor:.6g} times the mean of what backward left on {ranks} data ranks"
                 yield Finding(name, step, "", told)
         # Each number of a sketch is about as large as the norm: COUNT of them COUNT**0.5 times.
-        apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(min=1e-300)
+        apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(
+            min=1e-300
+        )
         odd = [at for at in (apart > self._tolerance()).nonzero().view(-1).tolist() if there[at]]
         kinds: dict[str, list[int]] = {}
         for at in odd:
@@ -163,12 +198,16 @@ class Reduced(Check):
             told = f"{few(names)}: {worst:.2g} of its norm away from the mean of what backward left, others agree"
             yield Finding(kind, step, names[0], told, alone)
 
-    def _kind(self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float) -> str:
+    def _kind(
+        self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float
+    ) -> str:
         if self._alone(at, own, got):
             return "gradient-not-reduced"
         if self.before is not None:
             # Beside the mean, is what is left the gradient of the step before?
-            rest = (got[0, at] - factor * mean[at] - self.before[at]).norm() / (size[at] * COUNT**0.5)
+            rest = (got[0, at] - factor * mean[at] - self.before[at]).norm() / (
+                size[at] * COUNT**0.5
+            )
             if float(rest) < self._tolerance():
                 return "gradient-stale"
         return "gradient-changed"
@@ -181,7 +220,9 @@ class Reduced(Check):
         scales = (given * mine).sum(1) / mine.square().sum(1).clamp(min=1e-300)
         rest = (given - scales[:, None] * mine).norm(dim=1) / given.norm(dim=1).clamp(min=1e-300)
         apart = (mine - mean).norm(dim=1) > self._tolerance() * mean.norm()
-        return tuple(self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist())
+        return tuple(
+            self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist()
+        )
 
     def _dropped(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[Finding]:
         """Gradients that backward left and that are all zeros by now, of some parameters."""
@@ -189,7 +230,12 @@ class Reduced(Check):
         zero = left & (norm == 0).all(0).view(-1)
         if zero.any() and not zero[left].all():
             names = [self.named[at][0] for at in zero.nonzero().view(-1).tolist()]
-            yield Finding("gradient-changed", step, names[0], f"{few(names)}: backward left a gradient, and now it is all zeros")
+            yield Finding(
+                "gradient-changed",
+                step,
+                names[0],
+                f"{few(names)}: backward left a gradient, and now it is all zeros",
+            )
 
     def _tolerance(self) -> float:
         formats = {weight.dtype for _, weight in self.named}
@@ -218,9 +264,13 @@ def _row(gradient: Tensor | None) -> Tensor:
     if gradient is None:
         return torch.zeros(COUNT + 1, dtype=torch.float64)
     found = sketch(gradient)
-    if gradient.numel() > LARGE:  # whose norm a sketch tells well enough, without reading it once more
+    if (
+        gradient.numel() > LARGE
+    ):  # whose norm a sketch tells well enough, without reading it once more
         return torch.cat([found, found.norm().view(1) / COUNT**0.5]).cpu()
-    norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.promote_types(gradient.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(
+        gradient.detach(), dtype=torch.promote_types(gradient.dtype, torch.float32)
+    )
     return torch.cat([found, norm.double().view(1)]).cpu()
 
 
@@ -235,7 +285,9 @@ def _probed(source: ModuleSource) -> bool:
     """Whether parameters see their gradients before these are reduced: not what torch shards or compiles."""
     from bridge.trace.sharding import flat_pieces
 
-    sharded = any(isinstance(weight, DTensor) for weight in naming.parameters(source.module).values())
+    sharded = any(
+        isinstance(weight, DTensor) for weight in naming.parameters(source.module).values()
+    )
     return source.plain and not source.hidden and not sharded and not flat_pieces(source.module)
 
 

@@ -29,7 +29,11 @@ class Samples(Check):
         self.before: list[int] = []
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        tensors = [leaf for leaf in tree_leaves((list(given), dict(named))) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+        tensors = [
+            leaf
+            for leaf in tree_leaves((list(given), dict(named)))
+            if isinstance(leaf, Tensor) and leaf.numel() > 1
+        ]
         fed = 0
         for tensor in tensors:
             # Order matters. Below 2^62, it fits the int64 of a row.
@@ -66,7 +70,10 @@ class Randomness(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.drops = any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in source.model.modules())
+        self.drops = any(
+            isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+            for part in source.model.modules()
+        )
         self.states: deque[int] = deque(maxlen=KEPT)
         self.begun = self.first = 0
         self.used = False
@@ -99,9 +106,16 @@ class Randomness(Check):
         if repeated.any():
             ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
             told = f"{int(repeated.max())} passes of the step began with the random state of a pass before"
-            yield Finding("dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ())
+            yield Finding(
+                "dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ()
+            )
         if len(rows) > 1 and states.all() and len(set(states.tolist())) < len(rows):
-            yield Finding("dropout-alike", step, "", f"{len(rows)} data ranks have {len(set(states.tolist()))} random states")
+            yield Finding(
+                "dropout-alike",
+                step,
+                "",
+                f"{len(rows)} data ranks have {len(set(states.tolist()))} random states",
+            )
 
     def ended(self) -> None:
         self.first = self.repeated = 0
@@ -123,7 +137,11 @@ class Positions(Check):
                 self.handles.append(module.register_forward_pre_hook(hook))
 
     def _given(self, name: str, module: nn.Module, given: Any) -> None:
-        if not (module.training and given and isinstance(given[0], Tensor)) or self.source.quiet or name in self.moved:
+        if (
+            not (module.training and given and isinstance(given[0], Tensor))
+            or self.source.quiet
+            or name in self.moved
+        ):
             return
         numbers = given[0].detach()
         # Two numbers follow each other by chance.
@@ -136,7 +154,9 @@ class Positions(Check):
         if known is not None and start is None:
             self.starts[name] = None
         elif known is not None and start != known:
-            self.moved[name] = f"positions begin with {start}, with {known} in the {self.times[name] - 1} passes before"
+            self.moved[name] = (
+                f"positions begin with {start}, with {known} in the {self.times[name] - 1} passes before"
+            )
 
     def local(self, step: int) -> Iterator[Finding]:
         for name, told in self.moved.items():

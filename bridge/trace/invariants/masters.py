@@ -40,10 +40,21 @@ class Masters:
             found = list(self._held(self.source.now().step))
             comm = self.source.comm
             there = gathered(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
-            ranks = tuple(rank for rank, number in zip(comm.world.ranks, there.tolist(), strict=True) if number)
+            ranks = tuple(
+                rank
+                for rank, number in zip(comm.world.ranks, there.tolist(), strict=True)
+                if number
+            )
             # The first rank writes findings, and may have found nothing itself.
             if ranks and not found:
-                found = [Finding("updates-lost", self.source.now().step, "", "other ranks found it in their weights")]
+                found = [
+                    Finding(
+                        "updates-lost",
+                        self.source.now().step,
+                        "",
+                        "other ranks found it in their weights",
+                    )
+                ]
             self.findings.add(found)
 
     def _held(self, step: int) -> Iterator[Finding]:
@@ -61,10 +72,17 @@ class Masters:
                 values = now[changed]
                 moved += len(values)
                 # fp32 values that a 16-bit format holds exactly were most likely rounded to it.
-                coarse += int(torch.stack([values == values.to(kind).float() for kind in FORMATS]).any(0).sum())
+                coarse += int(
+                    torch.stack([values == values.to(kind).float() for kind in FORMATS])
+                    .any(0)
+                    .sum()
+                )
         if seen >= 64 and 2 * lost > seen:
             yield Finding(
-                "updates-lost", step, "", f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were"
+                "updates-lost",
+                step,
+                "",
+                f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were",
             )
         if moved >= 64 and coarse > 0.98 * moved:
             told = f"{coarse} of {moved} sampled fp32 weights that were updated have no more digits than 16 bits hold"

@@ -30,29 +30,60 @@ class Groups(Check):
             return
         named = naming.parameters(self.source.module)
         held = Counter(id(weight) for group in self.source.groups for weight in group["params"])
-        self.without = [(name, weight) for name, weight in named.items() if weight.requires_grad and id(weight) not in held]
+        self.without = [
+            (name, weight)
+            for name, weight in named.items()
+            if weight.requires_grad and id(weight) not in held
+        ]
         twice = [name for name, weight in named.items() if held[id(weight)] > 1]
         if twice:
             yield Finding("in-two-groups", 0, twice[0], few(twice))
-        known = {id(weight) for weight in self.source.module.parameters()} | {id(weight) for weight in named.values()}
+        known = {id(weight) for weight in self.source.module.parameters()} | {
+            id(weight) for weight in named.values()
+        }
         strangers = sum(1 for weight in held if weight not in known)
         # Some beside those of the model, as of a loss, may be meant.
         if strangers and strangers == len(held):
-            yield Finding("not-of-the-model", 0, "", f"none of the {strangers} parameters of the optimizer is one of the model")
+            yield Finding(
+                "not-of-the-model",
+                0,
+                "",
+                f"none of the {strangers} parameters of the optimizer is one of the model",
+            )
         yield from self._decayed(named)
 
     def _decayed(self, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
-        decayed = {id(weight) for group in self.source.groups if group.get("weight_decay") for weight in group["params"]}
-        flat = [name for name, weight in named.items() if id(weight) in decayed and weight.dim() < 2 and weight.requires_grad]
+        decayed = {
+            id(weight)
+            for group in self.source.groups
+            if group.get("weight_decay")
+            for weight in group["params"]
+        }
+        flat = [
+            name
+            for name, weight in named.items()
+            if id(weight) in decayed and weight.dim() < 2 and weight.requires_grad
+        ]
         if flat:
-            yield Finding("decay-on-norms", 0, flat[0], f"{len(flat)} of less than two dimensions: {few(flat)}")
+            yield Finding(
+                "decay-on-norms",
+                0,
+                flat[0],
+                f"{len(flat)} of less than two dimensions: {few(flat)}",
+            )
 
     def local(self, step: int) -> Iterator[Finding]:
         """A step shows which parameters without a group train all the same."""
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
         named = naming.parameters(self.source.module)
-        missing = [name for name, _ in self.without if name in named and id(named[name]) not in held]
-        idle = [name for name in missing if named[name].grad is not None and bool(sample(local(named[name].grad)).any())]
+        missing = [
+            name for name, _ in self.without if name in named and id(named[name]) not in held
+        ]
+        idle = [
+            name
+            for name in missing
+            if named[name].grad is not None and bool(sample(local(named[name].grad)).any())
+        ]
         if idle:
             layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
             told = f"{len(idle)} of {len(named)} get gradients and are in no group: {few(idle)}"
@@ -85,20 +116,37 @@ class Updated(Check):
             for name, weight in named.items():
                 if weight.grad is not None and weight.requires_grad:
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
-                    self.old[name] = sample(local(weight)), None if gradient is None else sample(gradient)
+                    self.old[name] = (
+                        sample(local(weight)),
+                        None if gradient is None else sample(gradient),
+                    )
             self.found = list(self._between(step, named))
         return torch.empty(0, dtype=torch.int64)
 
     def _between(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
         """What happened since the last update."""
-        both = ((name, before, self.old[name][0]) for name, before in self.now.items() if name in self.old)
-        moved = [name for name, before, now in both if before.shape == now.shape and not torch.equal(before, now)]
+        both = (
+            (name, before, self.old[name][0])
+            for name, before in self.now.items()
+            if name in self.old
+        )
+        moved = [
+            name
+            for name, before, now in both
+            if before.shape == now.shape and not torch.equal(before, now)
+        ]
         # NaN is not equal to itself.
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
-            told = f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
+            told = (
+                f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
+            )
             yield Finding("weights-changed", step, moved[0], told)
-        gone = [name for name, count in self.known.items() if name in named and self._state(named[name]) < count]
+        gone = [
+            name
+            for name, count in self.known.items()
+            if name in named and self._state(named[name]) < count
+        ]
         if gone:
             told = f"{len(gone)} of {len(self.known)} had some after the last update and have less now: {few(gone)}"
             yield Finding("moments-lost", step, gone[0], told)
@@ -141,14 +189,20 @@ class Updated(Check):
                     still.append(name)
         if still:
             everything = len(still) == len(self.old)
-            told = "nothing moved" if everything else f"{few(still)}: {len(still)} of {len(self.old)} did not move"
+            told = (
+                "nothing moved"
+                if everything
+                else f"{few(still)}: {len(still)} of {len(self.old)} did not move"
+            )
             yield Finding("not-updated", step, "" if everything else still[0], told)
         if seen >= 64 and lost > 0.5 * seen:
             told = f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were"
             yield Finding("updates-lost", step, "", told)
         yield from self._large(step, named, groups)
 
-    def _large(self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]) -> Iterator[Finding]:
+    def _large(
+        self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]
+    ) -> Iterator[Finding]:
         """Adam's first updates are about as large as its rate; later ones up to (1 - beta1) / sqrt(1 - beta2) times that."""
         for name, (old, _) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
@@ -163,11 +217,17 @@ class Updated(Check):
             change = (self.now[name] - old).abs()
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
             first, second = map(float, group["betas"])
-            ratio = max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
+            ratio = (
+                max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
+            )
             size = float(old.abs().max())
             # 20 % and four roundings of room.
             most = 1.2 * rate * (ratio + decay * size) + 4 * torch.finfo(old.dtype).eps * size
-            if type(self.source.optimizer).__name__ in BOUNDED and rate and bool((change > most).any()):
+            if (
+                type(self.source.optimizer).__name__ in BOUNDED
+                and rate
+                and bool((change > most).any())
+            ):
                 told = f"{name} moves by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
                 yield Finding("update-too-large", step, name, told)
                 return
@@ -187,8 +247,14 @@ class Resumed(Check):
     def start(self) -> Iterator[Finding]:
         if not self.source.plain:
             return
-        states = [state for optimizer in self.source.optimizers for state in optimizer.state.values()]
-        counted = [(int(state["step"]), state["exp_avg_sq"]) for state in states if {"step", "exp_avg_sq"} <= set(state)]
+        states = [
+            state for optimizer in self.source.optimizers for state in optimizer.state.values()
+        ]
+        counted = [
+            (int(state["step"]), state["exp_avg_sq"])
+            for state in states
+            if {"step", "exp_avg_sq"} <= set(state)
+        ]
         if self.source.done and not states:
             told = f"the run goes on after step {self.source.done}, and the optimizer has no state"
             yield Finding("moments-not-resumed", 0, "", told)
@@ -197,7 +263,12 @@ class Resumed(Check):
         # A single step may have been one without gradients, so that it says nothing of its moments.
         if counted and (not moved if steps > 1 else moved and not steps):
             told = "moments are there" if moved else "all second moments are zero"
-            yield Finding("moments-missing", 0, "", f"{told}, and the optimizer counts {steps} steps before this run")
+            yield Finding(
+                "moments-missing",
+                0,
+                "",
+                f"{told}, and the optimizer counts {steps} steps before this run",
+            )
 
     def local(self, step: int) -> Iterator[Finding]:
         if step > 2 or not self.source.plain:
@@ -211,9 +282,17 @@ class Resumed(Check):
                         counts[int(count)].append(weight)
             # A parameter without a gradient falls behind by one a step: in this run, by `step`.
             if len(counts) > 1 and min(counts) < max(counts) - step:
-                names = {id(weight): name for name, weight in naming.parameters(self.source.module).items()}
+                names = {
+                    id(weight): name
+                    for name, weight in naming.parameters(self.source.module).items()
+                }
                 few_of = [names.get(id(weight), "?") for weight in counts[min(counts)]]
-                yield Finding("moments-missing", step, few_of[0], f"{few(few_of)}: step {min(counts)}, others {max(counts)}")
+                yield Finding(
+                    "moments-missing",
+                    step,
+                    few_of[0],
+                    f"{few(few_of)}: step {min(counts)}, others {max(counts)}",
+                )
 
 
 class Clipped(Check):
@@ -233,8 +312,17 @@ class Clipped(Check):
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         norms = unfloats(rows).view(-1)
         # -1 stands for a rank that did not clip.
-        if bool((norms >= 0).all()) and bool(norms.isfinite().all()) and float(norms.max()) > float(norms.min()) * (1 + 1e-3):
-            yield Finding("clip-norms-differ", step, "", f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}")
+        if (
+            bool((norms >= 0).all())
+            and bool(norms.isfinite().all())
+            and float(norms.max()) > float(norms.min()) * (1 + 1e-3)
+        ):
+            yield Finding(
+                "clip-norms-differ",
+                step,
+                "",
+                f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}",
+            )
 
     def ended(self) -> None:
         self.norm = -1.0

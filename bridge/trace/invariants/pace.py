@@ -73,7 +73,9 @@ class Late(Check):
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
                 told = f"it takes {gap:.2g} s more than the others {name}, whose own work of a step takes {whole:.2g} s"
-                yield Finding("rank-late", step, "", f"{told}; so in {TIMES} steps in a row", (self.at(rank),))
+                yield Finding(
+                    "rank-late", step, "", f"{told}; so in {TIMES} steps in a row", (self.at(rank),)
+                )
 
     def ended(self) -> None:
         self.times = [0.0] * len(PHASES)

@@ -53,7 +53,14 @@ class Recomputed(Check):
     def _ran(self, name: str, module: nn.Module, output: Any) -> None:
         if not module.training or self.source.quiet:
             return
-        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+        first = next(
+            (
+                leaf
+                for leaf in tree_leaves(output)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            ),
+            None,
+        )
         if first is None:
             return
         with torch.no_grad():

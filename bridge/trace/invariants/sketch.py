@@ -19,11 +19,16 @@ def sketch(tensor: Tensor) -> Tensor:
     # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
     rows = wide.numel() // COLUMNS
-    columns, weights = _signs(COLUMNS, wide.dtype, wide.device, 1), _signs(rows + 1, wide.dtype, wide.device, 2)
+    columns, weights = (
+        _signs(COLUMNS, wide.dtype, wide.device, 1),
+        _signs(rows + 1, wide.dtype, wide.device, 2),
+    )
     found = wide.new_zeros(COUNT)
     if rows:
         # Over rows first: so a CPU reads the tensor at the speed of its memory.
-        found = found + ((weights[:rows].T @ wide[: rows * COLUMNS].view(rows, COLUMNS)) * columns.T).sum(1)
+        found = found + (
+            (weights[:rows].T @ wide[: rows * COLUMNS].view(rows, COLUMNS)) * columns.T
+        ).sum(1)
     rest = wide[rows * COLUMNS :]
     if rest.numel():
         found = found + (rest @ columns[: rest.numel()]) * weights[rows]

@@ -56,7 +56,10 @@ def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     first = found.divergence
     marks = {} if first is None else {first.name.step: "they part"}
     body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
-    body.append("<h2>How far apart, by layer and step</h2>" + _key(SHARE_WORDS, "the furthest tensor of each layer and step"))
+    body.append(
+        "<h2>How far apart, by layer and step</h2>"
+        + _key(SHARE_WORDS, "the furthest tensor of each layer and step")
+    )
     body += [drawn(panel) for panel in _comparison_maps(found)]
     body += [*_charts([("A", both[0]), ("B", both[1])], marks), *_differences(found)]
     body.append(_findings([("A", both[0].findings), ("B", both[1].findings)]))
@@ -92,7 +95,16 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
     if not rows:
         return "<h2>Findings</h2><p>No finding was written: no invariant was broken, or none was held.</p>"
     several = len(both) > 1
-    heads = [*(["run"] if several else []), "", "finding", "step", "where", "ranks", "numbers", "what it means"]
+    heads = [
+        *(["run"] if several else []),
+        "",
+        "finding",
+        "step",
+        "where",
+        "ranks",
+        "numbers",
+        "what it means",
+    ]
     cells = [
         [
             *([label] if several else []),
@@ -116,7 +128,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f"<th>{text(word)}</th>" for word in heads)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -137,7 +151,9 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
     charts = [chart("Loss that backward starts from, mean over ranks", loss, marks)]
     for kind in kinds:
         curves = [
-            Curve(f"norm of {kind}{label}", found.steps, found.norms[kind]) for label, found in named if kind in found.norms
+            Curve(f"norm of {kind}{label}", found.steps, found.norms[kind])
+            for label, found in named
+            if kind in found.norms
         ]
         charts.append(chart(f"Norm of all {kind}", curves, marks))
     shown = [one for one in charts if one]
@@ -150,13 +166,17 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
 
 def _key(words: Sequence[str], of: str) -> str:
     """What a cell's height and colour say."""
-    bars = (f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>' for at in range(len(words)))
+    bars = (
+        f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>'
+        for at in range(len(words))
+    )
     rows = (
         f'<span><svg class="key cellkey" viewBox="0 0 14 14">{bar}</svg> {text(word)}</span>'
         for bar, word in zip(bars, words, strict=True)
     )
     return (
-        f"<p class='legend'>A cell is filled the higher the worse ({text(of)}): {''.join(rows)}<span>empty: not logged</span></p>"
+        f"<p class='legend'>A cell is filled the higher the worse ({text(of)}):"
+        f" {''.join(rows)}<span>empty: not logged</span></p>"
     )
 
 
@@ -181,12 +201,18 @@ def _run_maps(found: Series) -> list[Map]:
     # Last: it outweighs what the size says.
     levels[there & ((found.odd > 0) | ~np.isfinite(found.sizes))] = 4
     rows, columns = np.flatnonzero(there.any(axis=(0, 2))), np.flatnonzero(there.any(axis=(0, 1)))
-    layers, steps = [found.layers[at] for at in rows.tolist()], [found.steps[at] for at in columns.tolist()]
+    layers, steps = (
+        [found.layers[at] for at in rows.tolist()],
+        [found.steps[at] for at in columns.tolist()],
+    )
     if not layers or not steps:
         return []
     rank, frames = _places(found.findings, layers, steps)
     groups = _grouped([own[rows][:, columns] for own in levels])
-    return [Map(_those(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ()) for ranks, own in groups.items()]
+    return [
+        Map(_those(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ())
+        for ranks, own in groups.items()
+    ]
 
 
 def _median(values: Floats) -> float:
@@ -195,13 +221,21 @@ def _median(values: Floats) -> float:
     return float(np.median(some)) if len(some) else np.nan
 
 
-def _places(findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]) -> tuple[int, list[tuple[str, int, str]]]:
+def _places(
+    findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
+) -> tuple[int, list[tuple[str, int, str]]]:
     """On which rank's map the first finding that names a layer is shown, and where."""
     for told in findings:
         # The longest name: a finding names a parameter, and layers may lie inside of others.
-        layer = max((layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")), key=len, default=None)
+        layer = max(
+            (layer for layer in layers if layer and f"{told.where}.".startswith(f"{layer}.")),
+            key=len,
+            default=None,
+        )
         if layer is not None and told.step in steps:
-            return min(told.ranks, default=0), [(layer, told.step, f"{told.id}, step {told.step}, {layer}")]
+            return min(told.ranks, default=0), [
+                (layer, told.step, f"{told.id}, step {told.step}, {layer}")
+            ]
     return 0, []
 
 
@@ -233,7 +267,9 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         others = levels[(slice(None), *place)]
         # If only some ranks differ, the others are drawn as equal.
         np.maximum(others, 0 if line.ranks else level, out=others)
-    frames = [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
+    frames = (
+        [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
+    )
     groups = _grouped(list(levels))
     maps = []
     for ranks, own in groups.items():
@@ -251,14 +287,24 @@ def _verdict(found: Comparison) -> str:
     first, why = found.divergence, found.diagnosis
     if first is None:
         measured = any(line.verdict in ("equal", "rounding") for line in found.lines)
-        said = "✓ Equal up to rounding." if measured else "No tensor was logged with values: nothing to compare."
+        said = (
+            "✓ Equal up to rounding."
+            if measured
+            else "No tensor was logged with values: nothing to compare."
+        )
         return f"<p class='verdict'>{said}</p>"
     lines = [f"✕ They part at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
-    lines += [f"Only in what rank {text(', '.join(map(str, first.ranks)))} logged."] if first.ranks else []
+    lines += (
+        [f"Only in what rank {text(', '.join(map(str, first.ranks)))} logged."]
+        if first.ranks
+        else []
+    )
     lines += [f"Looks like: {text(first.cause)}."] if first.cause else []
     if why is not None:
         lines += [f"Cause: <strong>{text(why.claim)}</strong>."] if why.claim else []
-        lines += [f"{'Evidence' if why.claim else 'Before it'}: {text(told)}." for told in why.evidence]
+        lines += [
+            f"{'Evidence' if why.claim else 'Before it'}: {text(told)}." for told in why.evidence
+        ]
         lines += [f"No cause is shown by these logs; next: {text(why.next)}."] if why.next else []
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
@@ -266,7 +312,10 @@ def _verdict(found: Comparison) -> str:
 def _settings(found: Comparison) -> str:
     if not found.settings:
         return "<h2>Settings</h2><p>The runs have the same settings.</p>"
-    rows = [(setting.path, setting.first, setting.second, "layout" if setting.layout else "number") for setting in found.settings]
+    rows = [
+        (setting.path, setting.first, setting.second, "layout" if setting.layout else "number")
+        for setting in found.settings
+    ]
     return f"<h2>Settings that differ</h2>{_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
 
 
@@ -274,7 +323,9 @@ def _differences(found: Comparison) -> list[str]:
     """What differs, by phase and kind of the step in which they part, and of the steps after it together."""
     groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
     for line in found.faults:
-        groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(line)
+        groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(
+            line
+        )
     if not groups:
         return []
     rows = []

@@ -79,11 +79,25 @@ def one_finding(line: str, where: str) -> Told:
     try:
         found = json.loads(line)
         known = MEANINGS.get(found["id"])
-        meaning, severity = (known.text, known.severity) if known else (str(found["meaning"]), str(found["severity"]))
+        meaning, severity = (
+            (known.text, known.severity)
+            if known
+            else (str(found["meaning"]), str(found["severity"]))
+        )
         ranks = tuple(int(rank) for rank in found["ranks"])
-        return Told(str(found["id"]), int(found["step"]), str(found["where"]), str(found["evidence"]), ranks, severity, meaning)
+        return Told(
+            str(found["id"]),
+            int(found["step"]),
+            str(found["where"]),
+            str(found["evidence"]),
+            ranks,
+            severity,
+            meaning,
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SourceError(f"{where}: no finding, which has an id, step, place, evidence and ranks; it is damaged") from None
+        raise SourceError(
+            f"{where}: no finding, which has an id, step, place, evidence and ranks; it is damaged"
+        ) from None
 
 
 def read(folder: Path) -> Series:
@@ -91,9 +105,13 @@ def read(folder: Path) -> Series:
     found = findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
         if not found:
-            raise SourceError(f"{folder}: expected the folder of a traced run, with {RUN} or {FILE} in it")
+            raise SourceError(
+                f"{folder}: expected the folder of a traced run, with {RUN} or {FILE} in it"
+            )
         none = np.zeros((0, 0))
-        return Series(folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), found)
+        return Series(
+            folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), found
+        )
     return series(Run.read(folder), found)
 
 
@@ -106,35 +124,51 @@ def series(run: Run, found: Sequence[Told]) -> Series:
     last = {section(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
     wanted = next((name for name in SECTIONS if name in last), ("", ""))
     shape = ranks, len(layers), len(run.steps)
-    losses, norms = np.full((len(run.steps), ranks), np.nan), {name: np.full(len(run.steps), np.nan) for name in WORDS.values()}
+    losses, norms = (
+        np.full((len(run.steps), ranks), np.nan),
+        {name: np.full(len(run.steps), np.nan) for name in WORDS.values()},
+    )
     sizes, odd = np.full(shape, np.nan), np.zeros(shape)
     known: dict[int, Reading] = {}
     for at, step in enumerate(run.steps):
         columns = reader.columns(step)
         # A reading holds its pattern, so that no other pattern gets its id.
-        reading = known.setdefault(id(columns.pattern), Reading(columns.pattern, places, ranks, wanted))
+        reading = known.setdefault(
+            id(columns.pattern), Reading(columns.pattern, places, ranks, wanted)
+        )
         losses[at] = [np.nan if loss is None else loss for loss in columns.losses[:ranks]]
         for name, norm in reading.norms(columns).items():
             norms[name][at] = norm
         reading.sizes(columns, sizes[:, :, at], odd[:, :, at])
     kept = {name: values for name, values in norms.items() if not np.isnan(values).all()}
-    return Series(run.folder, run, run.steps, layers, losses, kept, WORDS.get(wanted, ""), sizes, odd, found)
+    return Series(
+        run.folder, run, run.steps, layers, losses, kept, WORDS.get(wanted, ""), sizes, odd, found
+    )
 
 
 class Reading:
     """Where the figures of one pattern of steps go."""
 
-    def __init__(self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]) -> None:
+    def __init__(
+        self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]
+    ) -> None:
         self.pattern = pattern
-        parts = {name: [entry for entry in pattern.entries if section(entry.name) == name] for name in WORDS}
-        self._gatherings = [(WORDS[name], Gathering(entries, pattern)) for name, entries in parts.items() if entries]
+        parts = {
+            name: [entry for entry in pattern.entries if section(entry.name) == name]
+            for name in WORDS
+        }
+        self._gatherings = [
+            (WORDS[name], Gathering(entries, pattern)) for name, entries in parts.items() if entries
+        ]
         found = [
             (pattern.rows[id(part)], part.rank, layers[entry.name.layer])
             for entry in parts.get(mapped, [])
             for part in (*entry.parts, *entry.replicas)
             if part.record.summary and part.rank < ranks and entry.name.layer in layers
         ]
-        self._rows, self._ranks, self._layers = (np.array([one[at] for one in found], np.int64) for at in range(3))
+        self._rows, self._ranks, self._layers = (
+            np.array([one[at] for one in found], np.int64) for at in range(3)
+        )
 
     def norms(self, columns: Columns) -> dict[str, float]:
         """Of all tensors of a kind together; NaN if one has no finite norm."""

@@ -45,10 +45,15 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
     steps = [step for curve in curves for step in curve.steps]
     values = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
     scale = _Scale(min(steps), max(steps), float(values.min()), float(values.max()))
-    parts = [*_frame(scale), *(part for at, curve in enumerate(curves) for part in _line(curve, at, scale))]
+    parts = [
+        *_frame(scale),
+        *(part for at, curve in enumerate(curves) for part in _line(curve, at, scale)),
+    ]
     for step, words in marks.items():
         x = scale.x(step)
-        parts.append(f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="16">{text(words)}</text>')
+        parts.append(
+            f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="16">{text(words)}</text>'
+        )
     label = text(f"{title}: " + "; ".join(_said(curve) for curve in curves))
     return (
         f'<figure><figcaption>{text(title)}</figcaption><svg viewBox="0 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
@@ -73,7 +78,9 @@ class _Scale:
         return LEFT + (step - self.first) / max(self.last - self.first, 1) * (WIDE - LEFT - 20)
 
     def y(self, value: float) -> float:
-        ends = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
+        ends = (
+            (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
+        )
         at = math.log(value) if self.logarithmic else value
         # 8 below and 16 above are left for words.
         return HIGH - 8 - (at - ends[0]) / ((ends[1] - ends[0]) or 1) * (HIGH - 24)
@@ -120,13 +127,20 @@ def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
         if not finite.all():
             yield curve.steps[start + int((~finite).argmax())], math.nan
         if finite.any():
-            ends = sorted({int(np.where(finite, values, np.inf).argmin()), int(np.where(finite, values, -np.inf).argmax())})
+            ends = sorted(
+                {
+                    int(np.where(finite, values, np.inf).argmin()),
+                    int(np.where(finite, values, -np.inf).argmax()),
+                }
+            )
             yield from ((curve.steps[start + place], float(values[place])) for place in ends)
 
 
 def _said(curve: Curve) -> str:
     finite = np.isfinite(curve.values).nonzero()[0]
-    first, last = (f"{curve.values[at]:.4g} in step {curve.steps[at]}" for at in (finite[0], finite[-1]))
+    first, last = (
+        f"{curve.values[at]:.4g} in step {curve.steps[at]}" for at in (finite[0], finite[-1])
+    )
     return f"{curve.label}: {first}, {last}"
 
 
@@ -193,15 +207,28 @@ def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float)
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS
         places = zip(*(found.tolist() for found in (levels == level).nonzero()), strict=True)
-        shapes = [f"M{LEFT + column * width:.1f} {24 + row * CELL + CELL - 1 - high:.1f}v{high:.1f}" for row, column in places]
+        shapes = [
+            f"M{LEFT + column * width:.1f} {24 + row * CELL + CELL - 1 - high:.1f}v{high:.1f}"
+            for row, column in places
+        ]
         if shapes:
             wide = f'stroke-width="{max(width - 0.8, 0.8):.1f}" transform="translate({width / 2:.2f} 0)"'
             yield f'<path class="cell level{level}" {wide} d="{"".join(shapes)}"/>'
 
 
-def _framed(found: Map, layer: str, step: int, words: str, rows: Sequence[int], columns: Sequence[int], width: float) -> str:
+def _framed(
+    found: Map,
+    layer: str,
+    step: int,
+    words: str,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    width: float,
+) -> str:
     place, time = found.layers.index(layer), found.steps.index(step)
-    row, column = (int(np.searchsorted(bins, at, "right")) - 1 for bins, at in ((rows, place), (columns, time)))
+    row, column = (
+        int(np.searchsorted(bins, at, "right")) - 1 for bins, at in ((rows, place), (columns, time))
+    )
     x, y = LEFT + column * width, 24 + row * CELL
     end = "end" if x > WIDE / 2 else "start"
     return (

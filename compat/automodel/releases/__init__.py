@@ -26,7 +26,15 @@ NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
 _DECIDED: Mapping[str, Any] = _table("keys.json")
 """Facts that no class of a release has: releases of settings without a class, and defaults that recipes fill in."""
-_SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size", "activation_checkpointing")
+_SIZES = (
+    "dp_size",
+    "dp_replicate_size",
+    "tp_size",
+    "pp_size",
+    "cp_size",
+    "ep_size",
+    "activation_checkpointing",
+)
 """Settings of the `distributed` section that are no options of a strategy."""
 
 
@@ -56,7 +64,10 @@ class Row:
 def _rows() -> Mapping[str, tuple[Row, ...]]:
     """Every row by its setting."""
     rows = [Row(**row) for row in _table("classes.json")]
-    return {path: tuple(row for row in rows if row.path == path) for path in dict.fromkeys(row.path for row in rows)}
+    return {
+        path: tuple(row for row in rows if row.path == path)
+        for path in dict.fromkeys(row.path for row in rows)
+    }
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,11 @@ class Release(AnyRelease):
         # A setting may go and come back, so the rows decide.
         # Settings without a class have one window.
         rows = _rows().get(path)
-        return any(row.known(self.version) for row in rows) if rows else self.within(since(path), until(path))
+        return (
+            any(row.known(self.version) for row in rows)
+            if rows
+            else self.within(since(path), until(path))
+        )
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
@@ -93,7 +108,11 @@ class Release(AnyRelease):
     @cached_property
     def policy(self) -> Mapping[str, Any]:
         """Number formats of FSDP2 without a mixed-precision policy."""
-        return {row.path: row.default for row in self._rows if row.path.startswith("distributed.mp_policy.")}
+        return {
+            row.path: row.default
+            for row in self._rows
+            if row.path.startswith("distributed.mp_policy.")
+        }
 
     def defaults(self, part: str) -> Mapping[str, Any]:
         """Defaults by path: those of the pipeline for "pipeline", of a strategy for its name, of every recipe for ""."""
@@ -101,7 +120,11 @@ class Release(AnyRelease):
 
     def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
         for path in _DECIDED["filled"][part]:
-            rows = (row for row in _rows().get(path, ()) if row.known(self.version) and row.strategy in ("", part))
+            rows = (
+                row
+                for row in _rows().get(path, ())
+                if row.known(self.version) and row.strategy in ("", part)
+            )
             row = next(rows, None)
             value = row.default if row else None
             # A class whose default is None leaves the value to the recipe's code.
@@ -121,7 +144,11 @@ def until(path: str) -> str:
     rows = _rows().get(path)
     if not rows:
         return str(_DECIDED["until"].get(path, ""))
-    return "" if any(not row.until for row in rows) else max((row.until for row in rows), key=RELEASES.place)
+    return (
+        ""
+        if any(not row.until for row in rows)
+        else max((row.until for row in rows), key=RELEASES.place)
+    )
 
 
 def instead(path: str) -> str:

@@ -15,7 +15,16 @@ from bridge.findings import Finding
 from bridge.rules import Effect
 from compat.automodel.runtime.sections import Section, only, target
 
-KNOWN = ("dim", "alpha", "dropout", "dropout_position", "target_modules", "exclude_modules", "match_all_linear", "use_triton")
+KNOWN = (
+    "dim",
+    "alpha",
+    "dropout",
+    "dropout_position",
+    "target_modules",
+    "exclude_modules",
+    "match_all_linear",
+    "use_triton",
+)
 
 
 def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
@@ -28,9 +37,13 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
     target(section, "peft", ("PeftConfig",))
     only(section, "peft", KNOWN)
     if find_spec("peft") is None:
-        raise BridgeError("peft: the library peft, which has the adapters, is not installed; pip install peft")
+        raise BridgeError(
+            "peft: the library peft, which has the adapters, is not installed; pip install peft"
+        )
     if section.get("dropout") and section.get("dropout_position", "post") != "pre":
-        raise ConfigError("peft.dropout: peft's is that of an adapter's input; set dropout_position to pre, or dropout to 0")
+        raise ConfigError(
+            "peft.dropout: peft's is that of an adapter's input; set dropout_position to pre, or dropout to 0"
+        )
     import peft  # type: ignore[import-not-found, unused-ignore]
 
     config = peft.LoraConfig(
@@ -43,13 +56,23 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
     found: nn.Module = peft.get_peft_model(model, config)
     findings = []
     if section.get("use_triton"):
-        findings.append(Finding("peft.use_triton", "adapters run on torch's kernels", Effect.ROUNDING, True, before=True))
+        findings.append(
+            Finding(
+                "peft.use_triton",
+                "adapters run on torch's kernels",
+                Effect.ROUNDING,
+                True,
+                before=True,
+            )
+        )
     return found, tuple(findings)
 
 
 def _modules(model: nn.Module, section: Section) -> Iterator[str]:
     """Linear layers by the patterns of a section: whole names, or their last words."""
-    wanted, spared = (_patterns(section.get(name)) for name in ("target_modules", "exclude_modules"))
+    wanted, spared = (
+        _patterns(section.get(name)) for name in ("target_modules", "exclude_modules")
+    )
     everything = bool(section.get("match_all_linear"))
     if not (wanted or everything or spared):
         raise ConfigError("peft.target_modules: is missing; name modules, or set match_all_linear")
@@ -61,8 +84,13 @@ def _modules(model: nn.Module, section: Section) -> Iterator[str]:
 
 
 def _patterns(said: Any) -> list[re.Pattern[str]]:
-    return [re.compile(translate(each)) for each in ([said] if isinstance(said, str) else said or [])]
+    return [
+        re.compile(translate(each)) for each in ([said] if isinstance(said, str) else said or [])
+    ]
 
 
 def _matches(name: str, patterns: list[re.Pattern[str]]) -> bool:
-    return any(pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[2]) for pattern in patterns)
+    return any(
+        pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[2])
+        for pattern in patterns
+    )

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 AXES = ("tp_size", "pp_size", "cp_size", "ep_size", "dp_replicate_size")
 OPTIMIZERS = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
-OPEN: Mapping[str, Any] = {"optimizer.name": "adamw", "optimizer.lr": 1e-3, "zero.stage": 3, "precision.compute": "fp32"}
+OPEN: Mapping[str, Any] = {
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-3,
+    "zero.stage": 3,
+    "precision.compute": "fp32",
+}
 """What the native engine takes where a plan leaves a field open, said aloud."""
 
 
@@ -65,7 +70,9 @@ def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
     values = config.effective
     split = (f"distributed.{name}" for name in AXES)
     yield from (
-        f"{path}: found {values[path]}; only data ranks are driven here; use 1" for path in split if values.get(path, 1) > 1
+        f"{path}: found {values[path]}; only data ranks are driven here; use 1"
+        for path in split
+        if values.get(path, 1) > 1
     )
     strategy = values.get("distributed.strategy")
     if strategy not in (None, "fsdp2"):

@@ -22,8 +22,19 @@ from compat.automodel.schema import DTYPES
 LOADED, MADE = "from_pretrained", "from_config"
 CLASSES = ("NeMoAutoModelForCausalLM", "AutoModelForCausalLM")
 NAME = "pretrained_model_name_or_path"
-CONFIG, WORDS = "config.json", ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-HEARD = (NAME, "torch_dtype", "attn_implementation", "trust_remote_code", "use_cache", "config", "backend")
+CONFIG, WORDS = (
+    "config.json",
+    ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"),
+)
+HEARD = (
+    NAME,
+    "torch_dtype",
+    "attn_implementation",
+    "trust_remote_code",
+    "use_cache",
+    "config",
+    "backend",
+)
 AUTO = "auto"
 
 
@@ -54,13 +65,22 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
     kind, _, way = str(section.get(TARGET)).rpartition(".")
     if kind.rpartition(".")[2] not in CLASSES or way not in (LOADED, MADE):
         known = " or ".join(f"{name}.{each}" for name in CLASSES for each in (LOADED, MADE))
-        raise ConfigError(f"model.{TARGET}: found {section.get(TARGET)}, expected {known}; or use --model tiny")
+        raise ConfigError(
+            f"model.{TARGET}: found {section.get(TARGET)}, expected {known}; or use --model tiny"
+        )
     place = folder(str(section[NAME]), f"model.{NAME}") if section.get(NAME) else None
-    config, dtype = _config(section, place), section.get("torch_dtype") or (AUTO if way == LOADED else "bf16")
+    config, dtype = (
+        _config(section, place),
+        section.get("torch_dtype") or (AUTO if way == LOADED else "bf16"),
+    )
     formats: Mapping[str, torch.dtype] = TORCH  # type: ignore[assignment]
     held = getattr(config, "dtype", None) or torch.float32
     dtype = name_of(held, "model.torch_dtype") if dtype == AUTO else DTYPES.get(dtype, dtype)
-    return _built(section, place if way == LOADED else None, config, formats[dtype], seed), dtype, tuple(_findings(section))
+    return (
+        _built(section, place if way == LOADED else None, config, formats[dtype], seed),
+        dtype,
+        tuple(_findings(section)),
+    )
 
 
 def _config(section: Section, place: Path | None) -> Any:
@@ -68,7 +88,11 @@ def _config(section: Section, place: Path | None) -> Any:
     from transformers import AutoConfig
 
     said = dict(section.get("config") or {})
-    target, family, name = str(said.pop(TARGET, "")), said.pop("model_type", None), said.pop(NAME, None)
+    target, family, name = (
+        str(said.pop(TARGET, "")),
+        said.pop("model_type", None),
+        said.pop(NAME, None),
+    )
     if name is not None:
         place = folder(name, f"model.config.{NAME}")
     try:
@@ -77,7 +101,9 @@ def _config(section: Section, place: Path | None) -> Any:
         else:
             found = AutoConfig.for_model(family or _family(target), **said)
     except (OSError, ValueError, TypeError) as error:
-        raise SourceError(f"model.config: transformers makes no config of it ({str(error).splitlines()[0]})") from error
+        raise SourceError(
+            f"model.config: transformers makes no config of it ({str(error).splitlines()[0]})"
+        ) from error
     for key, value in said.items():
         setattr(found, key, value)
     return found
@@ -98,7 +124,9 @@ def _family(target: str) -> str:
     return found
 
 
-def _built(section: Section, place: Path | None, config: Any, dtype: torch.dtype, seed: int) -> nn.Module:
+def _built(
+    section: Section, place: Path | None, config: Any, dtype: torch.dtype, seed: int
+) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -107,26 +135,42 @@ def _built(section: Section, place: Path | None, config: Any, dtype: torch.dtype
         more["attn_implementation"] = section["attn_implementation"]
     try:
         if place is not None and any(path for pattern in WEIGHTS for path in place.glob(pattern)):
-            found: nn.Module = auto.from_pretrained(place, config=config, local_files_only=True, **more)
+            found: nn.Module = auto.from_pretrained(
+                place, config=config, local_files_only=True, **more
+            )
             return found
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(seed)
             made: nn.Module = auto.from_config(config, **more)
             return made
     except (OSError, ValueError, ImportError) as error:
-        raise SourceError(f"model: transformers makes no model of it ({str(error).splitlines()[0]})") from error
+        raise SourceError(
+            f"model: transformers makes no model of it ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _findings(section: Section) -> Iterator[Finding]:
     if section.get("trust_remote_code"):
-        yield Finding("model.trust_remote_code", "no code of a model's folder runs", Effect.NONE, True, before=True)
+        yield Finding(
+            "model.trust_remote_code",
+            "no code of a model's folder runs",
+            Effect.NONE,
+            True,
+            before=True,
+        )
     backend: Mapping[str, Any] = section.get("backend") or {}
     for name, value in backend.items():
         message = "is for AutoModel's own models; here it is transformers' model"
         yield Finding(f"model.backend.{name}", message, Effect.ROUNDING, True, before=value)
     for name, value in section.items():
         if name not in (*HEARD, TARGET):
-            yield Finding(f"model.{name}", "the native engine does not know it", Effect.NUMBERS, True, before=value)
+            yield Finding(
+                f"model.{name}",
+                "the native engine does not know it",
+                Effect.NUMBERS,
+                True,
+                before=value,
+            )
 
 
 def tokenizer(section: Section, data: Section, path: str) -> Any:
@@ -138,13 +182,19 @@ def tokenizer(section: Section, data: Section, path: str) -> Any:
     config: Mapping[str, Any] = section.get("config") or {}
     name = said.get(NAME) or section.get(NAME) or config.get(NAME)
     if not name:
-        raise ConfigError(f"{path}.tokenizer.{NAME}: is missing, and the model has no folder; say where a tokenizer lies")
-    more = {key: value for key, value in said.items() if key not in (TARGET, NAME, "trust_remote_code")}
+        raise ConfigError(
+            f"{path}.tokenizer.{NAME}: is missing, and the model has no folder; say where a tokenizer lies"
+        )
+    more = {
+        key: value for key, value in said.items() if key not in (TARGET, NAME, "trust_remote_code")
+    }
     place = folder(str(name), f"{path}.tokenizer", WORDS)
     try:
         found: Any = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
     except (OSError, ValueError, TypeError) as error:
-        raise SourceError(f"{place}: transformers makes no tokenizer of it ({str(error).splitlines()[0]})") from error
+        raise SourceError(
+            f"{place}: transformers makes no tokenizer of it ({str(error).splitlines()[0]})"
+        ) from error
     if not callable(found) or not len(found):
         raise BridgeError(f"{place}: has no words; put a tokenizer.json there")
     return found

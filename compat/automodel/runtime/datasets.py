@@ -57,10 +57,22 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
     }
     drawn, words, found = random.Random(values["seed"]), range(2, values["vocab_size"]), []
     for _ in range(values["num_sentences"]):
-        length = max(1, min(values["max_sentence_len"], int(drawn.gauss(values["mean_len"], values["std_len"]))))
+        length = max(
+            1,
+            min(
+                values["max_sentence_len"], int(drawn.gauss(values["mean_len"], values["std_len"]))
+            ),
+        )
         tokens = [*drawn.choices(words, k=length), END]
         places = list(range(len(tokens)))
-        found.append({"input_ids": tokens, "attention_mask": [1] * len(tokens), "labels": [*tokens], "position_ids": places})
+        found.append(
+            {
+                "input_ids": tokens,
+                "attention_mask": [1] * len(tokens),
+                "labels": [*tokens],
+                "position_ids": places,
+            }
+        )
     return Samples(len(found), lambda index: found[index])
 
 
@@ -71,7 +83,11 @@ def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) 
     def sample(index: int) -> Sample:
         generator = torch.Generator().manual_seed(seed_of(seed, "mock", index))
         tokens = torch.randint(0, words, (length,), generator=generator).tolist()
-        return {"input_ids": tokens, "labels": [*tokens[1:], IGNORED], "position_ids": list(range(length))}
+        return {
+            "input_ids": tokens,
+            "labels": [*tokens[1:], IGNORED],
+            "position_ids": list(range(length)),
+        }
 
     return Samples(given.get("num_samples", 1_000_000) * given.get("batch_size", 1), sample)
 
@@ -84,22 +100,36 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
         or not {"context", "question"} & mapping.keys()
         or mapping.keys() - {"context", "question", "answer"}
     ):
-        raise ConfigError(f"{path}.column_mapping: found {mapping}, expected answer, and context or question or both")
+        raise ConfigError(
+            f"{path}.column_mapping: found {mapping}, expected answer, and context or question or both"
+        )
     if given.get("use_hf_chat_template"):
-        raise ConfigError(f"{path}.use_hf_chat_template: chat templates are not there on the native engine; leave it out")
+        raise ConfigError(
+            f"{path}.use_hf_chat_template: chat templates are not there on the native engine; leave it out"
+        )
     source = f"{path}.path_or_dataset_id"
-    found = rows(_said(given, path, "path_or_dataset_id"), given.get("split"), source)[: given.get("limit_dataset_samples")]
+    found = rows(_said(given, path, "path_or_dataset_id"), given.get("split"), source)[
+        : given.get("limit_dataset_samples")
+    ]
     words = tokenizer()
-    form: Callable[[str, str], Sample] = partial(completion, words, **_lengths(given, ("answer_only_loss_mask",)))
+    form: Callable[[str, str], Sample] = partial(
+        completion, words, **_lengths(given, ("answer_only_loss_mask",))
+    )
 
     def sample(index: int) -> Sample:
         for place in range(index, index + len(found)):
             row = found[place % len(found)]
-            texts = [column(row, mapping[role], source) for role in ("context", "question") if role in mapping]
+            texts = [
+                column(row, mapping[role], source)
+                for role in ("context", "question")
+                if role in mapping
+            ]
             made = form(" ".join([*texts, ""]), column(row, mapping["answer"], source))
             if any(label != IGNORED for label in made["labels"]):
                 return made
-        raise SourceError(f"{source}: no row leaves a label that counts; see seq_length, and the columns")
+        raise SourceError(
+            f"{source}: no row leaves a label that counts; see seq_length, and the columns"
+        )
 
     return Samples(len(found), sample)
 
@@ -137,7 +167,11 @@ def _part(given: Section, limit: str) -> str:
 
 
 def _lengths(given: Section, more: tuple[str, ...]) -> dict[str, Any]:
-    return {name: given[name] for name in ("seq_length", "padding", "truncation", *more) if name in given}
+    return {
+        name: given[name]
+        for name in ("seq_length", "padding", "truncation", *more)
+        if name in given
+    }
 
 
 def _said(given: Section, path: str, name: str) -> Any:
@@ -147,7 +181,9 @@ def _said(given: Section, path: str, name: str) -> Any:
 
 
 LENGTHS = ("seq_length", "padding", "truncation")
-KNOWN: Mapping[str, tuple[tuple[str, ...], Callable[[Section, str, Callable[[], Any], int], Samples]]] = {
+KNOWN: Mapping[
+    str, tuple[tuple[str, ...], Callable[[Section, str, Callable[[], Any], int], Samples]]
+] = {
     "build_unpacked_dataset": (
         ("num_sentences", "mean_len", "std_len", "vocab_size", "max_sentence_len", "seed"),
         _sentences,
@@ -166,6 +202,9 @@ KNOWN: Mapping[str, tuple[tuple[str, ...], Callable[[Section, str, Callable[[], 
         _columns,
     ),
     "make_squad_dataset": (("dataset_name", "split", "limit_dataset_samples", *LENGTHS), _squad),
-    "HellaSwag": (("path_or_dataset", "split", "num_samples_limit", "pad_to_max_length"), _hellaswag),
+    "HellaSwag": (
+        ("path_or_dataset", "split", "num_samples_limit", "pad_to_max_length"),
+        _hellaswag,
+    ),
 }
 """Classes and functions by the last word of their names: the settings that are known here, and what makes the samples."""

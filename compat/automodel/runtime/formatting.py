@@ -29,18 +29,28 @@ def completion(
 ) -> Sample:
     """A prompt and its answer as one sequence, moved by a token against its labels; those of the prompt do not count."""
     if getattr(tokenizer, "chat_template", None) is not None:
-        raise ConfigError("tokenizer: has a chat template, which is not there on the native engine; use a tokenizer without one")
+        raise ConfigError(
+            "tokenizer: has a chat template, which is not there on the native engine; use a tokenizer without one"
+        )
     start = 0
     if answer_only_loss_mask:
-        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + bool(getattr(tokenizer, "add_bos_token", False))
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) + bool(
+            getattr(tokenizer, "add_bos_token", False)
+        )
     tokenizer.padding_side = "right"
-    found = tokenizer(prompt + answer, padding=padding, truncation=truncation, max_length=seq_length)
+    found = tokenizer(
+        prompt + answer, padding=padding, truncation=truncation, max_length=seq_length
+    )
     tokens, mask = list(found["input_ids"]), found.get("attention_mask")
-    counted = [place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))]
+    counted = [
+        place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))
+    ]
     return _shifted(tokenizer, tokens, counted, seq_length if padding == "max_length" else None)
 
 
-def _shifted(tokenizer: Any, tokens: list[int], counted: Sequence[bool], length: int | None) -> Sample:
+def _shifted(
+    tokenizer: Any, tokens: list[int], counted: Sequence[bool], length: int | None
+) -> Sample:
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     real = max(0, min(_content(tokens, pad, tokenizer.eos_token_id) - 1, len(tokens) - 1))
     labels = [token if count else IGNORED for token, count in zip(tokens, counted, strict=True)][1:]
@@ -62,12 +72,20 @@ def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
     return min(end + 1, len(tokens)) if pad == eos else end
 
 
-def pairs(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], pad_to_max_length: bool) -> list[Sample]:
+def pairs(
+    tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], pad_to_max_length: bool
+) -> list[Sample]:
     """Contexts and their continuations, tokenized apart, filled up to the longest of all (a multiple of 8)."""
     found: list[Sample] = []
     for start in range(0, len(contexts), BATCH):
-        found += _tokenized(tokenizer, contexts[start : start + BATCH], targets[start : start + BATCH])
-    length = math.ceil(max(len(sample["input_ids"]) for sample in found) / 8) * 8 if pad_to_max_length and found else 0
+        found += _tokenized(
+            tokenizer, contexts[start : start + BATCH], targets[start : start + BATCH]
+        )
+    length = (
+        math.ceil(max(len(sample["input_ids"]) for sample in found) / 8) * 8
+        if pad_to_max_length and found
+        else 0
+    )
     usual = USUAL | {"input_ids": tokenizer.pad_token_id or 0}
     for sample in found:
         for name, values in sample.items():
@@ -87,5 +105,12 @@ def _tokenized(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]) 
         labels = [IGNORED] * (len(context) - 1) + target + [IGNORED]
         mask = [int(label != IGNORED) for label in labels]
         tokens = context + target
-        found.append({"input_ids": tokens, "attention_mask": [1] * len(tokens), "labels": labels, "loss_mask": mask})
+        found.append(
+            {
+                "input_ids": tokens,
+                "attention_mask": [1] * len(tokens),
+                "labels": labels,
+                "loss_mask": mask,
+            }
+        )
     return found

@@ -47,45 +47,73 @@ class FullyShardedTrainer:
     """Trains the native model of the workload as `config` says; see `Trainer`."""
 
     def __init__(self, config: Config, workload: Workload) -> None:
-        BridgeError.raise_if([] if joined() else ["automodel: FSDP2 shards over ranks, and there is one; start two"])
+        BridgeError.raise_if(
+            [] if joined() else ["automodel: FSDP2 shards over ranks, and there is one; start two"]
+        )
         self.values, self.plan = config.effective.flat(), lift(config)
         self.data = joined() or (0, 1)
         self.micro = self.plan.batch.micro or workload.micro
-        whole = (self.plan.batch.global_ or self.micro * self.data[1]) // (self.micro * self.data[1])
+        whole = (self.plan.batch.global_ or self.micro * self.data[1]) // (
+            self.micro * self.data[1]
+        )
         self.accumulation = self.plan.batch.accumulation or max(1, whole)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = self._sharded(called(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"]))
+        self.model = self._sharded(
+            called(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"])
+        )
         self.workload = workload
         self.optimizer = self._optimizer()
         usual = self.optimizer.defaults["lr"] or 1.0
-        self._ratios = [group["lr"] / usual if self.workload.groups else 1.0 for group in self.optimizer.param_groups]
+        self._ratios = [
+            group["lr"] / usual if self.workload.groups else 1.0
+            for group in self.optimizer.param_groups
+        ]
         self.steps = 0
 
     def _sharded(self, model: Any) -> nn.Module:
         mesh: DeviceMesh = init_device_mesh(self.device, (self.data[1],))
-        formats = {name: self.values.get(f"{POLICY}{name}") for name in ("param_dtype", "reduce_dtype", "output_dtype")}
+        formats = {
+            name: self.values.get(f"{POLICY}{name}")
+            for name in ("param_dtype", "reduce_dtype", "output_dtype")
+        }
         dtypes = {name: TORCH[value] for name, value in formats.items() if value is not None}
         cast = bool(self.values.get(f"{POLICY}cast_forward_inputs", True))
-        options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=cast)}
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(**dtypes, cast_forward_inputs=cast),
+        }
         # From the inside out: a module takes the parameters that none within it has taken.
         for block in _blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
+        whole = [
+            name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)
+        ]
         BridgeError.raise_if(f"{name}: FSDP2 left it whole on every rank" for name in whole)
         return model  # type: ignore[no-any-return]
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """That of the recipe, by its own name and with its own arguments."""
         make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
-        given = {name: self.values[f"optimizer.{name}"] for name in HYPER if f"optimizer.{name}" in self.values}
+        given = {
+            name: self.values[f"optimizer.{name}"]
+            for name in HYPER
+            if f"optimizer.{name}" in self.values
+        }
         named = dict(self.model.named_parameters())
-        grouped = built(self.workload.groups, named, FILE) if self.workload.groups else self.model.parameters()
+        grouped = (
+            built(self.workload.groups, named, FILE)
+            if self.workload.groups
+            else self.model.parameters()
+        )
         return make(grouped, **given)  # type: ignore[no-any-return]
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`. As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
-        taken = [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in islice(batches, self.accumulation)]
+        taken = [
+            (tokens.to(self.device), targets.to(self.device))
+            for tokens, targets in islice(batches, self.accumulation)
+        ]
         counts = everyones(sum(int((targets != IGNORED).sum()) for _, targets in taken))
         lr = learning_rate(self.plan.optimizer.lr or 0.0, self.plan.optimizer.schedule, self.steps)
         total = 0.0
@@ -110,7 +138,12 @@ class FullyShardedTrainer:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
         load(state, checkpoint_id=str(place))
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
         self.steps = int(state["step"])
         return self.steps
 
@@ -130,4 +163,10 @@ def _blocks(model: Any) -> list[nn.Module]:
     """The layers of a decoder, which are sharded one by one."""
     if isinstance(model, nn.Sequential):
         return list(model)[1:-1]
-    return list(max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=()))
+    return list(
+        max(
+            (module for module in model.modules() if isinstance(module, nn.ModuleList)),
+            key=len,
+            default=(),
+        )
+    )

@@ -53,15 +53,27 @@ class Loader:
 
     @classmethod
     def of(
-        cls, samples: Samples, section: Section, path: str, rows: int, place: tuple[int, int], seed: int, piped: bool
+        cls,
+        samples: Samples,
+        section: Section,
+        path: str,
+        rows: int,
+        place: tuple[int, int],
+        seed: int,
+        piped: bool,
     ) -> Loader:
         """A loader by the settings of a section. Raises `ConfigError` for those that are not known here."""
         if section.get(TARGET):
             target(section, path, LOADERS)
         only(section, path, SETTINGS)
         shuffle, workers = section.get("shuffle"), section.get("num_workers") or 0
-        whole, multiple = piped or bool(section.get("drop_last")), _collater(section.get("collate_fn"), f"{path}.collate_fn")
-        return cls(samples, rows, *place, seed, shuffle is None or bool(shuffle), whole, multiple, workers)
+        whole, multiple = (
+            piped or bool(section.get("drop_last")),
+            _collater(section.get("collate_fn"), f"{path}.collate_fn"),
+        )
+        return cls(
+            samples, rows, *place, seed, shuffle is None or bool(shuffle), whole, multiple, workers
+        )
 
     @property
     def batches(self) -> int:
@@ -75,15 +87,23 @@ class Loader:
         order = list(self._sampler)
         # Lists of indices rather than a skipped iterator: a run that resumes loads no sample that
         # it has seen.
-        lists = [order[start : start + self.rows] for start in range(0, len(order), self.rows)][first : self.batches]
+        lists = [order[start : start + self.rows] for start in range(0, len(order), self.rows)][
+            first : self.batches
+        ]
         collate = partial(collated, multiple=self.multiple)
-        loader: Any = torch.utils.data.DataLoader(self.samples, batch_sampler=lists, collate_fn=collate, num_workers=self.workers)
+        loader: Any = torch.utils.data.DataLoader(
+            self.samples, batch_sampler=lists, collate_fn=collate, num_workers=self.workers
+        )
         yield from loader
 
     @cached_property
     def _sampler(self) -> Any:
         return torch.utils.data.DistributedSampler(
-            self.samples, num_replicas=self.ranks, rank=self.rank, shuffle=self.shuffle, seed=self.seed
+            self.samples,
+            num_replicas=self.ranks,
+            rank=self.rank,
+            shuffle=self.shuffle,
+            seed=self.seed,
         )
 
 
@@ -94,7 +114,9 @@ def _collater(said: Any, path: str) -> int | None:
     settings = said if isinstance(said, dict) else {TARGET: said}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
     if name not in COLLATERS:
-        raise ConfigError(f"{path}: found {settings[TARGET]}, expected {COLLATERS[0]}; leave it out")
+        raise ConfigError(
+            f"{path}: found {settings[TARGET]}, expected {COLLATERS[0]}; leave it out"
+        )
     only(settings, path, ("pad_seq_len_divisible",))
     return settings.get("pad_seq_len_divisible")
 

@@ -62,15 +62,27 @@ def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> lis
         if name not in known
     )
     ConfigError.raise_if(_apart(chain, parts))
-    found = [[layer.name for layer in chain.layers if any(_holds(names, name) for name in _modules(layer))] for names in parts]
+    found = [
+        [
+            layer.name
+            for layer in chain.layers
+            if any(_holds(names, name) for name in _modules(layer))
+        ]
+        for names in parts
+    ]
     empty = [str(stage) for stage, names in enumerate(found) if not names]
-    ConfigError.raise_if(f"module_fqns_per_model_part: part {stage} names no layer; give it one" for stage in empty)
+    ConfigError.raise_if(
+        f"module_fqns_per_model_part: part {stage} names no layer; give it one" for stage in empty
+    )
     return found
 
 
 def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
     for layer in chain.layers:
-        homes = {name: [stage for stage, names in enumerate(parts) if _holds(names, name)] for name in _modules(layer)}
+        homes = {
+            name: [stage for stage, names in enumerate(parts) if _holds(names, name)]
+            for name in _modules(layer)
+        }
         for name, where in homes.items():
             if len(where) != 1:
                 yield f"module_fqns_per_model_part: {name} is in {len(where)} parts, expected one; name it in one"

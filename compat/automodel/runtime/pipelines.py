@@ -60,7 +60,10 @@ class PipelineConfig:
 
     def autopipeline(self, world_mesh: Any, **more: Any) -> AutoPipeline:
         """An AutoPipeline with these settings; its `build` takes the loss function from here."""
-        found = AutoPipeline(world_mesh, **{**{key: value for key, value in self.to_dict().items() if key != "loss_fn"}, **more})
+        found = AutoPipeline(
+            world_mesh,
+            **{**{key: value for key, value in self.to_dict().items() if key != "loss_fn"}, **more},
+        )
         found.loss_fn = self.loss_fn
         return found
 
@@ -135,7 +138,9 @@ class Schedule:
             losses[:] = passes.losses
         return self._merged() if return_outputs else None
 
-    def eval(self, *given: Any, target: Any = None, losses: list[Tensor] | None = None, **named: Any) -> Any:
+    def eval(
+        self, *given: Any, target: Any = None, losses: list[Tensor] | None = None, **named: Any
+    ) -> Any:
         """Forward alone, in evaluation mode; otherwise as `step`."""
         self.outputs.clear()
         found = []
@@ -164,10 +169,14 @@ class Schedule:
         self.outputs.clear()
         return torch.cat(found) if found else None
 
-    def _batches(self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]) -> list[Arguments]:
+    def _batches(
+        self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
+    ) -> list[Arguments]:
         """The microbatches of a batch, all made before the first runs: ranks exchange nothing else meanwhile."""
         if len(given) > 1:
-            raise BridgeError(f"schedule.step: found {len(given)} inputs, expected the tokens; pass the others by name")
+            raise BridgeError(
+                f"schedule.step: found {len(given)} inputs, expected the tokens; pass the others by name"
+            )
         tokens = self._shared(given[0] if given else None)
         if len(tokens) < self.microbatches:
             raise BridgeError(
@@ -175,7 +184,10 @@ class Schedule:
                 " change pp_batch_size or pp_microbatch_size"
             )
         whole = Arguments((target,), {"input_ids": tokens, **_named(named)})
-        cuts = (partial(_cut, number=number, count=self.microbatches) for number in range(self.microbatches))
+        cuts = (
+            partial(_cut, number=number, count=self.microbatches)
+            for number in range(self.microbatches)
+        )
         return [tree_map_only(Tensor, cut, whole) for cut in cuts]
 
     def _shared(self, tokens: Tensor | None) -> Tensor:
@@ -184,11 +196,15 @@ class Schedule:
         source, device = engine.pipeline.schedule.homes[0], engine.device
         header = torch.full((HEADER,), ABSENT, dtype=torch.int64, device=device)
         if tokens is not None and line.index == source:
-            header[: tokens.dim() + 2] = torch.tensor([tokens.dim(), DTYPES.index(tokens.dtype), *tokens.shape])
+            header[: tokens.dim() + 2] = torch.tensor(
+                [tokens.dim(), DTYPES.index(tokens.dtype), *tokens.shape]
+            )
         engine.comm.broadcast(BATCH, header, line, source)()
         dimensions, kind, *shape = header.tolist()
         if dimensions == ABSENT:
-            raise BridgeError("schedule.step: the rank with the first stage passed no tokens; call step(tokens, ...) there")
+            raise BridgeError(
+                "schedule.step: the rank with the first stage passed no tokens; call step(tokens, ...) there"
+            )
         if tokens is None or line.index != source:
             tokens = torch.empty(*shape[:dimensions], dtype=DTYPES[kind])
         whole = tokens.to(device).contiguous()
@@ -202,7 +218,9 @@ def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
 
 def _named(named: Mapping[str, Any]) -> dict[str, Any]:
     """What a model of Hugging Face is called with: masks made ahead as its attention mask, nothing that is None."""
-    found = {key: value for key, value in named.items() if value is not None and key != "padding_mask"}
+    found = {
+        key: value for key, value in named.items() if value is not None and key != "padding_mask"
+    }
     masks = found.pop("causal_mask_mapping", None)
     if masks:
         found["attention_mask"] = next(iter(masks.values())) if len(masks) == 1 else masks
@@ -284,7 +302,11 @@ class AutoPipeline:
         return self.world_mesh[self.pp_axis_name]
 
     def build(
-        self, model: nn.Module, *, loss_fn: Callable[..., Any] | None = None, parallelize_fn: Callable[..., Any] | None = None
+        self,
+        model: nn.Module,
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+        parallelize_fn: Callable[..., Any] | None = None,
     ) -> AutoPipeline:
         """Cut `model` into stages and make their schedule. `loss_fn(logits, target)` is the loss of a microbatch.
         `parallelize_fn` is not called: the engine itself shares the model over data and tensor ranks.
@@ -293,7 +315,9 @@ class AutoPipeline:
         if loss_fn is None:
             raise ConfigError("AutoPipeline.build: found no loss_fn; pass one")
         if not is_hugging_face(model):
-            raise ConfigError(f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face")
+            raise ConfigError(
+                f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face"
+            )
         if any(weight.is_meta for weight in model.parameters()):
             raise ConfigError(
                 "AutoPipeline.build: the model has weights without values (meta); load it without init_empty_weights"
@@ -313,13 +337,27 @@ class AutoPipeline:
             variable_shapes=True,
         )
         microbatches = self.pp_batch_size // self.pp_microbatch_size
-        schedule = Schedule(engine, plan.schedule.name or "1f1b", microbatches, self.scale_grads_in_schedule, loss_fn)
+        schedule = Schedule(
+            engine,
+            plan.schedule.name or "1f1b",
+            microbatches,
+            self.scale_grads_in_schedule,
+            loss_fn,
+        )
         holder.append(schedule)
-        self.engine, self.findings = engine, (*self._unheard(parallelize_fn, sizes), *engine.findings)
+        self.engine, self.findings = (
+            engine,
+            (*self._unheard(parallelize_fn, sizes), *engine.findings),
+        )
         local, count = engine.pipeline.local(engine.line.index), len(wanted)
         layers = {layer.name: layer for layer in engine.chain.layers}
-        found = [Stage(stage, count, Part(engine.model, (layers[name] for name in wanted[stage]))) for stage in local]
-        self._info = PipelineInfo(True, schedule, 0 in local, count - 1 in local, [each.submod for each in found], found)
+        found = [
+            Stage(stage, count, Part(engine.model, (layers[name] for name in wanted[stage])))
+            for stage in local
+        ]
+        self._info = PipelineInfo(
+            True, schedule, 0 in local, count - 1 in local, [each.submod for each in found], found
+        )
         return self
 
     def _sizes(self) -> dict[str, int]:
@@ -349,21 +387,35 @@ class AutoPipeline:
             **self.split,
         }
         mesh = {f"{axis}_size": size for axis, size in sizes.items()}
-        distributed = {**mesh, "pipeline": {name: value for name, value in asked.items() if value is not None}}
+        distributed = {
+            **mesh,
+            "pipeline": {name: value for name, value in asked.items() if value is not None},
+        }
         config = DIALECT.read(
-            {"distributed": distributed, "model": {"config": {"num_hidden_layers": layers}}}, None, (comm.joined() or (0, 1))[1]
+            {"distributed": distributed, "model": {"config": {"num_hidden_layers": layers}}},
+            None,
+            (comm.joined() or (0, 1))[1],
         )
         kept = ("parallel.", "schedule.", "stages.")
-        plan = {path: value for path, value in lift(config).values().items() if path.startswith(kept)}
+        plan = {
+            path: value for path, value in lift(config).values().items() if path.startswith(kept)
+        }
         dtype = name_of(next(iter(model.parameters())).dtype, "model")
         formats = {f"precision.{name}": dtype for name in ("compute", "master", "reduce")}
-        batch = {"batch.micro": self.pp_microbatch_size, "batch.accumulation": self.pp_batch_size // self.pp_microbatch_size}
-        return Plan.of({**plan, **formats, **batch, **self._order(), "zero.stage": 0, "optimizer.name": "sgd"})
+        batch = {
+            "batch.micro": self.pp_microbatch_size,
+            "batch.accumulation": self.pp_batch_size // self.pp_microbatch_size,
+        }
+        return Plan.of(
+            {**plan, **formats, **batch, **self._order(), "zero.stage": 0, "optimizer.name": "sgd"}
+        )
 
     def _order(self) -> dict[str, str]:
         """The order of axes in the mesh, fastest first."""
         places = {name: axis for axis, members in self.axes.items() for name in members}
-        found = [places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places]
+        found = [
+            places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places
+        ]
         return {"parallel.order": "-".join(dict.fromkeys(found))} if len(set(found)) > 1 else {}
 
     def _unheard(self, parallelize_fn: object, sizes: Mapping[str, int]) -> Iterator[Finding]:
@@ -371,9 +423,16 @@ class AutoPipeline:
             message = "is not called; the engine averages gradients over data ranks and splits layers over tensor ranks itself"
             warnings.warn(f"AutoPipeline.build: parallelize_fn {message}", stacklevel=3)
             yield Finding("parallelize_fn", message, Effect.COST, True)
-        if self.dtype is not None and name_of(self.dtype, "dtype") != self.engine.plan.precision.compute:
+        if (
+            self.dtype is not None
+            and name_of(self.dtype, "dtype") != self.engine.plan.precision.compute
+        ):
             yield Finding(
-                "dtype", "what passes between stages has the model's format", Effect.ROUNDING, True, before=str(self.dtype)
+                "dtype",
+                "what passes between stages has the model's format",
+                Effect.ROUNDING,
+                True,
+                before=str(self.dtype),
             )
 
     # What scripts ask for
@@ -395,7 +454,14 @@ class AutoPipeline:
         """Where stages compute."""
         return self._device
 
-    def step(self, model_input: Any, *, target: Any = None, losses: list[Tensor] | None = None, **named: Any) -> Any:
+    def step(
+        self,
+        model_input: Any,
+        *,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        **named: Any,
+    ) -> Any:
         """`info.schedule.step`, on every rank alike."""
         _ = self.parts
         assert self._info.schedule is not None
@@ -407,7 +473,10 @@ class AutoPipeline:
 
     def list_stage_modules(self) -> list[list[str]]:
         """Names of all modules of each stage of this rank."""
-        return [[name for name, _ in part.named_modules() if name] for part in self._info.model_parts or []]
+        return [
+            [name for name, _ in part.named_modules() if name]
+            for part in self._info.model_parts or []
+        ]
 
     def get_stage_param_counts(self, trainable_only: bool = False) -> list[int]:
         """Parameters of each stage of this rank."""
@@ -417,13 +486,21 @@ class AutoPipeline:
         """Parameters of this rank's stages."""
         return sum(self.get_stage_param_counts(trainable_only))
 
-    def pretty_print_stages(self, max_modules_per_stage: int = 16, trainable_only: bool = False) -> str:
+    def pretty_print_stages(
+        self, max_modules_per_stage: int = 16, trainable_only: bool = False
+    ) -> str:
         """The stages of this rank, with the first modules of each."""
         lines = []
         for stage, names in zip(self._info.stages or [], self.list_stage_modules(), strict=True):
-            marks = [mark for mark, there in (("first", stage.is_first), ("last", stage.is_last)) if there]
+            marks = [
+                mark
+                for mark, there in (("first", stage.is_first), ("last", stage.is_last))
+                if there
+            ]
             tag = f" ({','.join(marks)})" if marks else ""
-            lines.append(f"Stage {stage.stage_index}{tag}: params={_number(stage.submod, trainable_only):,}")
+            lines.append(
+                f"Stage {stage.stage_index}{tag}: params={_number(stage.submod, trainable_only):,}"
+            )
             lines += [f"  - {name}" for name in names[:max_modules_per_stage]]
             lines += ["  - ..."] if len(names) > max_modules_per_stage else []
         return "\n".join(lines) or "<no stages>"
@@ -443,7 +520,9 @@ class AutoPipeline:
 
     def log_debug_summary(self) -> None:
         """Log `debug_summary` and the stages."""
-        logging.getLogger(__name__).info("\n%s\n%s", self.debug_summary(), self.pretty_print_stages())
+        logging.getLogger(__name__).info(
+            "\n%s\n%s", self.debug_summary(), self.pretty_print_stages()
+        )
 
     def visualize_current_schedule(self, filename: str | None = None) -> None:
         """Print the schedule as a table of actions, or write it to `filename`, as `pp_schedule_csv` reads it."""
@@ -456,4 +535,8 @@ class AutoPipeline:
 
 
 def _number(module: nn.Module, trainable_only: bool) -> int:
-    return sum(weight.numel() for weight in module.parameters() if weight.requires_grad or not trainable_only)
+    return sum(
+        weight.numel()
+        for weight in module.parameters()
+        if weight.requires_grad or not trainable_only
+    )

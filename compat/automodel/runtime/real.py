@@ -18,16 +18,26 @@ Group = dict[str, Any]
 LOOSER = True
 """The parser checks less than a run does: layers, heads and ranks come later."""
 S = "step_scheduler."
-PARSER = tuple(f"nemo_automodel.recipes.{name}:parse_distributed_section" for name in ("_dist_utils", "_dist_setup"))
+PARSER = tuple(
+    f"nemo_automodel.recipes.{name}:parse_distributed_section"
+    for name in ("_dist_utils", "_dist_setup")
+)
 STEPS = ("nemo_automodel.components.training.step_scheduler:StepScheduler",)
 LATER = frozenset(
     (
         *(PP + name for name in ("pp_batch_size", "pp_microbatch_size", "pp_seq_len", "loss_fn")),
-        *(PP + "patch_stage_backward_maybe_with_nosync", D + "reshard_after_forward", D + "dp_size"),
+        *(
+            PP + "patch_stage_backward_maybe_with_nosync",
+            D + "reshard_after_forward",
+            D + "dp_size",
+        ),
     )
 )
 """Values that a recipe's code works out after the parser, unless the file gives them."""
-OVERWRITTEN = frozenset(PP + name for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size"))
+OVERWRITTEN = frozenset(
+    PP + name
+    for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size")
+)
 """Values that it works out even then."""
 SAMPLES = 10**6
 """Batches of the data set that a step scheduler is built for."""
@@ -38,17 +48,30 @@ def posed(config: Config) -> tuple[Group, Group]:
     question = raw(nested(config.given, release(config.version)), config) or {}
     given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
     later = OVERWRITTEN | {path for path in LATER if path not in given}
-    filled = {path: value for path, value in config.effective.items() if path.startswith(D) and path not in later}
+    filled = {
+        path: value
+        for path, value in config.effective.items()
+        if path.startswith(D) and path not in later
+    }
     stepped = {path: value for path, value in given.items() if path.startswith(S)}
-    return question, {path: value for path, value in (filled | stepped).items() if path.startswith(sections)} if sections else {}
+    return question, {
+        path: value for path, value in (filled | stepped).items() if path.startswith(sections)
+    } if sections else {}
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group | None:
     """The question about a source that may not be read; None where its release has no parser to ask."""
     if not release(config.version).nested:
         return None
-    asked = {name: _untargeted(source[name]) for name in ("distributed", "step_scheduler") if name in source}
-    return {"recipe": {"distributed": {}, **asked}, "ranks": data_ranks(config.given, config.world_size) or 1}
+    asked = {
+        name: _untargeted(source[name])
+        for name in ("distributed", "step_scheduler")
+        if name in source
+    }
+    return {
+        "recipe": {"distributed": {}, **asked},
+        "ranks": data_ranks(config.given, config.world_size) or 1,
+    }
 
 
 def _untargeted(section: Any) -> Any:
@@ -65,7 +88,9 @@ def answer(question: Mapping[str, Any]) -> Group:
         held = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
         return held | dict(_steps(recipe.get("step_scheduler", {}), question.get("ranks", 1)))
     except Exception as error:
-        raise ConfigError(f"refused by AutoModel itself: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"refused by AutoModel itself: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
@@ -73,9 +98,17 @@ def _mesh(section: Group) -> Iterator[tuple[str, Any]]:
     sizes = {name: value for name, value in parsed.items() if name.endswith("_size")}
     yield from _flat(sizes | {"activation_checkpointing": parsed["activation_checkpointing"]}, D)
     yield D + "strategy", STRATEGIES[type(parsed["strategy_config"]).__name__]
-    own = {name: value for name, value in _fields(parsed["strategy_config"]).items() if name != "activation_checkpointing"}
+    own = {
+        name: value
+        for name, value in _fields(parsed["strategy_config"]).items()
+        if name != "activation_checkpointing"
+    }
     yield from _flat(own, D)
-    for part, path in (("pipeline_config", PP), ("moe_parallel_config", f"{D}moe."), ("moe_config", f"{D}moe.")):
+    for part, path in (
+        ("pipeline_config", PP),
+        ("moe_parallel_config", f"{D}moe."),
+        ("moe_config", f"{D}moe."),
+    ):
         yield from _flat(_fields(parsed.get(part)), path)
 
 
@@ -91,7 +124,9 @@ def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
 
 
 def _fields(value: Any) -> Group:
-    return {} if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return (
+        {} if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
+    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -100,7 +135,12 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(_fields(value), f"{prefix}{name}.")
         elif value is not None:
             path = f"{prefix}{name}"
-            yield path, DTYPES.get(value, value) if path in formats() and isinstance(value, str) else plain(value)
+            yield (
+                path,
+                DTYPES.get(value, value)
+                if path in formats() and isinstance(value, str)
+                else plain(value),
+            )
 
 
 def installed() -> str:
@@ -108,4 +148,6 @@ def installed() -> str:
     try:
         return version("nemo-automodel")
     except PackageNotFoundError:
-        raise VersionError("automodel: nemo-automodel is not installed; pip install --no-deps nemo-automodel") from None
+        raise VersionError(
+            "automodel: nemo-automodel is not installed; pip install --no-deps nemo-automodel"
+        ) from None

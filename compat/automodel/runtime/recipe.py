@@ -122,10 +122,15 @@ class Recipe:
         seed = plan.run.seed if plan.run.seed is not None else SEED
         model, dtype, remarks = built.model(section(settings, "model"), seed)
         rank = (comm.joined() or (detect().rank, 0))[0]
-        place, piped = (mesh.coordinate(rank, "data"), mesh.sizes["data"]), mesh.sizes["pipeline"] > 1
+        place, piped = (
+            (mesh.coordinate(rank, "data"), mesh.sizes["data"]),
+            mesh.sizes["pipeline"] > 1,
+        )
         words = _Words(section(settings, "model"))
         loader = _loader(settings, "dataset", "dataloader", place, seed, piped, words)
-        validation = _loader(settings, "validation_dataset", "validation_dataloader", place, seed, piped, words)
+        validation = _loader(
+            settings, "validation_dataset", "validation_dataloader", place, seed, piped, words
+        )
         assert loader is not None
         length = _length(settings, loader)
         plan = planned(_whole(config, dtype, length))
@@ -143,8 +148,12 @@ class Recipe:
         minutes = section(settings, "dist_env").get("timeout_minutes")
         if minutes and timeout is None and comm.joined() is None:
             comm.patient(None, minutes * 60)
-        engine = bridge.engine.initialize(model, plan, loss, seed=seed, variable_shapes=True, **watch)
-        return cls(engine, loader, validation, settings, length, (*findings, *engine.findings), words.found)
+        engine = bridge.engine.initialize(
+            model, plan, loss, seed=seed, variable_shapes=True, **watch
+        )
+        return cls(
+            engine, loader, validation, settings, length, (*findings, *engine.findings), words.found
+        )
 
     def steps(self, number: int | None = None) -> Iterator[Line]:
         """Train until `number` steps are done in all (default: as the recipe says), those before a resume counted; validate and
@@ -155,7 +164,9 @@ class Recipe:
             before = self.done
             yield from self._epoch(self.done // self.epoch_steps, number)
             if self.done == before:
-                raise ConfigError("step_scheduler: an epoch has no batch; use fewer local_batch_size, or more data")
+                raise ConfigError(
+                    "step_scheduler: an epoch has no batch; use fewer local_batch_size, or more data"
+                )
 
     @property
     def done(self) -> int:
@@ -194,7 +205,11 @@ class Recipe:
         scheduler, step = section(self.settings, "step_scheduler"), self.done
         last, whole = step >= number, step % self.epoch_steps == 0
         each = scheduler.get("ckpt_every_steps")
-        saves = last or bool(each and step % each == 0) or (whole and scheduler.get("save_checkpoint_every_epoch", True))
+        saves = (
+            last
+            or bool(each and step % each == 0)
+            or (whole and scheduler.get("save_checkpoint_every_epoch", True))
+        )
         every = scheduler.get("val_every_steps")
         if self.validation is not None and (saves or (every and step % every == 0)):
             yield Evaluation(step, self.validated(self.validation))
@@ -210,7 +225,9 @@ class Recipe:
         for batch in loader.epoch(0):
             for each in microbatches([batch], rows, 0):
                 count = counted(each.given[0])
-                totals += torch.tensor([float(engine.eval_batch(each)) * count, count], device=engine.device)
+                totals += torch.tensor(
+                    [float(engine.eval_batch(each)) * count, count], device=engine.device
+                )
         engine.comm.all_reduce("validation", totals, engine.data)()
         return float(totals[0] / totals[1])
 
@@ -253,7 +270,10 @@ def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits: Tensor = logits_in(output)
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     total = nn.functional.cross_entropy(
-        logits.reshape(-1, logits.size(-1)), labels.reshape(-1), ignore_index=IGNORED, reduction="sum"
+        logits.reshape(-1, logits.size(-1)),
+        labels.reshape(-1),
+        ignore_index=IGNORED,
+        reduction="sum",
     )
     return total, (labels != IGNORED).sum()
 
@@ -272,7 +292,13 @@ class _Words:
 
 
 def _loader(
-    settings: Section, data: str, loading: str, place: tuple[int, int], seed: int, piped: bool, words: _Words
+    settings: Section,
+    data: str,
+    loading: str,
+    place: tuple[int, int],
+    seed: int,
+    piped: bool,
+    words: _Words,
 ) -> Loader | None:
     said = section(settings, data)
     if not said:
@@ -295,14 +321,18 @@ def _checked(settings: Section) -> None:
     only(entropy, "loss_fn", ("fp32_upcast", "reduction"))
     packed = section(settings, "packed_sequence").get("packed_sequence_size")
     if packed:
-        raise ConfigError(f"packed_sequence.packed_sequence_size: found {packed}; samples are not packed here; set it to 0")
+        raise ConfigError(
+            f"packed_sequence.packed_sequence_size: found {packed}; samples are not packed here; set it to 0"
+        )
 
 
 def _passes(settings: Section, loader: Loader) -> int:
     """Batches that one rank takes in a step."""
     scheduler = section(settings, "step_scheduler")
     local = scheduler.get("local_batch_size") or 1
-    return max(1, (scheduler.get("global_batch_size") or local * loader.ranks) // (local * loader.ranks))
+    return max(
+        1, (scheduler.get("global_batch_size") or local * loader.ranks) // (local * loader.ranks)
+    )
 
 
 def _epoch_steps(settings: Section, loader: Loader) -> int:
@@ -325,16 +355,33 @@ def _length(settings: Section, loader: Loader) -> int:
 
 def _whole(config: Config, dtype: str, length: int) -> Plan:
     """The plan with what the data and the model say: length, number format and batch sizes."""
-    known = DIALECT.config({**config.given, "step_scheduler.max_steps": length}, config.version, config.world_size, config.entry)
-    found = {path: value for path, value in lift(known).values().items() if not path.startswith(("model.", "adapters."))}
-    formats = {"precision.master": dtype, "precision.compute": found.get("precision.compute") or dtype}
+    known = DIALECT.config(
+        {**config.given, "step_scheduler.max_steps": length},
+        config.version,
+        config.world_size,
+        config.entry,
+    )
+    found = {
+        path: value
+        for path, value in lift(known).values().items()
+        if not path.startswith(("model.", "adapters."))
+    }
+    formats = {
+        "precision.master": dtype,
+        "precision.compute": found.get("precision.compute") or dtype,
+    }
     plan = Plan.of({**found, **{path: found.get(path, value) for path, value in formats.items()}})
     local = config.given.get("step_scheduler.local_batch_size") or 1
     micro = plan.batch.micro or local
     data = plan.parallel.data or config.world_size or 1
     passes = max(1, (plan.batch.global_ or local * data) // (local * data))
     sizes = {"batch.micro": micro, "batch.accumulation": passes * -(-local // micro)}
-    plan = Plan.of({**{path: value for path, value in plan.values().items() if path != "batch.global_"}, **sizes})
+    plan = Plan.of(
+        {
+            **{path: value for path, value in plan.values().items() if path != "batch.global_"},
+            **sizes,
+        }
+    )
     accumulation_of(plan, data)
     return plan
 
@@ -347,17 +394,36 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
             yield finding
     yield from _left(settings, "rng", ("seed", "ranked"), "random numbers are the engine's own")
     if section(settings, "rng").get("ranked") is False:
-        yield Finding("rng.ranked", "each microbatch draws its own random numbers", Effect.ROUNDING, True, before=False)
-    yield from _left(settings, "checkpoint", ("enabled", "checkpoint_dir", "model_save_format", "save_consolidated"), _FORMS)
+        yield Finding(
+            "rng.ranked",
+            "each microbatch draws its own random numbers",
+            Effect.ROUNDING,
+            True,
+            before=False,
+        )
+    yield from _left(
+        settings,
+        "checkpoint",
+        ("enabled", "checkpoint_dir", "model_save_format", "save_consolidated"),
+        _FORMS,
+    )
     if section(settings, "checkpoint").get("model_save_format", "safetensors") != "safetensors":
-        yield Finding("checkpoint.model_save_format", _FORMS, Effect.NONE, True, before="torch_save")
+        yield Finding(
+            "checkpoint.model_save_format", _FORMS, Effect.NONE, True, before="torch_save"
+        )
     yield from _left(settings, "step_scheduler", _SCHEDULER, "the engine does not do that")
     for name in ("ci", "wandb"):
         if section(settings, name):
             yield Finding(name, "nothing here reads it", Effect.NONE, True)
     backend = section(settings, "dist_env").get("backend")
     if backend == "nccl" and not torch.cuda.is_available():
-        yield Finding("dist_env.backend", "there is no accelerator here, so it is gloo", Effect.COST, True, before=backend)
+        yield Finding(
+            "dist_env.backend",
+            "there is no accelerator here, so it is gloo",
+            Effect.COST,
+            True,
+            before=backend,
+        )
 
 
 _FORMS = "checkpoints are those of the native engine"

@@ -26,12 +26,18 @@ def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
     """
     match = SPLIT.fullmatch(split or "train")
     if match is None:
-        raise ConfigError(f"{where}: found the split {split!r}, expected a name such as train, or a part of one, train[:64]")
+        raise ConfigError(
+            f"{where}: found the split {split!r}, expected a name such as train, or a part of one, train[:64]"
+        )
     name, first, last = match.groups()
     found: list[dict[str, Any]] = []
     for each in [names] if isinstance(names, str) else names:
         found += _read(each, name, where)
-    return found[slice(int(first) if first else None, int(last) if last else None)] if first is not None else found
+    return (
+        found[slice(int(first) if first else None, int(last) if last else None)]
+        if first is not None
+        else found
+    )
 
 
 def _read(name: str, split: str, where: str) -> Rows:
@@ -44,11 +50,17 @@ def _read(name: str, split: str, where: str) -> Rows:
     if place.suffix in (".jsonl", ".json") and place.name != SAVED:
         return _lines(place)
     if find_spec("datasets") is None:
-        raise SourceError(f"{place}: datasets is not installed; pip install datasets, or give JSON lines")
+        raise SourceError(
+            f"{place}: datasets is not installed; pip install datasets, or give JSON lines"
+        )
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
     saved = place.name == SAVED
-    table: Any = datasets.load_from_disk(str(place.parent)) if saved else datasets.Dataset.from_parquet(str(place))
+    table: Any = (
+        datasets.load_from_disk(str(place.parent))
+        if saved
+        else datasets.Dataset.from_parquet(str(place))
+    )
     return list(table)
 
 
@@ -69,7 +81,9 @@ def _lines(path: Path) -> Rows:
             else [json.loads(line) for line in text.splitlines() if line.strip()]
         )
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise SourceError(f"{path}: no JSON lines ({error}); write one object in each line") from None
+        raise SourceError(
+            f"{path}: no JSON lines ({error}); write one object in each line"
+        ) from None
     wrong = next((number for number, row in enumerate(data, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
         raise SourceError(f"{path}: row {wrong} is no object; write one object in each line")

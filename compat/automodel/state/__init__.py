@@ -32,7 +32,11 @@ class Folder(Format):
     def find(self, folder: Path) -> Path | None:
         """The checkpoint folder: `folder` itself, or the step that the link LATEST points to."""
         place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
-        return place if (place / OPTIMIZER / dcp.METADATA).is_file() and (place / MODEL).is_dir() else None
+        return (
+            place
+            if (place / OPTIMIZER / dcp.METADATA).is_file() and (place / MODEL).is_dir()
+            else None
+        )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Also check the checksums inside each archive; safetensors have none."""
@@ -45,7 +49,11 @@ class Folder(Format):
         """Weights, optimizer state by the names of the weights, and torch's scheduler state."""
         weights, files = _weights(place / MODEL)
         found = dcp.entries(place / OPTIMIZER)
-        schedule = {".".join(map(str, entry.path[1:])): entry.value for entry in found.values() if entry.path[0] == SCHEDULE}
+        schedule = {
+            ".".join(map(str, entry.path[1:])): entry.value
+            for entry in found.values()
+            if entry.path[0] == SCHEDULE
+        }
         rest = {key: entry for key, entry in found.items() if entry.path[0] != SCHEDULE}
         parts = (place / OPTIMIZER / dcp.METADATA, *sorted((place / OPTIMIZER).glob("*.distcp")))
         hub = dcp.hub_of(self.name, place, {**weights, **rest}, (*files, *parts))
@@ -64,9 +72,13 @@ def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
     # Whole tensors are in consolidated/, or here if the files have the usual names.
     whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
     if whole is None:
-        raise SourceError(f"{place}: the safetensors hold parts of tensors; run the consolidate.sh of the checkpoint")
+        raise SourceError(
+            f"{place}: the safetensors hold parts of tensors; run the consolidate.sh of the checkpoint"
+        )
     hub = safe.Safe().read(whole)
-    return {name: Entry((name,), held.weight) for name, held in hub.parameters.items()}, hub.origin.files
+    return {
+        name: Entry((name,), held.weight) for name, held in hub.parameters.items()
+    }, hub.origin.files
 
 
 FORMATS: tuple[Format, ...] = (Folder(),)

@@ -57,7 +57,10 @@ class Key:
 
     def at(self, version: str) -> Any:
         """The default at release `version`; None: unset."""
-        return next((value for start, value in reversed(self.default) if RELEASES.since(version, start)), None)
+        return next(
+            (value for start, value in reversed(self.default) if RELEASES.since(version, start)),
+            None,
+        )
 
     def bounds(self, version: str) -> tuple[str, ...]:
         """Limits that apply at release `version`."""
@@ -95,16 +98,25 @@ class Type:
 
 
 def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _tuples(value) if name in ("default", "bound", "required", "ignored") else value for name, value in row.items()}
+    return {
+        name: _tuples(value) if name in ("default", "bound", "required", "ignored") else value
+        for name, value in row.items()
+    }
 
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-KEYS: Mapping[str, Key] = MappingProxyType({row["key"]: Key(**_frozen(row)) for row in _KEYS["keys"]})
-PARTS: Mapping[str, Part] = MappingProxyType({row["section"]: Part(**row) for row in _KEYS["sections"]})
-ALIASES: Mapping[str, str] = MappingProxyType({row["alias"]: row["key"] for row in _KEYS["aliases"]})
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {row["key"]: Key(**_frozen(row)) for row in _KEYS["keys"]}
+)
+PARTS: Mapping[str, Part] = MappingProxyType(
+    {row["section"]: Part(**row) for row in _KEYS["sections"]}
+)
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {row["alias"]: row["key"] for row in _KEYS["aliases"]}
+)
 """Second spellings that DeepSpeed accepts, and the canonical path."""
 
 
@@ -127,7 +139,9 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> MappingProxyType[str, Any]:
         """Defaults of keys that are not set, without those of optional sections."""
-        always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
+        always = {
+            path: value for path, value in self._filled.items() if optional_section(path) is None
+        }
         # A missing offload section means the device "none", and many checks ask for the device.
         devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
@@ -139,7 +153,9 @@ class Release(AnyRelease):
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
         """Defaults within an optional section that is present."""
-        return {path: value for path, value in self._filled.items() if path.startswith(section + ".")}
+        return {
+            path: value for path, value in self._filled.items() if path.startswith(section + ".")
+        }
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:
@@ -150,7 +166,9 @@ class Release(AnyRelease):
     @cached_property
     def rejected(self) -> frozenset[str]:
         """Paths that it refuses by name, whatever their value."""
-        return frozenset(path for path, row in KEYS.items() if row.rejected and self.since(row.rejected))
+        return frozenset(
+            path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
+        )
 
     def refuses(self, section: str) -> bool:
         """Whether an unknown key in `section` is an error for it; otherwise it is ignored."""
@@ -176,7 +194,10 @@ def moves() -> tuple[Move, ...]:
     """Renamed keys, oldest first."""
     # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
-    return tuple(renamed(row.key, row.instead, row.until) for row in sorted(gone, key=lambda row: RELEASES.place(row.until)))
+    return tuple(
+        renamed(row.key, row.instead, row.until)
+        for row in sorted(gone, key=lambda row: RELEASES.place(row.until))
+    )
 
 
 def optional_section(path: str) -> str | None:
@@ -187,12 +208,17 @@ def optional_section(path: str) -> str | None:
 @cache
 def _optional() -> Mapping[str, str]:
     sections = [part.section for part in PARTS.values() if part.optional]
-    return {path: section for path in KEYS for section in sections if path.startswith(section + ".")}
+    return {
+        path: section for path in KEYS for section in sections if path.startswith(section + ".")
+    }
 
 
 @cache
 def _types() -> Mapping[str, tuple[Type, ...]]:
-    return {kind: tuple(Type(**_frozen(row)) for row in rows) for kind, rows in _table("types.json").items()}
+    return {
+        kind: tuple(Type(**_frozen(row)) for row in rows)
+        for kind, rows in _table("types.json").items()
+    }
 
 
 def all_types(kind: str) -> tuple[Type, ...]:
@@ -204,7 +230,11 @@ def all_types(kind: str) -> tuple[Type, ...]:
 def _named(kind: str, name: str) -> tuple[Type, ...]:
     """Rows for `name`: exact, or DeepSpeed's own optimizers in any case (engine.py, `_configure_basic_optimizer`)."""
     rows = _types()[kind]
-    lower = tuple(row for row in rows if kind == "optimizers" and row.type.islower() and row.type == name.lower())
+    lower = tuple(
+        row
+        for row in rows
+        if kind == "optimizers" and row.type.islower() and row.type == name.lower()
+    )
     return lower or tuple(row for row in rows if row.type == name)
 
 

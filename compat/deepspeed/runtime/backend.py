@@ -124,25 +124,46 @@ class DeepSpeedBackend(Backend):
         plain = undealt(hub.config or {})
         hub = hub if plain == (hub.config or {}) else replace(hub, config=plain)
         said = (hub.config or {}).get("optimizer")
-        if is_available() or not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
+        if (
+            is_available()
+            or not isinstance(said, Mapping)
+            or str(said.get("type", "")).lower() not in ("adam", "adamw")
+        ):
             return hub
         options = said.get("params") or {}
         if options.get("torch_adam"):
             return hub
-        return replace(hub, config={**(hub.config or {}), "optimizer": {**said, "params": {**options, "torch_adam": True}}})
+        return replace(
+            hub,
+            config={
+                **(hub.config or {}),
+                "optimizer": {**said, "params": {**options, "torch_adam": True}},
+            },
+        )
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """See `Backend`: a scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that
         accumulates by itself are counted as the file counts them.
         """
         if config.effective.get("code.manual_accumulation"):
-            changes = {path: value // PASSES if path in COUNTED and value else value for path, value in changes.items()}
-        old = {path: None for path in config.given if path in OFFLOADS} if OFFLOADED & changes.keys() else {}
+            changes = {
+                path: value // PASSES if path in COUNTED and value else value
+                for path, value in changes.items()
+            }
+        old = (
+            {path: None for path in config.given if path in OFFLOADS}
+            if OFFLOADED & changes.keys()
+            else {}
+        )
         config = without(config, old)
         if config.given.get("scheduler.type") is None:
             return edited(config, changes, world)
-        lengths = {LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value}
-        others = {path: value for path, value in changes.items() if path not in LENGTHS or not value}
+        lengths = {
+            LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value
+        }
+        others = {
+            path: value for path, value in changes.items() if path not in LENGTHS or not value
+        }
         said = {path: value for path, value in lengths.items() if path in config.effective}
         return without(edited(config, others, world), said)
 
@@ -151,7 +172,12 @@ class DeepSpeedBackend(Backend):
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
             return plan
-        return Plan.of({path: value * PASSES if path in COUNTED else value for path, value in plan.values().items()})
+        return Plan.of(
+            {
+                path: value * PASSES if path in COUNTED else value
+                for path, value in plan.values().items()
+            }
+        )
 
     def _known(self) -> str | None:
         """The installed release where our tables know it, else the newest that they know."""
@@ -160,7 +186,11 @@ class DeepSpeedBackend(Backend):
 
 def _code(plan: Plan) -> Iterator[str]:
     values = plan.values()
-    yield from (f"{path}: found {values[path]}; {why}" for path, why in CODE.items() if values.get(path, 1) > 1)
+    yield from (
+        f"{path}: found {values[path]}; {why}"
+        for path, why in CODE.items()
+        if values.get(path, 1) > 1
+    )
     if (plan.parallel.tensor or 1) > 1 and (plan.parallel.pipeline or 1) > 1:
         yield (
             f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline ranks; AutoTP does not go with"

@@ -17,7 +17,11 @@ from compat.deepspeed.runtime.names.optimizers import FusedAdam
 
 Optimizer = torch.optim.Optimizer
 
-CLASSES: Mapping[str, Callable[..., Optimizer]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+CLASSES: Mapping[str, Callable[..., Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
 """Torch's classes of the update rules that the engine runs."""
 CHOICE = "torch.optim.AdamW, Adam or SGD"
 OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
@@ -29,14 +33,20 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     known = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
     taken = known([nn.Parameter(torch.zeros(()))]).param_groups[0]
-    return known(list(parameters), **{name: value for name, value in hyper.items() if name in taken})
+    return known(
+        list(parameters), **{name: value for name, value in hyper.items() if name in taken}
+    )
 
 
 def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     """The optimizer that a script passes, an instance or a function of parameters. Raises `ConfigError` if the engine has no
     such update rule.
     """
-    found = optimizer(list(parameters)) if callable(optimizer) and not isinstance(optimizer, Optimizer) else optimizer
+    found = (
+        optimizer(list(parameters))
+        if callable(optimizer) and not isinstance(optimizer, Optimizer)
+        else optimizer
+    )
     ConfigError.raise_if(_unfit(found))
     return found  # type: ignore[no-any-return]
 
@@ -63,9 +73,16 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's rule and the settings of its first group, as plan values by path."""
     name = name_of(optimizer)
     group = optimizer.param_groups[0]
-    momentum = {"momentum": max(group["momentum"] for group in optimizer.param_groups)} if name == "sgd" else {}
+    momentum = (
+        {"momentum": max(group["momentum"] for group in optimizer.param_groups)}
+        if name == "sgd"
+        else {}
+    )
     hyper = {name: group[name] for name in HYPER if name in group} | momentum
-    return {"optimizer.name": name, **{f"optimizer.{key}": _plain(value) for key, value in hyper.items()}}
+    return {
+        "optimizer.name": name,
+        **{f"optimizer.{key}": _plain(value) for key, value in hyper.items()},
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -78,29 +95,49 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
     Raises `ConfigError` for tensors that are not the model's.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
-    strays = [weight for group in optimizer.param_groups for weight in group["params"] if id(weight) not in names]
+    strays = [
+        weight
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if id(weight) not in names
+    ]
     if strays:
         raise ConfigError(
             f"model_parameters: {len(strays)} of the tensors are no parameters of the model, the first of shape"
             f" {tuple(strays[0].shape)}; put them into the model"
         )
-    return tuple(Group(frozenset(names[id(weight)] for weight in group["params"]), group) for group in optimizer.param_groups)
+    return tuple(
+        Group(frozenset(names[id(weight)] for weight in group["params"]), group)
+        for group in optimizer.param_groups
+    )
 
 
 def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
     """Freeze parameters that no group names; a finding says how many."""
     named = frozenset[str]().union(*(group.names for group in groups))
-    others = [name for name, weight in model.named_parameters() if weight.requires_grad and name not in named]
+    others = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and name not in named
+    ]
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
-        message = f"{others[0]} is not among them, so it is frozen" + (f" (and {len(others) - 1} more)" if others[1:] else "")
+        message = f"{others[0]} is not among them, so it is frozen" + (
+            f" (and {len(others) - 1} more)" if others[1:] else ""
+        )
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 
 def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
     """The scheduler that a script passes: an instance with `step`, or a function of the optimizer."""
-    found = scheduler if hasattr(scheduler, "step") else scheduler(optimizer) if callable(scheduler) else None
+    found = (
+        scheduler
+        if hasattr(scheduler, "step")
+        else scheduler(optimizer)
+        if callable(scheduler)
+        else None
+    )
     if found is None or not hasattr(found, "step"):
         raise ConfigError(
             f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or a function that makes one of"
@@ -131,7 +168,9 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
 
     def stepped(*_: Any) -> None:
         if not stepping():
-            raise BridgeError("optimizer.step: the engine updates the weights; call engine.step() instead")
+            raise BridgeError(
+                "optimizer.step: the engine updates the weights; call engine.step() instead"
+            )
 
     optimizer.register_step_pre_hook(stepped)
 

@@ -47,7 +47,10 @@ WEIGHTY = {
     "zero_optimization.offload_param.device": Effect.COST,
 }
 """What settings that change no plan do to DeepSpeed's own run, where that is anything."""
-SIZES = tuple(f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe"))
+SIZES = tuple(
+    f"get_{kind}_parallel_world_size"
+    for kind in ("model", "tensor_model", "pipeline_model", "pipe")
+)
 MANAGED = "managed_gradient_accumulation"
 
 
@@ -113,16 +116,30 @@ def init_distributed(
         return
     found = detect()
     address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
-    found = replace(found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world))
+    found = replace(
+        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
+    )
     backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    comm.connect(found.rank, found.world, found.address, backend, *([timeout.total_seconds()] if timeout else []))
+    comm.connect(
+        found.rank,
+        found.world,
+        found.address,
+        backend,
+        *([timeout.total_seconds()] if timeout else []),
+    )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Give `parser` the arguments that DeepSpeed's scripts take."""
     group = parser.add_argument_group("DeepSpeed")
-    group.add_argument("--deepspeed", action="store_true", help="Use DeepSpeed (for the script; nothing else reads it).")
-    group.add_argument("--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON.")
+    group.add_argument(
+        "--deepspeed",
+        action="store_true",
+        help="Use DeepSpeed (for the script; nothing else reads it).",
+    )
+    group.add_argument(
+        "--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON."
+    )
     return parser
 
 
@@ -133,17 +150,23 @@ def _environment(port: int, required: bool | None) -> Environment:
         return replace(detect(), rank=here[0], world=here[1])
     found = detect()
     if required is False and found.world > 1:
-        raise BridgeError("dist_init_required: False, but no process group is there; call init_distributed() first, or leave it")
+        raise BridgeError(
+            "dist_init_required: False, but no process group is there; call init_distributed() first, or leave it"
+        )
     return found
 
 
-def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None) -> Config:
+def _read(
+    args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None
+) -> Config:
     """The one config among those that may be given."""
     named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
     given = [one for one in (config if config is not None else params, *named) if one is not None]
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
-        raise ConfigError(f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config")
+        raise ConfigError(
+            f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config"
+        )
     one = given[0]
     # accelerate writes infinity for "never", which is no number of JSON.
     if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
@@ -154,7 +177,9 @@ def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, An
 def opened(plan: Plan, own: bool) -> Plan:
     """The plan without what others decide: a scheduler sets learning rates, and the script may have its `own` optimizer."""
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
-    return Plan.of({path: value for path, value in plan.values().items() if not path.startswith(left)})
+    return Plan.of(
+        {path: value for path, value in plan.values().items() if not path.startswith(left)}
+    )
 
 
 def _lost(config: Config) -> Iterator[Finding]:
@@ -196,7 +221,9 @@ def _silent(config: Config) -> Iterator[Finding]:
         value = config.effective.get(path)
         if value != other.effective.get(path) and lift(other).values() == meant:
             effect = WEIGHTY.get(path, Effect.NONE)
-            yield Finding(path, "it changes nothing beside the other settings", effect, True, before=value)
+            yield Finding(
+                path, "it changes nothing beside the other settings", effect, True, before=value
+            )
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
@@ -212,7 +239,9 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
         yield f"mesh_param: found {mesh_param}; the engine has no sequence axis; leave it out"
 
 
-def _face(plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module) -> torch.optim.Optimizer | None:
+def _face(
+    plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module
+) -> torch.optim.Optimizer | None:
     """The optimizer that the script sees: its own, or one made from the config; None where neither names one."""
     trained = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
@@ -247,10 +276,16 @@ def _native(
     formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
         for weight in model.parameters():
-            weight.data = weight.data.to(TORCH[plan.precision.compute]) if weight.is_floating_point() else weight.data
+            weight.data = (
+                weight.data.to(TORCH[plan.precision.compute])
+                if weight.is_floating_point()
+                else weight.data
+            )
     given = {path: read.given[path] for path in sorted(read.given)}
     whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
-    engine = bridge.engine.initialize(model, whole, loss_fn, environment=here, groups=groups, alike=given)
+    engine = bridge.engine.initialize(
+        model, whole, loss_fn, environment=here, groups=groups, alike=given
+    )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
     return engine
@@ -273,7 +308,12 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
         if kind in formats:
             name = next(name for name, found in TORCH.items() if found is kind)
             said = f"weights come in {name} and the config names no format: DeepSpeed computes in theirs, the engine in fp32"
-            yield Finding("model", f"{said}; set {name}.enabled, or call model.float()", Effect.NUMBERS, given=True)
+            yield Finding(
+                "model",
+                f"{said}; set {name}.enabled, or call model.float()",
+                Effect.NUMBERS,
+                given=True,
+            )
 
 
 def _scale(engine: Engine, config: Config) -> None:
@@ -294,4 +334,6 @@ def _warn(engine: Engine, config: Config) -> None:
     for finding in engine.findings if engine.comm.rank == 0 else ():
         rule = rules.get(finding.path)
         if rule is None or any(path in config.given for path in rule.carriers(finding.path)):
-            warnings.warn(f"{finding.path}: {finding.message} ({finding.effect.value})", stacklevel=3)
+            warnings.warn(
+                f"{finding.path}: {finding.message} ({finding.effect.value})", stacklevel=3
+            )

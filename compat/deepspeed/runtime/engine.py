@@ -47,7 +47,10 @@ def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
     steps = saved.progress.steps
     groups: Any = carried.get("groups") or []
     counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
-    return {"lr_scheduler": carried.get("schedule") or counted, "groups": [group["settings"] for group in groups]}
+    return {
+        "lr_scheduler": carried.get("schedule") or counted,
+        "groups": [group["settings"] for group in groups],
+    }
 
 
 class DeepSpeedEngine(nn.Module):
@@ -75,7 +78,9 @@ class DeepSpeedEngine(nn.Module):
         parts.note(native)
         mark(native)
         self._modules["module"] = native.model
-        self.__dict__.update(native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn)
+        self.__dict__.update(
+            native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn
+        )
         self.collate_fn, self.local_rank = collate_fn, local_rank
         self.training = native.model.training
         model: Any = native.model
@@ -84,7 +89,11 @@ class DeepSpeedEngine(nn.Module):
         self._guards = list(self._guarded()) if self._in_turns() else []
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
-        self.device, self.global_rank, self.world_size = native.device, native.comm.rank, native.comm.world.size
+        self.device, self.global_rank, self.world_size = (
+            native.device,
+            native.comm.rank,
+            native.comm.world.size,
+        )
         self.dp_world_size, self.mp_world_size = native.data.size, native.tensor.size
         self._iterator: Iterator[Any] | None = None
         self._last: Any = None
@@ -96,7 +105,9 @@ class DeepSpeedEngine(nn.Module):
         """An attribute of the model."""
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
-        if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get("_buffers", {}):
+        if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get(
+            "_buffers", {}
+        ):
             return super().__getattr__(name)
         return getattr(self.native.module, name)
 
@@ -119,16 +130,26 @@ class DeepSpeedEngine(nn.Module):
             if self._inside:
                 return by_itself(*inputs, **named)
             if torch.is_grad_enabled() and model.training:
-                raise BridgeError("model(...): its weights are whole only while their layer runs; call engine(...) to train")
+                raise BridgeError(
+                    "model(...): its weights are whole only while their layer runs; call engine(...) to train"
+                )
             if self.native.line.size == 1:
-                away = [weight for weight in model.parameters() if getattr(weight, "ds_status", None) is AWAY]
+                away = [
+                    weight
+                    for weight in model.parameters()
+                    if getattr(weight, "ds_status", None) is AWAY
+                ]
                 with self._ours(), GatheredParameters(away):
                     return by_itself(*inputs, **named)
-            raise BridgeError("model(...): other pipeline ranks have its layers; call engine.eval_batch(batches)")
+            raise BridgeError(
+                "model(...): other pipeline ranks have its layers; call engine.eval_batch(batches)"
+            )
 
         model.forward = forward
         for name, part in model.named_modules():
-            weights = [weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")]
+            weights = [
+                weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")
+            ]
             if weights:
                 yield part.register_forward_pre_hook(self._guard(name, weights))
 
@@ -142,14 +163,21 @@ class DeepSpeedEngine(nn.Module):
 
         return guard
 
-    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+    def backward(
+        self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> Tensor:
         """Gradients of a microbatch's mean loss; returns it divided by the number of microbatches, as DeepSpeed does."""
         self._needs_optimizer("backward")
         if retain_graph:
-            raise BridgeError("backward: retain_graph=True is not supported; add the losses up and call backward once")
+            raise BridgeError(
+                "backward: retain_graph=True is not supported; add the losses up and call backward once"
+            )
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
-            return self.native.backward(loss * scale if scale > 1 else loss) / self.gradient_accumulation_steps()
+            return (
+                self.native.backward(loss * scale if scale > 1 else loss)
+                / self.gradient_accumulation_steps()
+            )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """After the last microbatch of a step, update the weights and move the scheduler. After the
@@ -185,7 +213,11 @@ class DeepSpeedEngine(nn.Module):
         self.train()
         if self.native.line.size > 1:
             return self._piped(self._batches() if data_iter is None else data_iter)
-        source = self._batches() if data_iter is None else iter(fitting(data_iter, self.gradient_accumulation_steps()))
+        source = (
+            self._batches()
+            if data_iter is None
+            else iter(fitting(data_iter, self.gradient_accumulation_steps()))
+        )
         for _ in range(self.gradient_accumulation_steps()):
             self.backward(self._loss(self._fed(source))[0])
             self.step()
@@ -208,7 +240,10 @@ class DeepSpeedEngine(nn.Module):
         training, source = self.native.module.training, iter(data_iter)
         self.eval()
         try:
-            batches = [self._next(source) for _ in range(num_micro_batches or self.gradient_accumulation_steps())]
+            batches = [
+                self._next(source)
+                for _ in range(num_micro_batches or self.gradient_accumulation_steps())
+            ]
             if not compute_loss:
                 return [self._output(batch) for batch in batches]
             found = [self._loss(batch) for batch in batches]
@@ -240,7 +275,9 @@ class DeepSpeedEngine(nn.Module):
 
     def compile(self, *_: Any, **__: Any) -> None:
         """Refused: the engine hooks into the model's own calls."""
-        raise BridgeError("engine.compile: the engine runs layers as they are; compile the model's blocks before initialize")
+        raise BridgeError(
+            "engine.compile: the engine runs layers as they are; compile the model's blocks before initialize"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
         """Called by `to`, `cuda`, `half` and `float` with their change of a tensor. Raises
@@ -274,14 +311,19 @@ class DeepSpeedEngine(nn.Module):
 
     def offload_states(self, *_: Any, **__: Any) -> None:
         """A warning: everything stays on the device, which costs memory and changes no numbers."""
-        warnings.warn("offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2)
+        warnings.warn(
+            "offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2
+        )
 
     def reload_states(self, *_: Any, **__: Any) -> None:
         """Nothing: nothing was moved."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current microbatch is the last of its step."""
-        return self.native.is_gradient_accumulation_boundary() or self._calls + 1 == self.gradient_accumulation_steps()
+        return (
+            self.native.is_gradient_accumulation_boundary()
+            or self._calls + 1 == self.gradient_accumulation_steps()
+        )
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Set whether the next microbatch is the last of its step.
@@ -341,7 +383,11 @@ class DeepSpeedEngine(nn.Module):
 
     def train_batch_size(self) -> int:
         """Samples in a step over all ranks."""
-        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size
+        return (
+            self.train_micro_batch_size_per_gpu()
+            * self.gradient_accumulation_steps()
+            * self.dp_world_size
+        )
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """Samples in a microbatch on one rank."""
@@ -353,7 +399,11 @@ class DeepSpeedEngine(nn.Module):
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """Samples in a step, samples in a microbatch on one rank, microbatches in a step."""
-        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+        return (
+            self.train_batch_size(),
+            self.train_micro_batch_size_per_gpu(),
+            self.gradient_accumulation_steps(),
+        )
 
     def get_lr(self) -> list[float]:
         """Learning rates, group by group."""
@@ -457,12 +507,19 @@ class DeepSpeedEngine(nn.Module):
         num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
         """A loader of this rank's samples, in DeepSpeed's order: shuffled for training, the same in every epoch."""
-        if not (isinstance(dataset, IterableDataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
-            raise ConfigError(f"training_data: found {type(dataset).__name__}, expected a dataset of torch")
+        if not (
+            isinstance(dataset, IterableDataset)
+            or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
+        ):
+            raise ConfigError(
+                f"training_data: found {type(dataset).__name__}, expected a dataset of torch"
+            )
         sampler = None
         if not isinstance(dataset, IterableDataset):
             index, shuffle = self.native.data.index, route == "train"
-            sampler = data_sampler or DistributedSampler(dataset, self.dp_world_size, index, shuffle=shuffle)
+            sampler = data_sampler or DistributedSampler(
+                dataset, self.dp_world_size, index, shuffle=shuffle
+            )
         return DataLoader(
             dataset,
             batch_size or self.train_micro_batch_size_per_gpu(),
@@ -485,9 +542,13 @@ class DeepSpeedEngine(nn.Module):
     ) -> bool:
         """Write a checkpoint of the native engine, with the scheduler and the optimizer's settings. All ranks must take part."""
         if exclude_frozen_parameters:
-            raise BridgeError("save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model")
+            raise BridgeError(
+                "save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model"
+            )
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
-        self.native.save_checkpoint(save_dir, name, {CLIENT: dict(client_state or {}), OWN: self._state()}, save_latest)
+        self.native.save_checkpoint(
+            save_dir, name, {CLIENT: dict(client_state or {}), OWN: self._state()}, save_latest
+        )
         return True
 
     def load_checkpoint(
@@ -506,22 +567,36 @@ class DeepSpeedEngine(nn.Module):
         If nothing was saved yet, it warns and returns (None, None), as DeepSpeed does.
         """
         if not load_module_strict or custom_load_fn is not None:
-            raise BridgeError("load_checkpoint: names must match; leave load_module_strict and custom_load_fn as they are")
+            raise BridgeError(
+                "load_checkpoint: names must match; leave load_module_strict and custom_load_fn as they are"
+            )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
-            warnings.warn(f"{load_dir}: no file {LATEST!r} there, so nothing is loaded", stacklevel=2)
+            warnings.warn(
+                f"{load_dir}: no file {LATEST!r} there, so nothing is loaded", stacklevel=2
+            )
             return None, None
         before = replace(self.native.progress)
         optimizer = load_optimizer_states and not load_module_only
-        path, state = self.native.load_checkpoint(load_dir, None if tag is None else str(tag), optimizer)
+        path, state = self.native.load_checkpoint(
+            load_dir, None if tag is None else str(tag), optimizer
+        )
         if load_module_only:
             self.native.progress = before
         else:
-            self._restore(state.get(OWN) or _converted(path, self.lr_scheduler), load_optimizer_states, load_lr_scheduler_states)
+            self._restore(
+                state.get(OWN) or _converted(path, self.lr_scheduler),
+                load_optimizer_states,
+                load_lr_scheduler_states,
+            )
             self._moved = self._epoch()
         return str(path), state.get(CLIENT, {}) if OWN in state else state
 
     def module_state_dict(
-        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, exclude_frozen_parameters: bool = False
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
         """The model's state by its own names: its tensors themselves, or at level 3 whole copies (all ranks must take part)."""
         left = self._frozen() if exclude_frozen_parameters else set()
@@ -536,34 +611,68 @@ class DeepSpeedEngine(nn.Module):
         return destination  # type: ignore[no-any-return]
 
     def load_module_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, custom_load_fn: Any = None, **_: Any
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Any = None,
+        **_: Any,
     ) -> None:
         """Set weights, masters and buffers by the model's own names. All ranks must take part."""
         if custom_load_fn is not None:
-            raise BridgeError("load_module_state_dict: custom_load_fn is not supported; rename the entries first")
+            raise BridgeError(
+                "load_module_state_dict: custom_load_fn is not supported; rename the entries first"
+            )
         names = buffers.aliases(self.native.model)
-        missing, strange = [name for name in names if name not in state_dict], [name for name in state_dict if name not in names]
+        missing, strange = (
+            [name for name in names if name not in state_dict],
+            [name for name in state_dict if name not in names],
+        )
         if strict:
-            BridgeError.raise_if(f"load_module_state_dict: {name} of the model is missing; pass strict=False" for name in missing)
-            BridgeError.raise_if(f"load_module_state_dict: {name} is no name of the model; pass strict=False" for name in strange)
-        places = {place[2]: place for weight in self.native.model.parameters() if (place := parts.place_of(weight))}
+            BridgeError.raise_if(
+                f"load_module_state_dict: {name} of the model is missing; pass strict=False"
+                for name in missing
+            )
+            BridgeError.raise_if(
+                f"load_module_state_dict: {name} is no name of the model; pass strict=False"
+                for name in strange
+            )
+        places = {
+            place[2]: place
+            for weight in self.native.model.parameters()
+            if (place := parts.place_of(weight))
+        }
         given = {names[name]: value for name, value in state_dict.items() if name in names}
-        parts.set_masters(self.native, [(*places[name][1:], value) for name, value in given.items() if name in places])
+        parts.set_masters(
+            self.native,
+            [(*places[name][1:], value) for name, value in given.items() if name in places],
+        )
         for name, held in buffers.buffers(self.native.model).items():
             if name in given:
                 held.copy_(given[name])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """The same by the names that `state_dict` of the engine has."""
         if assign:
-            raise BridgeError("load_state_dict: assign=True would take weights out of the engine's buffers; leave it out")
-        self.load_module_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
+            raise BridgeError(
+                "load_state_dict: assign=True would take weights out of the engine's buffers; leave it out"
+            )
+        self.load_module_state_dict(
+            {name.removeprefix("module."): value for name, value in state_dict.items()}, strict
+        )
 
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Tensor] | None:
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Tensor] | None:
         """On the first rank, the whole model in the compute format on the CPU. All ranks must take part."""
         found = self._whole()
         left = self._frozen() if exclude_frozen_parameters else set()
-        return {name: value.cpu() for name, value in found.items() if name not in left} if self.global_rank == 0 else None
+        return (
+            {name: value.cpu() for name, value in found.items() if name not in left}
+            if self.global_rank == 0
+            else None
+        )
 
     def _whole(self) -> dict[str, Tensor]:
         """The whole model in the compute format, under every name of a tensor that several share."""
@@ -571,12 +680,18 @@ class DeepSpeedEngine(nn.Module):
         found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
         found.update(buffers.whole(self.native))
         with self._ours():
-            return {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+            return {
+                alias: found[name]
+                for alias, name in buffers.aliases(model).items()
+                if name in found
+            }
 
     def _in_turns(self) -> bool:
         """Whether weights are whole only while their stage runs, or lie on other pipeline ranks."""
         flats = range(len(self.native.layout.flats))
-        return self.native.line.size > 1 or any(parts.in_turns(self.native, index) for index in flats)
+        return self.native.line.size > 1 or any(
+            parts.in_turns(self.native, index) for index in flats
+        )
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -593,7 +708,11 @@ class DeepSpeedEngine(nn.Module):
         """
         if self._inside or keep_vars or not self._in_turns():
             return
-        absent = [name for name, weight in module.named_parameters() if getattr(weight, "ds_status", None) is AWAY]
+        absent = [
+            name
+            for name, weight in module.named_parameters()
+            if getattr(weight, "ds_status", None) is AWAY
+        ]
         if absent or self.native.line.size > 1:
             name = (absent or [next(iter(dict(module.named_parameters())))])[0]
             raise BridgeError(
@@ -602,21 +721,27 @@ class DeepSpeedEngine(nn.Module):
             )
 
     def save_16bit_model(
-        self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Write the whole model as `torch.save` does: weights in the compute format, buffers as they are, and every name of a
         tensor that several share, so that a fresh model takes it strictly. All ranks must take part.
         """
         model = self.native.model
         BridgeError.raise_if(
-            f"save_16bit_model: {name} of the model's state is no tensor; keep it in a buffer" for name in buffers.others(model)
+            f"save_16bit_model: {name} of the model's state is no tensor; keep it in a buffer"
+            for name in buffers.others(model)
         )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
         found = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
         found.update((name, held.cpu()) for name, held in buffers.whole(self.native))
         if exclude_frozen_parameters:
             found = {name: held for name, held in found.items() if name not in self._frozen()}
-        whole = {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+        whole = {
+            alias: found[name] for alias, name in buffers.aliases(model).items() if name in found
+        }
         with together(self.native):
             if self.global_rank == 0:
                 write(whole, Path(save_dir), save_filename)
@@ -635,9 +760,13 @@ class DeepSpeedEngine(nn.Module):
     # Parts
 
     def _state(self) -> dict[str, Any]:
-        scheduler = self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
+        scheduler = (
+            self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
+        )
         groups = self.optimizer.param_groups if self.optimizer else []
-        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in groups
+        ]
         own = {id(weight): name for name, weight in self.native.model.named_parameters()}
         names = [[own.get(id(weight)) for weight in group["params"]] for group in groups]
         known = {} if any(None in group for group in names) else {"names": names}
@@ -645,8 +774,15 @@ class DeepSpeedEngine(nn.Module):
 
     def _restore(self, state: Mapping[str, Any], optimizer: bool, scheduler: bool) -> None:
         saved = state.get("groups", []) if optimizer and self.optimizer else []
-        for group, settings in zip(self.optimizer.param_groups if saved and self.optimizer else [], saved, strict=False):
-            group.update({name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+        for group, settings in zip(
+            self.optimizer.param_groups if saved and self.optimizer else [], saved, strict=False
+        ):
+            group.update(
+                {
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in settings.items()
+                }
+            )
         if scheduler and self.lr_scheduler is not None and state.get("lr_scheduler"):
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
 
@@ -675,22 +811,40 @@ class DeepSpeedEngine(nn.Module):
 
     def _epoch(self) -> Any:
         """The number of the scheduler's last step, or None if it keeps none."""
-        return next((getattr(self.lr_scheduler, name) for name in EPOCHS if hasattr(self.lr_scheduler, name)), None)
+        return next(
+            (
+                getattr(self.lr_scheduler, name)
+                for name in EPOCHS
+                if hasattr(self.lr_scheduler, name)
+            ),
+            None,
+        )
 
     def _twice(self) -> None:
         """Warn once if the script moves the scheduler too."""
-        if self._moved is not None and self._epoch() != self._moved and not self._told_twice and self.global_rank == 0:
+        if (
+            self._moved is not None
+            and self._epoch() != self._moved
+            and not self._told_twice
+            and self.global_rank == 0
+        ):
             self._told_twice = True
             said = "the script calls lr_scheduler.step(), and engine.step() does too: the rate moves twice"
             warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
 
     def _each(self, name: str) -> list[Any]:
-        return [group.get(name, 0.0) for group in self.optimizer.param_groups] if self.optimizer else []
+        return (
+            [group.get(name, 0.0) for group in self.optimizer.param_groups]
+            if self.optimizer
+            else []
+        )
 
     def _batches(self) -> Iterator[Any]:
         """The training data over and over."""
         if self.training_dataloader is None:
-            raise BridgeError("train_batch: no data; pass an iterator, or training_data to initialize")
+            raise BridgeError(
+                "train_batch: no data; pass an iterator, or training_data to initialize"
+            )
         if self._iterator is None:
             # Not `cycle`: every epoch asks the loader anew, and `cycle` would keep all batches of
             # the first.
@@ -715,7 +869,9 @@ class DeepSpeedEngine(nn.Module):
             return next(source)
         except StopIteration:
             number = self.gradient_accumulation_steps()
-            raise BridgeError(f"data ended within a step of {number} microbatches; give more, or repeat it") from None
+            raise BridgeError(
+                f"data ended within a step of {number} microbatches; give more, or repeat it"
+            ) from None
 
     def _output(self, batch: Any) -> Any:
         if self.loss_fn is not None:
@@ -731,7 +887,9 @@ class DeepSpeedEngine(nn.Module):
             return self.loss_fn(output, batch[1]), output
         loss = loss_in(output)
         if not isinstance(loss, Tensor) or loss.dim():
-            raise BridgeError("batch: the model returns no loss (one number); give it a loss_fn, or call backward(loss)")
+            raise BridgeError(
+                "batch: the model returns no loss (one number); give it a loss_fn, or call backward(loss)"
+            )
         return loss, output
 
 
@@ -764,4 +922,6 @@ def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
         beside.replace(folder / name)
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
-        raise BridgeError(f"{folder / name}: not written ({error}); make room, or choose another folder") from None
+        raise BridgeError(
+            f"{folder / name}: not written ({error}); make room, or choose another folder"
+        ) from None

@@ -8,8 +8,16 @@ from compat.deepspeed.runtime.names.accelerator import get_accelerator
 from compat.deepspeed.runtime.names.inference import InferenceEngine, init_inference
 from compat.deepspeed.runtime.names.pipe import PipelineModule
 from compat.deepspeed.runtime.names.settings import DeepSpeedConfig
-from compat.deepspeed.runtime.names.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
-from compat.deepspeed.runtime.names.utilities import TORCH_DISTRIBUTED_DEFAULT_PORT, OnDevice, log_dist, logger
+from compat.deepspeed.runtime.names.transformer import (
+    DeepSpeedTransformerConfig,
+    DeepSpeedTransformerLayer,
+)
+from compat.deepspeed.runtime.names.utilities import (
+    TORCH_DISTRIBUTED_DEFAULT_PORT,
+    OnDevice,
+    log_dist,
+    logger,
+)
 
 __all__ = [
     "TORCH_DISTRIBUTED_DEFAULT_PORT",

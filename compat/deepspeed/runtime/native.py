@@ -19,7 +19,14 @@ from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import BridgeError
 from compat.deepspeed.runtime.dropin import initialize
-from compat.deepspeed.runtime.trainers import build_optimizer, decayed, exact, restore, scheduler_of, settings
+from compat.deepspeed.runtime.trainers import (
+    build_optimizer,
+    decayed,
+    exact,
+    restore,
+    scheduler_of,
+    settings,
+)
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -31,7 +38,9 @@ class DropInTrainer:
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         here = detect()
-        comm.connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
+        comm.connect(
+            here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo"
+        )
         model = native(workload)
         kept = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(
@@ -58,7 +67,9 @@ class DropInTrainer:
             engine.step()
             total += float(loss.detach())
         mean = sum(everyones(total)) / (self.accumulation * self.data[1])
-        return Step(mean, engine.get_global_grad_norm(), float(lr), engine.was_step_applied(), scale)
+        return Step(
+            mean, engine.get_global_grad_norm(), float(lr), engine.was_step_applied(), scale
+        )
 
     def resume(self, place: Path) -> int:
         """See `Trainer`."""
@@ -68,7 +79,9 @@ class DropInTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer`."""
-        return {name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()}
+        return {
+            name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()
+        }
 
     def bytes(self) -> Mapping[str, int]:
         """See `Trainer`."""

@@ -33,7 +33,9 @@ def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> Scrip
     except BridgeError:
         raise
     except Exception as error:
-        raise BridgeError(f"deepspeed: the script failed before training: {type(error).__name__}: {error}") from error
+        raise BridgeError(
+            f"deepspeed: the script failed before training: {type(error).__name__}: {error}"
+        ) from error
 
 
 class ScriptTrainer(DeepSpeedTrainer):
@@ -61,15 +63,24 @@ class ScriptTrainer(DeepSpeedTrainer):
         """See `DeepSpeedTrainer`."""
         module: nn.Module = self.script.build(str(self.described))
         self.stages = getattr(module, "num_stages", 1)
-        own = {self._whole_name(name): tuple(weight.shape) for name, weight in module.named_parameters()}
+        own = {
+            self._whole_name(name): tuple(weight.shape)
+            for name, weight in module.named_parameters()
+        }
         self.shapes = {name: shape for part in self._everyones(own) for name, shape in part.items()}
         first, shape = dict(native(workload).named_parameters()), workload.architecture
         facts = Model(shape.kv_heads, shape.vocab)
-        self.made = [it for it in _made_of(self.shapes, facts) if all(block.name in first for block in it.blocks)]
+        self.made = [
+            it
+            for it in _made_of(self.shapes, facts)
+            if all(block.name in first for block in it.blocks)
+        ]
         made = {it.name: it for it in self.made}
         with torch.no_grad():
             for name, weight in module.named_parameters():
-                if theirs := made.get(self._whole_name(name)):  # else it belongs to a part of no width
+                if theirs := made.get(
+                    self._whole_name(name)
+                ):  # else it belongs to a part of no width
                     weight.copy_(_filled(theirs, first))
         return module
 
@@ -81,11 +92,16 @@ class ScriptTrainer(DeepSpeedTrainer):
         path = Path(self.place.name, "run.json")
         path.write_text(json.dumps(data))
         self.script.build = lambda place: model
-        return self.script.prepare(SimpleNamespace(model=str(self.described), deepspeed_config=str(path)))
+        return self.script.prepare(
+            SimpleNamespace(model=str(self.described), deepspeed_config=str(path))
+        )
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """See `DeepSpeedTrainer`."""
-        yield from ((self._whole_name(name), weight) for name, weight in self.engine.module.named_parameters())
+        yield from (
+            (self._whole_name(name), weight)
+            for name, weight in self.engine.module.named_parameters()
+        )
 
     def run(self, batches: list[Batch]) -> float:
         """See `DeepSpeedTrainer`. Samples come to the script by their numbers; where some are padded, as they are."""
@@ -93,7 +109,10 @@ class ScriptTrainer(DeepSpeedTrainer):
         rows: dict[int, Tensor] = {}
         for part, (tokens, targets) in enumerate(batches):
             first = ((self.step * self.accumulation + part) * ranks + rank) * self.micro
-            rows |= {first + at: torch.cat((row, last[-1:])) for at, (row, last) in enumerate(zip(tokens, targets, strict=True))}
+            rows |= {
+                first + at: torch.cat((row, last[-1:]))
+                for at, (row, last) in enumerate(zip(tokens, targets, strict=True))
+            }
         if any((targets[:, :-1] != tokens[:, 1:]).any() for tokens, targets in batches):
             self.script.micro_batches = lambda *_: iter(batches)
         loss = float(self.script.one_step(self.engine, rows, self.step, rank, ranks))
@@ -103,7 +122,10 @@ class ScriptTrainer(DeepSpeedTrainer):
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """See `DeepSpeedTrainer`; under the native names."""
         held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
-        return _parted(self.made, {name: _put_together(held[name], shape) for name, shape in self.shapes.items()})
+        return _parted(
+            self.made,
+            {name: _put_together(held[name], shape) for name, shape in self.shapes.items()},
+        )
 
     def close(self) -> None:
         """See `Trainer`."""
@@ -128,12 +150,21 @@ def _unstaged(name: str, family: str) -> str:
     return f"{layer}.{int(at) - before}.{inner}" if part == "layer" else f"{ends[part]}.{inner}"
 
 
-ROTARY = (1, "model.layers", {"tokens": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"})
+ROTARY = (
+    1,
+    "model.layers",
+    {"tokens": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"},
+)
 STAGED = {
     "gpt2": (
         2,
         "transformer.h",
-        {"tokens": "transformer.wte", "places": "transformer.wpe", "norm": "transformer.ln_f", "output": "lm_head"},
+        {
+            "tokens": "transformer.wte",
+            "places": "transformer.wpe",
+            "norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
     )
 }
 """How many layers of a pipeline come before the first block, and what all of them are called in the whole model."""

@@ -70,7 +70,10 @@ class DeepSpeedSource(ModuleSource):
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
         found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
-        norm, clip = self._norm or self.engine.get_global_grad_norm(), float(self.engine.gradient_clipping() or 0.0)
+        norm, clip = (
+            self._norm or self.engine.get_global_grad_norm(),
+            float(self.engine.gradient_clipping() or 0.0),
+        )
         if clip and norm is not None:
             found["parameter"] *= min(1.0, clip / (float(norm) + 1e-6))
         return found
@@ -79,14 +82,21 @@ class DeepSpeedSource(ModuleSource):
         """The norm by which DeepSpeed will clip where it tells none: without ZeRO, where gradients are whole by now."""
         if self.engine.zero_optimization() or not self.engine.gradient_clipping():
             return None
-        norms = [weight.grad.float().norm() for weight in self.model.parameters() if weight.grad is not None]
+        norms = [
+            weight.grad.float().norm()
+            for weight in self.model.parameters()
+            if weight.grad is not None
+        ]
         return float(torch.stack(norms).norm()) if norms else None
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
         if kind == "replica":
             if self.engine.zero_optimization_stage() in (1, 2):
-                yield from (self.held(name, kind, "", value.detach()) for name, value in self.model.named_parameters())
+                yield from (
+                    self.held(name, kind, "", value.detach())
+                    for name, value in self.model.named_parameters()
+                )
         else:
             yield from super().tensors(kind)
 
@@ -98,15 +108,25 @@ class DeepSpeedSource(ModuleSource):
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
         """See `ModuleSource`."""
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
+        from deepspeed.utils import (
+            safe_get_full_fp32_param,
+            safe_get_full_grad,
+            safe_get_full_optimizer_state,
+        )
 
         if not self.engine.zero_optimization():
             return super().of(kind, parameter)
         self._link(parameter)
         if kind == "moment":
-            found = {name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()}
+            found = {
+                name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()
+            }
         else:
-            found = {"": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](parameter)}
+            found = {
+                "": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](
+                    parameter
+                )
+            }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
@@ -119,9 +139,17 @@ class DeepSpeedSource(ModuleSource):
 
     def settings(self) -> Mapping[str, object]:
         """See `Source`."""
-        return {**super().settings(), "zero_optimization.stage": self.engine.zero_optimization_stage()}
+        return {
+            **super().settings(),
+            "zero_optimization.stage": self.engine.zero_optimization_stage(),
+        }
 
     def _moments(self) -> tuple[str, ...]:
         states = self.engine.optimizer.optimizer.state.values()
-        found = {name for state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
+        found = {
+            name
+            for state in states
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.dim()
+        }
         return tuple(sorted(found))

@@ -37,7 +37,17 @@ if TYPE_CHECKING:
     from compat.deepspeed import DeepSpeedFile
 
 QUIET = (
-    *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "autotuning", "timers", "nebula"),
+    *(
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "comet",
+        "flops_profiler",
+        "comms_logger",
+        "autotuning",
+        "timers",
+        "nebula",
+    ),
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
 )
 """Sections of a config about logs and profiles. A run here leaves them out."""
@@ -56,7 +66,11 @@ def join() -> int:
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
         # system.
-        alone = {} if comm.joined() else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        alone = (
+            {}
+            if comm.joined()
+            else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        )
         deepspeed.comm.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **alone)
     return int(deepspeed.comm.get_world_size())
 
@@ -87,7 +101,9 @@ def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
     except BridgeError:
         raise
     except Exception as error:
-        raise BridgeError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+        raise BridgeError(
+            f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}"
+        ) from error
 
 
 def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
@@ -98,13 +114,21 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
     # DeepSpeed needs one of them, and derives the other.
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & data.keys():
         data["train_micro_batch_size_per_gpu"] = workload.micro
-    if not torch.cuda.is_available() and config.effective.get("optimizer.type") in ("adam", "adamw"):
+    if not torch.cuda.is_available() and config.effective.get("optimizer.type") in (
+        "adam",
+        "adamw",
+    ):
         decay = config.effective.get("optimizer.params.weight_decay") or 0.0
         written = data["optimizer"].get("params") or {}
         same = {name: value for name, value in written.items() if name != "bias_correction"}
         if written.get("bias_correction") is False:
-            raise BridgeError("optimizer.params.bias_correction: found False; torch's Adam, which runs on CPU, cannot")
-        data["optimizer"] = {**data["optimizer"], "params": {**same, "weight_decay": decay, "torch_adam": True}}
+            raise BridgeError(
+                "optimizer.params.bias_correction: found False; torch's Adam, which runs on CPU, cannot"
+            )
+        data["optimizer"] = {
+            **data["optimizer"],
+            "params": {**same, "weight_decay": decay, "torch_adam": True},
+        }
     return data
 
 
@@ -115,12 +139,19 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
     zero = data.get("zero_optimization")
     if not isinstance(zero, Mapping) or not zero.get("round_robin_gradients"):
         return dict(data)
-    return {**data, "zero_optimization": {key: value for key, value in zero.items() if key != "round_robin_gradients"}}
+    return {
+        **data,
+        "zero_optimization": {
+            key: value for key, value in zero.items() if key != "round_robin_gradients"
+        },
+    }
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """The optimizer of the script, if the file names none."""
-    return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
+    return torch.optim.AdamW(
+        parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    )
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
@@ -133,7 +164,9 @@ def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list
     decay = config.effective.get("optimizer.params.weight_decay")
     if config.given.get("code.decay_scope") != "matrices" or not decay:
         return trained
-    matrices, rest = ([weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False))
+    matrices, rest = (
+        [weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False)
+    )
     return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
 
 
@@ -171,7 +204,10 @@ class DeepSpeedTrainer:
         self.engine = self._initialize(model, data)
         self._gradients = 0
         # Gradients are counted right before the update, when those of the whole step are held.
-        self._take_step, self.engine._take_model_step = self.engine._take_model_step, self._watched_step
+        self._take_step, self.engine._take_model_step = (
+            self.engine._take_model_step,
+            self._watched_step,
+        )
 
     def _watched_step(self, *arguments: Any, **named: Any) -> None:
         self.count()
@@ -225,11 +261,19 @@ class DeepSpeedTrainer:
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         """See `Trainer`."""
-        lr, self._gradients, scale = self.engine.get_lr()[0], 0, getattr(self.engine.optimizer, "loss_scale", None)
+        lr, self._gradients, scale = (
+            self.engine.get_lr()[0],
+            0,
+            getattr(self.engine.optimizer, "loss_scale", None),
+        )
         loss = self.run(list(islice(batches, self.accumulation)))
         norm = self.engine.get_global_grad_norm()
         return Step(
-            loss, None if norm is None else float(norm), float(lr), bool(self.engine.was_step_applied()), scale and float(scale)
+            loss,
+            None if norm is None else float(norm),
+            float(lr),
+            bool(self.engine.was_step_applied()),
+            scale and float(scale),
         )
 
     def resume(self, place: Path) -> int:
@@ -285,7 +329,10 @@ class EngineTrainer(DeepSpeedTrainer):
     @property
     def tensor(self) -> int:
         """Ranks that AutoTP splits the model over."""
-        sizes = (self.config.effective.get(path) or 1 for path in ("code.tensor_parallel", "tensor_parallel.autotp_size"))
+        sizes = (
+            self.config.effective.get(path) or 1
+            for path in ("code.tensor_parallel", "tensor_parallel.autotp_size")
+        )
         return max(sizes)
 
     @property
@@ -319,7 +366,10 @@ class EngineTrainer(DeepSpeedTrainer):
     def adapt(self, data: dict[str, Any]) -> None:
         """How AutoTP splits this model, which a Hugging Face model would say itself."""
         if self.tensor > 1:
-            names, section = self.workload.architecture.tensor_plan(self.tensor), data.get("tensor_parallel") or {}
+            names, section = (
+                self.workload.architecture.tensor_plan(self.tensor),
+                data.get("tensor_parallel") or {},
+            )
             if not section:  # the plan's tensor ranks: AutoTP would divide the total by them too
                 data.pop("train_batch_size", None)
             kinds = {"column": names.columns, "row": names.rows}
@@ -329,7 +379,11 @@ class EngineTrainer(DeepSpeedTrainer):
                 for kind, ends in kinds.items()
             ]
             split = {"use_default_specs": False, "layer_specs": specs}
-            data["tensor_parallel"] = {"partition_config": split, **section, "autotp_size": self.tensor}
+            data["tensor_parallel"] = {
+                "partition_config": split,
+                **section,
+                "autotp_size": self.tensor,
+            }
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         kept = exact(model) if self.workload.folder else {}
@@ -354,7 +408,9 @@ def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
     module, _, kind = name.rpartition(".")
     if module.endswith(tuple(names.columns)):
         return torch.cat(parts)
-    return torch.cat(parts, 1) if module.endswith(tuple(names.rows)) and kind == "weight" else parts[0]
+    return (
+        torch.cat(parts, 1) if module.endswith(tuple(names.rows)) and kind == "weight" else parts[0]
+    )
 
 
 class PipelineTrainer(DeepSpeedTrainer):
@@ -377,7 +433,8 @@ class PipelineTrainer(DeepSpeedTrainer):
             num_stages=values["code.pipeline_stages"],
             loss_fn=mean_cross_entropy,
             partition_method=values.get("code.partition_method") or "parameters",
-            activation_checkpoint_interval=values.get("pipeline.activation_checkpoint_interval") or 0,
+            activation_checkpoint_interval=values.get("pipeline.activation_checkpoint_interval")
+            or 0,
         )
         first = whole.state_dict()
         with torch.no_grad():
@@ -406,7 +463,11 @@ def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
         return {str(at): name for at, name in enumerate(names)}, layers
     from deepspeed.pipe import TiedLayerSpec
 
-    made = (Embedding, model.architecture) if isinstance(model, GPT) else (dense.Embedding, model.model, model.architecture)
+    made = (
+        (Embedding, model.architecture)
+        if isinstance(model, GPT)
+        else (dense.Embedding, model.model, model.architecture)
+    )
     tied = partial(TiedLayerSpec, "embedding", *made, tied_weight_attr="tokens.weight")
     head = model.get_submodule("head")
     line = [tied(), *layers[1:-1], head.norm, tied(forward_fn=partial(_logits, head))]
@@ -427,7 +488,11 @@ def masters(engine: Any) -> dict[int, Tensor]:
     """The fp32 copies that half-precision optimizers without ZeRO keep, by the identity of the parameter."""
     optimizer = None if engine.zero_optimization() else engine.optimizer
     halves, wholes = getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())
-    return {id(half): whole for low, high in zip(halves, wholes, strict=True) for half, whole in zip(low, high, strict=True)}
+    return {
+        id(half): whole
+        for low, high in zip(halves, wholes, strict=True)
+        for half, whole in zip(low, high, strict=True)
+    }
 
 
 def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
@@ -448,7 +513,9 @@ def gradients(engine: Any) -> Iterator[Tensor]:
     """Gradients as they lie on this rank: whole beside their parameters, or in what ZeRO's optimizers name after them."""
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
     if engine.zero_optimization() or engine.bfloat16_enabled():
-        yield from _tensors([value for name, value in vars(engine.optimizer).items() if "grad" in name])
+        yield from _tensors(
+            [value for name, value in vars(engine.optimizer).items() if "grad" in name]
+        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -469,5 +536,7 @@ def state(engine: Any) -> Iterator[Tensor]:
 def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
     """Bytes of the storages under `tensors`, each once, without those under others."""
     left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
-    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    found = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     return sum(size for place, size in found.items() if place not in left_out)

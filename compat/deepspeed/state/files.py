@@ -22,10 +22,14 @@ from compat.deepspeed.state.stages import DAMAGED as DAMAGED
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<data>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt")
-OPTIMIZER = re.compile(r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt")
+OPTIMIZER = re.compile(
+    r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt"
+)
 LAYER = re.compile(r"layer_(?P<layer>\d+)-model_states\.pt")
 OTHERS = {
-    re.compile(r"layer_\d+-.+-model_states\.pt"): "layers of a pipeline whose stages have tensor ranks",
+    re.compile(
+        r"layer_\d+-.+-model_states\.pt"
+    ): "layers of a pipeline whose stages have tensor ranks",
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
@@ -42,9 +46,32 @@ KNOWN = recorded(*NAMES)
 """DeepSpeed's own classes in its files, read as records (runtime/zero/stage_1_and_2.py: state_dict)."""
 
 OWN = (
-    *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"),
-    *("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps", "global_samples", "dp_world_size"),
-    *("mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "universal_checkpoint_info", "num_experts"),
+    *(
+        "module",
+        "buffer_names",
+        "optimizer",
+        "param_shapes",
+        "frozen_param_shapes",
+        "shared_params",
+        "frozen_param_fragments",
+    ),
+    *(
+        "lr_scheduler",
+        "data_sampler",
+        "random_ltd",
+        "skipped_steps",
+        "global_steps",
+        "global_samples",
+        "dp_world_size",
+    ),
+    *(
+        "mp_world_size",
+        "checkpoint_parallel_dimensions",
+        "ds_config",
+        "ds_version",
+        "universal_checkpoint_info",
+        "num_experts",
+    ),
 )
 """Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). Others are the script's."""
 
@@ -68,13 +95,25 @@ class Files:
         models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
         _whole(folder)
         for found, what in ((models, "model states"), (optimizers, "optimizer states")):
-            _complete(folder, {part: ranks[max(ranks)] for part, ranks in found.items()}, f"{what} of model rank")
+            _complete(
+                folder,
+                {part: ranks[max(ranks)] for part, ranks in found.items()},
+                f"{what} of model rank",
+            )
             for ranks in found.values():
                 _complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
-            raise SourceError(f"{folder}: {len(models)} parts of model states, {len(optimizers)} of optimizer states; {DAMAGED}")
-        parts = tuple(cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models)))
-        numbered = {int(match["layer"]): path for path in sorted(folder.iterdir()) if (match := LAYER.fullmatch(path.name))}
+            raise SourceError(
+                f"{folder}: {len(models)} parts of model states, {len(optimizers)} of optimizer states; {DAMAGED}"
+            )
+        parts = tuple(
+            cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models))
+        )
+        numbered = {
+            int(match["layer"]): path
+            for path in sorted(folder.iterdir())
+            if (match := LAYER.fullmatch(path.name))
+        }
         if not numbered:
             return parts
         _complete(folder, numbered, "layer")
@@ -89,11 +128,16 @@ class Files:
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
         """Contents of each rank's file of optimizer states."""
-        found = [loaded(path, self.folder, "optimizer_state_dict") for _, path in sorted(self.optimizers.items())]
+        found = [
+            loaded(path, self.folder, "optimizer_state_dict")
+            for _, path in sorted(self.optimizers.items())
+        ]
         for path, held in zip(self.optimizers.values(), found, strict=True):
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
-                    raise SourceError(f"{path}: its {key} is not that of {self.optimizers[0].name}; it is of another run")
+                    raise SourceError(
+                        f"{path}: its {key} is not that of {self.optimizers[0].name}; it is of another run"
+                    )
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
             if not isinstance(state, dict):
@@ -110,10 +154,14 @@ class Files:
 def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
     missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
     if missing:
-        raise SourceError(f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}")
+        raise SourceError(
+            f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}"
+        )
 
 
-def _staged(folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]) -> tuple[Files, ...]:
+def _staged(
+    folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]
+) -> tuple[Files, ...]:
     """The pipeline stages in `parts`, each with the weights of its layers."""
     entries: dict[str, Lazy] = {}
     for number, path in sorted(numbered.items()):
@@ -136,7 +184,9 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
             continue
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
-            raise SourceError(f"{path}: {ranks[rank].name} is of the same rank; remove the file of another run")
+            raise SourceError(
+                f"{path}: {ranks[rank].name} is of the same rank; remove the file of another run"
+            )
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
 
@@ -152,9 +202,13 @@ def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
     """Contents of a file. Raises `SourceError` if it lacks the key `needed`, or if the file was renamed."""
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
-        raise SourceError(f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed writes; {DAMAGED}")
+        raise SourceError(
+            f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed writes; {DAMAGED}"
+        )
     was = archive.title(path, root)
-    if was not in (path.stem, "archive") and any(pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)):
+    if was not in (path.stem, "archive") and any(
+        pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)
+    ):
         raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
     return found
 
@@ -180,7 +234,9 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
             return None
         # Without ZeRO the scaler's numbers stand beside the optimizer's state, under the same
         # names.
-        scaler = Record("", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"})
+        scaler = Record(
+            "", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"}
+        )
     held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
     if not dynamic and held.get("cur_scale") == 1.0:
         return None
@@ -215,6 +271,9 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
 
 def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings for DeepSpeed's state that has no place here."""
-    for key, what in (("data_sampler", "the curriculum's place in the data"), ("random_ltd", "the schedule of dropped tokens")):
+    for key, what in (
+        ("data_sampler", "the curriculum's place in the data"),
+        ("random_ltd", "the schedule of dropped tokens"),
+    ):
         if model.get(key):
             yield lost(key, f"{what} is not carried", Effect.NUMBERS)

@@ -13,7 +13,9 @@ from bridge.state.lazy import Lazy, Shape
 DAMAGED = "the checkpoint is damaged"
 
 
-def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str) -> list[dict[str, Lazy]]:
+def modules(
+    entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str
+) -> list[dict[str, Lazy]]:
     """The `entries` of each stage, by parameter name: the layer's number and its name there, or `tied_modules.` and its key.
 
     Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that no file has.
@@ -39,10 +41,16 @@ def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], w
             if name not in entries
         }
         for name, same in copies.items():
-            if not same or any(not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]):
-                raise SourceError(f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}")
+            if not same or any(
+                not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]
+            ):
+                raise SourceError(
+                    f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}"
+                )
         shared |= {copy for same in copies.values() for copy in same}
-        found.append({name: entries[name] if name in entries else free[copies[name][0]] for name in names})
+        found.append(
+            {name: entries[name] if name in entries else free[copies[name][0]] for name in names}
+        )
     found[0] |= {name: held for name, held in free.items() if name not in shared}
     return found
 
@@ -56,5 +64,7 @@ def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of a stage's trained parameters. Raises `SourceError` if the file lacks them, as without ZeRO."""
     if not isinstance(found := model.get("param_shapes"), list):
         said = "no shapes of parameters in it, so the layers of the stage are not known"
-        raise SourceError(f"{path}: {said}; save it with zero_optimization.stage 1, which gives the same numbers")
+        raise SourceError(
+            f"{path}: {said}; save it with zero_optimization.stage 1, which gives the same numbers"
+        )
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

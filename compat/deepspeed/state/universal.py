@@ -57,7 +57,11 @@ class Universal(Format):
         # Beside it lie model states of other levels, the common state, and a folder for each
         # parameter.
         others = [place / other for other in MODELS if other != name and (place / other).is_file()]
-        whole = [path for path in sorted((place / ZERO).rglob("*.pt")) if path.is_file() and not path.is_symlink()]
+        whole = [
+            path
+            for path in sorted((place / ZERO).rglob("*.pt"))
+            if path.is_file() and not path.is_symlink()
+        ]
         files = Files(place, {0: place / name}, {}, beside=(*others, *whole))
         optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
         level = 3 if name == MODELS[1] else 2
@@ -68,14 +72,23 @@ class Universal(Format):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
-        groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)))
-        hub = hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
+        groups = tuple(
+            groups_of(
+                rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)
+            )
+        )
+        hub = hub_of(
+            self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer
+        )
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Also check the checksums inside each archive, and masters against the model's weights."""
         super().verify(place, used)
-        for path in (*(place / name for name in MODELS if (place / name).is_file()), *sorted((place / ZERO).rglob("*.pt"))):
+        for path in (
+            *(place / name for name in MODELS if (place / name).is_file()),
+            *sorted((place / ZERO).rglob("*.pt")),
+        ):
             archive.verify(path, place, used=used)
         for name in MODELS:
             if (place / name).is_file():
@@ -84,10 +97,15 @@ class Universal(Format):
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
         """A folder for each parameter, model states for every ZeRO stage, and the settings of the source's groups."""
         groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
-        layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
+        layout = writing.Layout(
+            hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups)
+        )
         tag = f"global_step{writing.steps_of(hub)}_universal"
         empty = writing.Layout(hub, 3, 1, layout.dtype, groups, layout.flats)
-        models = (saved(f"{tag}/{name}", writing.model_of(held, 0)) for name, held in zip(MODELS, (layout, empty), strict=True))
+        models = (
+            saved(f"{tag}/{name}", writing.model_of(held, 0))
+            for name, held in zip(MODELS, (layout, empty), strict=True)
+        )
         common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
         files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
@@ -95,13 +113,20 @@ class Universal(Format):
 
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether these are the rows that stand for any groups, written where the source had none."""
-    return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (GROUPS - 1)
+    return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (
+        GROUPS - 1
+    )
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
     """Shapes by name in the order of the optimizer's groups, also where the ranks that saved them dealt them out."""
     ranks = files.model.get("dp_world_size")
-    if level == 3 or not isinstance(ranks, int) or ranks < 1 or not dealt_out(files.model.get("ds_config")):
+    if (
+        level == 3
+        or not isinstance(ranks, int)
+        or ranks < 1
+        or not dealt_out(files.model.get("ds_config"))
+    ):
         return shapes
     return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
 
@@ -113,11 +138,16 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
         if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
             continue
         value = archive.read(path, place, KNOWN)
-        held, count = value.get("param") if isinstance(value, dict) else value, min(weight.count, SAMPLE)
+        held, count = (
+            value.get("param") if isinstance(value, dict) else value,
+            min(weight.count, SAMPLE),
+        )
         if not isinstance(held, Lazy) or held.count != weight.count:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
         if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
-            raise SourceError(f"{path}: does not round to the model's weight; it is of another parameter or another run")
+            raise SourceError(
+                f"{path}: does not round to the model's weight; it is of another parameter or another run"
+            )
 
 
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
@@ -134,7 +164,9 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     for named in shapes:
         found = {_step(place, name, common) for name in named}
         if len(found) > 1:
-            raise SourceError(f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}")
+            raise SourceError(
+                f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}"
+            )
         steps.append(found.pop() if found else None)
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
     every = {kind for kinds in tensors.values() for kind in kinds}
@@ -165,13 +197,18 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         value = archive.read(path, place, KNOWN)
         was = archive.title(path, place)
         if was not in (path.stem, "archive"):
-            raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
+            raise SourceError(
+                f"{path}: it was written as {was}.pt; give each file its own name again"
+            )
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
             raise SourceError(
                 f"{path}: found {shown(getattr(held, 'shape', held))}, expected a tensor of shape {shape}; {DAMAGED}"
             )
-        yield path.stem, held if held.shape == shape else Joined((Run(held, 0, held.count),), shape, held.dtype)
+        yield (
+            path.stem,
+            held if held.shape == shape else Joined((Run(held, 0, held.count),), shape, held.dtype),
+        )
 
 
 def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
@@ -186,7 +223,10 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 def _common(layout: writing.Layout) -> dict[str, Any]:
     """State that all parameters share. ZeRO stage 3 reads step and settings from `optimizer_state_dict`."""
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
-    rows += [{**layout.hub.settings, "params": []} for _ in range(0 if layout.hub.groups else GROUPS - len(rows))]
+    rows += [
+        {**layout.hub.settings, "params": []}
+        for _ in range(0 if layout.hub.groups else GROUPS - len(rows))
+    ]
     first = layout.groups[0].names[:1] if layout.groups else ()
     clip = (layout.hub.config or {}).get("gradient_clipping")
     return {
@@ -195,20 +235,37 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
         **({} if clip is None else {"clip_grad": float(clip)}),
         "ds_version": writing.RELEASE,
         "param_groups": rows,
-        "optimizer_state_dict": {"state": {0: writing.step_of(layout, first)}, "param_groups": rows},
+        "optimizer_state_dict": {
+            "state": {0: writing.step_of(layout, first)},
+            "param_groups": rows,
+        },
     }
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
     """Findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint skips the module's state)."""
     if hub.buffers:
-        yield lost("buffers", f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint", Effect.NUMBERS)
+        yield lost(
+            "buffers",
+            f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint",
+            Effect.NUMBERS,
+        )
     frozen = [name for name, held in hub.parameters.items() if not held.trained]
     if frozen:
         yield lost(
-            "frozen", f"{', '.join(frozen)}: DeepSpeed loads no frozen parameters from a universal checkpoint", Effect.NUMBERS
+            "frozen",
+            f"{', '.join(frozen)}: DeepSpeed loads no frozen parameters from a universal checkpoint",
+            Effect.NUMBERS,
         )
     if any(group.settings != hub.groups[0].settings for group in hub.groups):
-        yield lost("groups", "at ZeRO stage 3 DeepSpeed uses the settings of the first group for all groups", Effect.NUMBERS)
+        yield lost(
+            "groups",
+            "at ZeRO stage 3 DeepSpeed uses the settings of the first group for all groups",
+            Effect.NUMBERS,
+        )
     if not hub.groups:
-        yield lost("groups", "the source has no optimizer settings; DeepSpeed uses those of its config", Effect.NONE)
+        yield lost(
+            "groups",
+            "the source has no optimizer settings; DeepSpeed uses those of its config",
+            Effect.NONE,
+        )

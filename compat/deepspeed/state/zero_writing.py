@@ -58,13 +58,17 @@ class Layout:
 def plan(hub: Hub, wanted: Wanted) -> Written:
     """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would fail or load it wrongly."""
     if wanted.level == 0:
-        raise SourceError("deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers")
+        raise SourceError(
+            "deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers"
+        )
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     # More ranks than elements would leave some rank with nothing to hold.
     elements = sum(prod(held.weight.shape) for held in hub.trained.values())
     if elements < ranks:
-        raise SourceError(f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks")
+        raise SourceError(
+            f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks"
+        )
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
@@ -81,7 +85,9 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
     if odd or len(named) != len(set(named)):
-        raise SourceError(f"deepspeed: {(odd or named)[0]} is not in exactly one group of the optimizer; the source is damaged")
+        raise SourceError(
+            f"deepspeed: {(odd or named)[0]} is not in exactly one group of the optimizer; the source is damaged"
+        )
     return hub.groups
 
 
@@ -91,7 +97,9 @@ def _same_moments(hub: Hub) -> None:
     for name, held in trained.items():
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
-            raise SourceError(f"deepspeed: {name} has no {', '.join(missing)}; a flat group needs the same moments for all")
+            raise SourceError(
+                f"deepspeed: {name} has no {', '.join(missing)}; a flat group needs the same moments for all"
+            )
 
 
 def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
@@ -101,7 +109,10 @@ def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
     for group in layout.groups:
         # Elements of each parameter on one rank, rounded up: stage 3 splits every parameter for
         # itself.
-        sizes = {name: -(-layout.hub.parameters[name].weight.count // layout.ranks) for name in group.names}
+        sizes = {
+            name: -(-layout.hub.parameters[name].weight.count // layout.ranks)
+            for name in group.names
+        }
         if layout.level < 3 and dealt_out(layout.hub.config):
             yield dealt(group.names, layout.ranks)
             continue
@@ -134,8 +145,15 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
 
 def model_of(layout: Layout, rank: int) -> dict[str, Any]:
     """Model states of a rank (runtime/engine.py: _common_checkpoint_state)."""
-    hub, shapes = layout.hub, {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()}
-    frozen = [name for name, held in hub.parameters.items() if not held.trained] if layout.level > 1 else []
+    hub, shapes = (
+        layout.hub,
+        {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
+    )
+    frozen = (
+        [name for name, held in hub.parameters.items() if not held.trained]
+        if layout.level > 1
+        else []
+    )
     schedule = hub.schedule
     if schedule is None and hub.where.steps is not None:
         # All that DeepSpeed's own schedulers keep is the number of the last update
@@ -145,10 +163,16 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
         "module": OrderedDict(_module(layout)),
         "buffer_names": list(hub.buffers),
         "optimizer": None,
-        "param_shapes": [OrderedDict((name, shapes[name]) for name in flat) for flat in layout.flats],
-        "frozen_param_shapes": OrderedDict((name, shapes[name]) for name in frozen) if layout.level > 1 else None,
+        "param_shapes": [
+            OrderedDict((name, shapes[name]) for name in flat) for flat in layout.flats
+        ],
+        "frozen_param_shapes": OrderedDict((name, shapes[name]) for name in frozen)
+        if layout.level > 1
+        else None,
         "shared_params": dict(hub.ties) if rank == 0 else {},
-        "frozen_param_fragments": OrderedDict((name, _fragment(layout, name, rank)) for name in frozen)
+        "frozen_param_fragments": OrderedDict(
+            (name, _fragment(layout, name, rank)) for name in frozen
+        )
         if layout.level > 1
         else None,
         "lr_scheduler": schedule,
@@ -169,7 +193,9 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
     """The state dict. At ZeRO stage 3 the parameters are empty tensors, and only buffers have values."""
     empty = Held(_zeros(0, layout.dtype))
-    found = {name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters}
+    found = {
+        name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters
+    }
     yield from found.items()
     yield from ((alias, found[name]) for alias, name in layout.hub.ties.items() if name in found)
     yield from layout.hub.buffers.items()
@@ -194,7 +220,11 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
     for rank in range(layout.ranks):
         name = f"{PREFIX.get(layout.dtype, '')}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = _thirds(layout, rank) if layout.level == 3 else _slices(layout, rank)
-        held = {"optimizer_state_dict": state, "ds_config": layout.hub.config or {}, "ds_version": RELEASE}
+        held = {
+            "optimizer_state_dict": state,
+            "ds_config": layout.hub.config or {},
+            "ds_version": RELEASE,
+        }
         yield saved(f"{tag}/{name}", held)
 
 
@@ -265,7 +295,9 @@ def _padded(held: Lazy, padding: int) -> Lazy:
     if not padding:
         return held
     zeros = Held(_zeros(padding, held.dtype))
-    return Joined((Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype)
+    return Joined(
+        (Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype
+    )
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
@@ -276,16 +308,26 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
         if first < last:
             yield (
                 name,
-                Record("deepspeed.utils.tensor_fragment fragment_address", (), {"numel": last - first, "start": first - begin}),
+                Record(
+                    "deepspeed.utils.tensor_fragment fragment_address",
+                    (),
+                    {"numel": last - first, "start": first - begin},
+                ),
             )
         at += tensor.count
 
 
 def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
     """ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
-    parts = [{kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()} for flat in layout.flats]
+    parts = [
+        {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
+        for flat in layout.flats
+    ]
     state = {
-        number: {**step_of(layout, flat), **{kind: held for kind, held in part.items() if kind != "fp32"}}
+        number: {
+            **step_of(layout, flat),
+            **{kind: held for kind, held in part.items() if kind != "fp32"},
+        }
         for number, (part, flat) in enumerate(zip(parts, layout.flats, strict=True))
     }
     return {
@@ -325,7 +367,9 @@ def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
-    settings = {key: tuple(value) if key == "betas" else value for key, value in group.settings.items()}
+    settings = {
+        key: tuple(value) if key == "betas" else value for key, value in group.settings.items()
+    }
     return {**settings, "params": numbers}
 
 
@@ -336,7 +380,9 @@ def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
     step = layout.hub.parameters[flat[0]].step if flat else None
     if step is None:
         return {}
-    return {"step": int(step)} if own_adam(layout.hub) else {"step": Held(torch.tensor(float(step)))}
+    return (
+        {"step": int(step)} if own_adam(layout.hub) else {"step": Held(torch.tensor(float(step)))}
+    )
 
 
 def own_adam(hub: Hub) -> bool:
@@ -353,14 +399,19 @@ def scaler(layout: Layout) -> dict[str, Any]:
     scale = layout.hub.scale
     if scale is None:
         none = {
-            "loss_scaler": Record(f"{SCALERS} LossScaler", (), {"cur_scale": 1.0, "dynamic": False}),
+            "loss_scaler": Record(
+                f"{SCALERS} LossScaler", (), {"cur_scale": 1.0, "dynamic": False}
+            ),
             "dynamic_loss_scale": False,
         }
         return none if layout.level == 3 or layout.dtype != "F16" else {}
     if not scale.dynamic:
         held = Record(f"{SCALERS} LossScaler", (), {"cur_scale": scale.value, "dynamic": False})
         return {"loss_scaler": held, "dynamic_loss_scale": False}
-    return {"loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic(layout, scale)), "dynamic_loss_scale": True}
+    return {
+        "loss_scaler": Record(f"{SCALERS} DynamicLossScaler", (), _dynamic(layout, scale)),
+        "dynamic_loss_scale": True,
+    }
 
 
 def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
@@ -390,16 +441,26 @@ def unsaid(layout: Layout) -> Iterator[Any]:
         fixed = "is fixed at 1" if layout.level == 3 else "starts as in the config"
         yield lost("scale", f"the source has no loss scale; it {fixed}", Effect.NUMBERS)
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has none; load with load_optimizer_states=False", Effect.NUMBERS)
+        yield lost(
+            "moments", "the source has none; load with load_optimizer_states=False", Effect.NUMBERS
+        )
     if hub.schedule is None:
         message = "the source has no scheduler state; DeepSpeed's own schedulers are set to the step, others start anew"
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
         yield lost("step", "the source does not have the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
-        yield lost("samples", "the source does not have the number of samples seen; 0 is assumed", Effect.NONE)
+        yield lost(
+            "samples",
+            "the source does not have the number of samples seen; 0 is assumed",
+            Effect.NONE,
+        )
     if hub.random:
         yield lost("random", "DeepSpeed checkpoints hold no random states", Effect.NUMBERS)
     wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
     if wide:
-        yield lost("masters", f"{wide[0]} and {len(wide) - 1} more are in fp64; DeepSpeed's masters are in fp32", Effect.NUMBERS)
+        yield lost(
+            "masters",
+            f"{wide[0]} and {len(wide) - 1} more are in fp64; DeepSpeed's masters are in fp32",
+            Effect.NUMBERS,
+        )

@@ -118,11 +118,19 @@ class Leaves:
 
     def real(self, path: str, default: float | None = None, least: float = 0.0) -> Any:
         """A number of at least `least`."""
-        return self.take(path, default, lambda value: isinstance(value, int | float) and value is not True and value >= least)
+        return self.take(
+            path,
+            default,
+            lambda value: isinstance(value, int | float) and value is not True and value >= least,
+        )
 
     def share(self, path: str) -> Any:
         """A number from 0 to 1."""
-        return self.take(path, 0.0, lambda value: isinstance(value, int | float) and value is not True and 0 <= value <= 1)
+        return self.take(
+            path,
+            0.0,
+            lambda value: isinstance(value, int | float) and value is not True and 0 <= value <= 1,
+        )
 
     def flag(self, path: str, default: bool | None) -> Any:
         """A switch."""
@@ -130,7 +138,9 @@ class Leaves:
 
     def name(self, path: str, default: str, names: tuple[str, ...]) -> Any:
         """One of `names`."""
-        return self.take(path, default, lambda value: value in names if isinstance(value, str) else False)
+        return self.take(
+            path, default, lambda value: value in names if isinstance(value, str) else False
+        )
 
     def left(self, neutral: Leaf) -> Iterator[str]:
         """Paths of leaves that were not read and differ from their `neutral` value."""
@@ -191,7 +201,9 @@ def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
 def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the blocks in the order of one round of the pattern; empty if the pattern is not valid."""
     common.name("decoder.type", "fixed", ("pattern",))
-    pattern = common.take("decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value))
+    pattern = common.take(
+        "decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value)
+    )
     known = pattern and all(isinstance(name, str) and name in names for name in pattern)
     return tuple(pattern) if known else ()
 
@@ -208,7 +220,11 @@ def _from_oldest(path: str) -> tuple[str, ...]:
     if path in OLDEST:
         return OLDEST[path]
     starts = [start for start in OLDEST if start.endswith(".") and path.startswith(start)]
-    return tuple(place + path.removeprefix(starts[0]) for place in OLDEST[starts[0]]) if starts else (path,)
+    return (
+        tuple(place + path.removeprefix(starts[0]) for place in OLDEST[starts[0]])
+        if starts
+        else (path,)
+    )
 
 
 def _from_middle(path: str) -> str:

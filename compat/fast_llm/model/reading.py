@@ -20,7 +20,10 @@ LACKED = frozenset(
     for name in (
         "family",
         "attention.softcap",
-        *(f"attention.latent.{part}" for part in ("query_rank", "kv_rank", "plain_size", "rotary_size", "value_size")),
+        *(
+            f"attention.latent.{part}"
+            for part in ("query_rank", "kv_rank", "plain_size", "rotary_size", "value_size")
+        ),
         "rotary.scaling.mscale",
         "rotary.scaling.mscale_all",
         "mlp.clamp",
@@ -47,7 +50,14 @@ def read(values: Group, context: Context | None) -> Facts:
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
 """Settings without a plan field, with the value at which they have no effect."""
-CHEAP = ("implementation", "use_flash_attention", "cross_entropy_splits", "dropless", "dropless_dynamic_shape", "recompute_level")
+CHEAP = (
+    "implementation",
+    "use_flash_attention",
+    "cross_entropy_splits",
+    "dropless",
+    "dropless_dynamic_shape",
+    "recompute_level",
+)
 """Prefixes of settings that choose between implementations of the same computation."""
 
 
@@ -101,7 +111,11 @@ def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
     # Through leaves of its own, so that the number is not marked as read here.
     heads = Leaves(parts.blocks[""].values).count("mixer.heads", 8)
     whole = hidden and heads and hidden % heads == 0
-    return {"head_size": hidden // heads if whole else None, "ffn": 4 * hidden if hidden else None, "oldest": True}
+    return {
+        "head_size": hidden // heads if whole else None,
+        "ffn": 4 * hidden if hidden else None,
+        "oldest": True,
+    }
 
 
 def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
@@ -123,7 +137,11 @@ def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
         "model.attention.sinks": False,
         "model.norm.parallel": False,
         "parallel.vocabulary": at.flag("embeddings.vocab_parallel", True),
-        "precision.residual": {"float32": "fp32", "float64": "fp64"}.get(values.get(MASTER) or "float32") if full else None,
+        "precision.residual": {"float32": "fp32", "float64": "fp64"}.get(
+            values.get(MASTER) or "float32"
+        )
+        if full
+        else None,
         **_factors(at, values),
         **_adapters(at, odd),
     }
@@ -134,9 +152,14 @@ def _factors(at: Leaves, values: Group) -> Facts:
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
     # A plan's factors are relative to its peak rate, which has the default factor in it already.
-    places = {"optimizer.embedding_lr": "embeddings.lr_scale", "optimizer.output_lr": "head.lr_scale"}
+    places = {
+        "optimizer.embedding_lr": "embeddings.lr_scale",
+        "optimizer.output_lr": "head.lr_scale",
+    }
     factors = {ours: at.real(place) for ours, place in places.items()}
-    return {ours: factor / usual for ours, factor in factors.items() if factor is not None and usual}
+    return {
+        ours: factor / usual for ours, factor in factors.items() if factor is not None and usual
+    }
 
 
 def _adapters(at: Leaves, odd: list[str]) -> Facts:
@@ -145,7 +168,11 @@ def _adapters(at: Leaves, odd: list[str]) -> Facts:
     if at.flag("peft.freeze_others", True) is not True:
         odd.append("peft.freeze_others")
     rank, alpha = at.count("peft.rank", 8), at.real("peft.alpha", 8.0) or None
-    return {"adapters.rank": rank, "adapters.alpha": alpha, "adapters.dropout": at.share("peft.dropout")}
+    return {
+        "adapters.rank": rank,
+        "adapters.alpha": alpha,
+        "adapters.dropout": at.share("peft.dropout"),
+    }
 
 
 # A block
@@ -178,7 +205,11 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
     after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
     # A plan has one place for both layers, so both must answer alike.
     places: dict[tuple[str, ...], str]
-    places = {("before", "none"): "before", ("before", "before"): "both", ("none", "before"): "after"}
+    places = {
+        ("before", "none"): "before",
+        ("before", "before"): "both",
+        ("none", "before"): "after",
+    }
     found = places.get((*before, *after)) if len(before) == len(after) == 1 else None
     if found is None:
         odd.append("normalization")
@@ -199,7 +230,10 @@ def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
 
 def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[str]) -> Facts:
     at.name("mixer.type", "attention", ("attention",))
-    size, power = at.count("mixer.head_size", defaults["head_size"]), at.real("mixer.softmax_scale_power", 0.5)
+    size, power = (
+        at.count("mixer.head_size", defaults["head_size"]),
+        at.real("mixer.softmax_scale_power", 0.5),
+    )
     if at.flag("mixer.causal", True) is not True:
         odd.append("mixer.causal")
     if at.flag("mixer.shared_key_value", False) is not False:
@@ -229,7 +263,10 @@ def rounded(value: float) -> float:
 def _biases(at: Leaves, odd: list[str]) -> tuple[bool, bool]:
     """Biases of queries, keys and values, and of the output. Keys and values share one bias setting (attention.py)."""
     usual = at.flag("mixer.add_linear_biases", True)
-    query, key, _, dense = (at.flag(f"mixer.{name}_layer.bias.enabled", usual) for name in ("query", "key", "value", "dense"))
+    query, key, _, dense = (
+        at.flag(f"mixer.{name}_layer.bias.enabled", usual)
+        for name in ("query", "key", "value", "dense")
+    )
     if query != key:
         odd.append("mixer.query_layer.bias.enabled")
     return query, dense
@@ -247,7 +284,11 @@ def _query_norm(at: Leaves, block: Facts, odd: list[str]) -> str:
 
 
 def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
-    kind = at.name("mixer.rotary.type", "default" if at.within("mixer.rotary.type") else "none", ("none", *ROTARY))
+    kind = at.name(
+        "mixer.rotary.type",
+        "default" if at.within("mixer.rotary.type") else "none",
+        ("none", *ROTARY),
+    )
     if "oldest" in defaults and at.flag("mixer.rotary.enabled", None):
         kind = "default"
     if kind == "none":
@@ -262,7 +303,9 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
         "model.rotary.interleaved": at.flag("mixer.rotary.triton", True) is False,
         "model.rotary.scaling.kind": ROTARY[kind],
     }
-    return facts | {f"model.rotary.scaling.{ours}": value for ours, value in _stretched(at, kind).items()}
+    return facts | {
+        f"model.rotary.scaling.{ours}": value for ours, value in _stretched(at, kind).items()
+    }
 
 
 def _stretched(at: Leaves, kind: str | None) -> Facts:
@@ -273,9 +316,15 @@ def _stretched(at: Leaves, kind: str | None) -> Facts:
 
     if kind not in ("llama3", "yarn"):
         return {}
-    facts = {"factor": of("scale_factor", 8.0), "original": at.count("mixer.rotary.original_context_length", 8192)}
+    facts = {
+        "factor": of("scale_factor", 8.0),
+        "original": at.count("mixer.rotary.original_context_length", 8192),
+    }
     if kind == "llama3":
-        return facts | {"low": of("low_frequency_factor", 1.0), "high": of("high_frequency_factor", 4.0)}
+        return facts | {
+            "low": of("low_frequency_factor", 1.0),
+            "high": of("high_frequency_factor", 4.0),
+        }
     ramp = {"fast": of("beta_fast", 32.0), "slow": of("beta_slow", 1.0), "truncate": True}
     return facts | ramp | {"attention": of("attention_factor", None)}
 
@@ -302,7 +351,10 @@ def _mlp(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
 def _experts(at: Leaves, width: int | None) -> Facts:
     """Experts. Fast-LLM's `experts` includes the shared ones (layers/decoder/mlp/config.py, unshared_experts)."""
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
-    count, balanced = at.count("mlp.experts", 2), at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss"
+    count, balanced = (
+        at.count("mlp.experts", 2),
+        at.name("mlp.routing", "aux_loss", ("aux_loss", "sinkhorn")) == "aux_loss",
+    )
     loss = at.real("mlp.auxiliary_loss_coefficient", 0.01)
     balance = "batch" if loss else "none"
     return {
@@ -333,7 +385,9 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
     names = _expanded(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
     # Reversed, so that the first block is the last to set a value.
-    found = {path: value for block in reversed(used) for path, value in block.items() if path not in OWN}
+    found = {
+        path: value for block in reversed(used) for path, value in block.items() if path not in OWN
+    }
     for path, value in found.items():
         routed = path.startswith(("model.moe.", "model.experts"))
         if any(block.get(path) != value for block in used if path in block or not routed):
@@ -377,12 +431,19 @@ def _only(values: list[Any], what: str, odd: list[str]) -> Any:
 def _bases(layers: list[Facts], odd: list[str]) -> Facts:
     rotating = [block for block in layers if block.get("rotary")]
     bases = {block.get("base") for block in rotating}
-    facts = {"rotary": bool(rotating), "model.rotary.layers": _told([bool(block.get("rotary")) for block in layers])}
+    facts = {
+        "rotary": bool(rotating),
+        "model.rotary.layers": _told([bool(block.get("rotary")) for block in layers]),
+    }
     if len(bases) < 2:
         return facts | {"model.rotary.base": next(iter(bases), None)}
     # A plan has two bases, one for blocks with a window and one for the others.
-    local = _only([block["base"] for block in rotating if block.get("window")], "mixer.rotary.theta", odd)
-    base = _only([block["base"] for block in rotating if not block.get("window")], "mixer.rotary.theta", odd)
+    local = _only(
+        [block["base"] for block in rotating if block.get("window")], "mixer.rotary.theta", odd
+    )
+    base = _only(
+        [block["base"] for block in rotating if not block.get("window")], "mixer.rotary.theta", odd
+    )
     return facts | {"model.rotary.base": base, "model.rotary.local_base": local}
 
 
@@ -409,14 +470,18 @@ def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
 def _positions(parts: Sections, facts: Facts) -> None:
     """Set the kind of positions. Learned ones are off by default; before 0.3.0 they were on unless there were rotary ones."""
     at, rotary = parts.common, facts.pop("rotary", False)
-    learned = at.flag("embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary)
+    learned = at.flag(
+        "embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary
+    )
     if learned and rotary:
         # A plan has one kind of positions. Learned ones beside rotary ones are reported as lost.
         at.known.discard("embeddings.position_embeddings.enabled")
     kind = "learned" if learned else "none"
     kind = "rotary" if rotary else kind
     facts["model.embedding.positions"] = kind
-    facts["model.embedding.max_positions"] = at.count("embeddings.num_position_embeddings", 2048 if kind == "learned" else None)
+    facts["model.embedding.max_positions"] = at.count(
+        "embeddings.num_position_embeddings", 2048 if kind == "learned" else None
+    )
     facts["model.embedding.offset"] = 0 if kind == "learned" else None
 
 
@@ -441,10 +506,16 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
         return
     usual = hidden**-0.5
     oldest = parts.layout == "oldest"
-    plain, out = _oldest_initial(parts.common, usual, layers, odd) if oldest else _deviations(parts, facts, usual, odd)
+    plain, out = (
+        _oldest_initial(parts.common, usual, layers, odd)
+        if oldest
+        else _deviations(parts, facts, usual, odd)
+    )
     # Projections back into the residual are either drawn like the others or smaller by sqrt(2 x
     # layers).
-    shrunk = math.isclose(out, plain / math.sqrt(2 * layers), rel_tol=1e-9) and not math.isclose(out, plain, rel_tol=1e-9)
+    shrunk = math.isclose(out, plain / math.sqrt(2 * layers), rel_tol=1e-9) and not math.isclose(
+        out, plain, rel_tol=1e-9
+    )
     if not shrunk and not math.isclose(plain, out, rel_tol=1e-9):
         odd.append("initialization")
     facts["model.init.std"], facts["model.init.scaled"] = plain, shrunk
@@ -481,7 +552,9 @@ def _deviation(at: Leaves, place: str, usual: float) -> float | None:
     start = f"{place}.initialization"
     if not at.within(start):
         return usual
-    if at.name(f"{start}.type", "default", ("normal",)) is None or any(at.within(f"{start}.{name}") for name in ("min", "max")):
+    if at.name(f"{start}.type", "default", ("normal",)) is None or any(
+        at.within(f"{start}.{name}") for name in ("min", "max")
+    ):
         return None
     mean, std = at.real(f"{start}.mean", 0.0, -math.inf), at.real(f"{start}.std", 1.0)
     # Without a type the distribution is the default one of the layer, not the one of these numbers.

@@ -52,7 +52,11 @@ LATER = {"yarn": "0.3.0", "llama3": "0.2.0"}
 """First releases of kinds of rotary scaling."""
 
 
-OURS = tuple(path for path in paths() if path.startswith("model.") and path != "model.sequence" and path not in LACKED)
+OURS = tuple(
+    path
+    for path in paths()
+    if path.startswith("model.") and path != "model.sequence" and path not in LACKED
+)
 """Plan fields of the model for features that Fast-LLM's model has."""
 
 
@@ -73,7 +77,9 @@ def write(values: Group, context: Context) -> Group:
     said = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
     # back.
-    refused = {path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)}
+    refused = {
+        path.removeprefix(BASE + ".") for path, _ in problems(nest(said), BASE, context.version)
+    }
     taken = {
         path: value
         for path, value in said.items()
@@ -85,7 +91,9 @@ def write(values: Group, context: Context) -> Group:
 
 def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
     leaves: Leaves = {place: values.get(ours) for ours, place in COMMON.items()}
-    leaves["embeddings.vocab_size"] = values.get("model.embedding.padded_vocab") or values.get("model.vocab")
+    leaves["embeddings.vocab_size"] = values.get("model.embedding.padded_vocab") or values.get(
+        "model.vocab"
+    )
     positions = values.get("model.embedding.positions")
     # Learned positions are off by default since 0.3.0. Before, they were on, so "off" has to be
     # written.
@@ -97,7 +105,15 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
     if len(set(kinds)) > 1:
         return leaves | _pattern(values, context, kinds)
     # The oldest layout has one kind of block, with all features that the model has.
-    kind = kinds[0] if kinds else Kind(values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
+    kind = (
+        kinds[0]
+        if kinds
+        else Kind(
+            values.get("model.attention.window") is not None,
+            bool(values.get("model.experts")),
+            True,
+        )
+    )
     block = _block(values, context, kind, layout)
     initial = _initial(values, layout)
     return leaves | {f"{BLOCK}{place}": value for place, value in block.items()} | initial
@@ -109,12 +125,23 @@ def _outside(values: Group) -> Leaves:
     Fast-LLM predicts further tokens with plain blocks, without the embedding of the next token, and adds their losses in full.
     No other stack does that, so a plan with further tokens sets nothing here.
     """
-    residual, compute, usual = (values.get(path) for path in ("precision.residual", "precision.compute", SCALE))
+    residual, compute, usual = (
+        values.get(path) for path in ("precision.residual", "precision.compute", SCALE)
+    )
     scale = 1.0 if usual is None else usual
-    factors = {"embeddings.lr_scale": "optimizer.embedding_lr", "head.lr_scale": "optimizer.output_lr"}
-    told = {place: values[ours] * scale for place, ours in factors.items() if values.get(ours) is not None}
+    factors = {
+        "embeddings.lr_scale": "optimizer.embedding_lr",
+        "head.lr_scale": "optimizer.output_lr",
+    }
+    told = {
+        place: values[ours] * scale
+        for place, ours in factors.items()
+        if values.get(ours) is not None
+    }
     return {
-        "embeddings.full_precision_residual": residual != (compute or "fp32") if residual is not None else None,
+        "embeddings.full_precision_residual": residual != (compute or "fp32")
+        if residual is not None
+        else None,
         "head.prediction_heads": 1 if values.get("model.predicted") == 0 else None,
         **told,
     }
@@ -133,9 +160,18 @@ def _adapters(values: Group) -> Leaves:
 
 def _kinds(values: Group) -> list[Kind]:
     """The features of each block; empty if all blocks are alike, or if their number is open."""
-    patterns = [values.get(f"model.{name}") for name in ("attention.windowed", "moe.layers", "rotary.layers")]
-    count = values.get("model.layers") or max((len(pattern) for pattern in patterns if pattern), default=0)
-    there = (values.get("model.attention.window") is not None, bool(values.get("model.experts")), True)
+    patterns = [
+        values.get(f"model.{name}")
+        for name in ("attention.windowed", "moe.layers", "rotary.layers")
+    ]
+    count = values.get("model.layers") or max(
+        (len(pattern) for pattern in patterns if pattern), default=0
+    )
+    there = (
+        values.get("model.attention.window") is not None,
+        bool(values.get("model.experts")),
+        True,
+    )
     if not any(patterns) or count > MOST:
         return []
     # A block has a feature if the model does, and its pattern, if there is one, is true at the
@@ -157,14 +193,27 @@ NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
 def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
     """Blocks by name, and one round of the pattern (layers/block/config.py, PatternBlockSequenceConfig)."""
     varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
-    names = {kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)}
-    leaves: Leaves = {"decoder.type": "pattern", "decoder.pattern": _round([names[kind] for kind in kinds])}
+    names = {
+        kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)
+    }
+    leaves: Leaves = {
+        "decoder.type": "pattern",
+        "decoder.pattern": _round([names[kind] for kind in kinds]),
+    }
     initial = _initial(values, "newest")
     for kind, name in names.items():
         block = _block(values, context, kind, "newest")
-        own = {path.removeprefix(BLOCK): value for path, value in initial.items() if path.startswith(BLOCK)}
+        own = {
+            path.removeprefix(BLOCK): value
+            for path, value in initial.items()
+            if path.startswith(BLOCK)
+        }
         # A block without experts has no router to initialise, and its class refuses the key.
-        routed = {path: value for path, value in own.items() if kind.experts or not path.startswith("mlp.router")}
+        routed = {
+            path: value
+            for path, value in own.items()
+            if kind.experts or not path.startswith("mlp.router")
+        }
         leaves |= {f"{BLOCKS}{name}.{place}": value for place, value in {**block, **routed}.items()}
     return leaves | {path: value for path, value in initial.items() if not path.startswith(BLOCK)}
 
@@ -179,7 +228,9 @@ def _round(order: list[str]) -> list[str]:
 
 
 def _block(values: Group, context: Context, kind: Kind, layout: Layout) -> Leaves:
-    mlp = _experts(values, layout) if kind.experts else {"intermediate_size": values.get("model.ffn")}
+    mlp = (
+        _experts(values, layout) if kind.experts else {"intermediate_size": values.get("model.ffn")}
+    )
     leaves: Leaves = {"dropout": values.get("model.dropout")}
     leaves |= {f"mixer.{name}": value for name, value in _mixer(values, context, kind).items()}
     leaves |= {f"mlp.{name}": value for name, value in (_mlp(values, kind) | mlp).items()}
@@ -195,7 +246,11 @@ def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:
     leaves["window_size"] = values.get("model.attention.window") if kind.windowed else None
     leaves["softmax_scale_power"] = _power(size, scale)
     if values.get("model.attention.norm") == "head":
-        leaves |= {f"{part}_norm.{name}": value for part in ("query", "key") for name, value in _norm(values).items()}
+        leaves |= {
+            f"{part}_norm.{name}": value
+            for part in ("query", "key")
+            for name, value in _norm(values).items()
+        }
     return leaves | _biases(values) | _rotary(values, context, kind)
 
 
@@ -230,7 +285,9 @@ def _rotary(values: Group, context: Context, kind: Kind) -> Leaves:
     stretched = values.get("model.rotary.scaling.kind") or "none"
     known = stretched in STRETCHED and context.since(LATER[stretched])
     names = STRETCHED[stretched] if known else {}
-    leaves = {f"rotary.{name}": values.get(f"model.rotary.scaling.{ours}") for ours, name in names.items()}
+    leaves = {
+        f"rotary.{name}": values.get(f"model.rotary.scaling.{ours}") for ours, name in names.items()
+    }
     return {"rotary.type": stretched if known else "default", "rotary.theta": base, **leaves}
 
 
@@ -238,7 +295,9 @@ def _mlp(values: Group, kind: Kind) -> Leaves:
     leaves: Leaves = {name: values.get(ours) for ours, name in MLP.items()}
     again = ("experts" if kind.experts else "mlp") in (values.get("recompute.modules") or ())
     leaves["activation"] = THEIRS.get(values.get("model.mlp.activation") or "")
-    leaves["recompute_level"] = "full" if again and values.get("recompute.granularity") == "selective" else None
+    leaves["recompute_level"] = (
+        "full" if again and values.get("recompute.granularity") == "selective" else None
+    )
     return leaves
 
 
@@ -274,7 +333,9 @@ def _places(values: Group) -> Leaves:
         if place == "after":
             leaves[f"pre_{layer}_normalization.type"] = "none"
         if place in ("after", "both"):
-            leaves |= {f"post_{layer}_normalization.{name}": value for name, value in _norm(values).items()}
+            leaves |= {
+                f"post_{layer}_normalization.{name}": value for name, value in _norm(values).items()
+            }
     return leaves
 
 
@@ -283,7 +344,11 @@ def _places(values: Group) -> Leaves:
 
 def _initial(values: Group, layout: Layout) -> Leaves:
     """Standard deviations of initial weights that differ from Fast-LLM's defaults."""
-    std, hidden, layers = values.get("model.init.std"), values.get("model.hidden"), values.get("model.layers")
+    std, hidden, layers = (
+        values.get("model.init.std"),
+        values.get("model.hidden"),
+        values.get("model.layers"),
+    )
     scaled = bool(values.get("model.init.scaled"))
     if std is None or not layers:
         return {}
@@ -294,7 +359,11 @@ def _initial(values: Group, layout: Layout) -> Leaves:
     if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
         return {}  # Fast-LLM's own default
     drawn = {f"{place}.initialization": size for place, size in _drawn(values, std, out)}
-    return {f"{place}.{name}": value for place, size in drawn.items() for name, value in (("type", "normal"), ("std", size))}
+    return {
+        f"{place}.{name}": value
+        for place, size in drawn.items()
+        for name, value in (("type", "normal"), ("std", size))
+    }
 
 
 def _drawn(values: Group, std: float, out: float) -> Iterator[tuple[str, float]]:

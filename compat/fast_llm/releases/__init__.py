@@ -39,7 +39,9 @@ class Key:
 
 
 _ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
-KEYS: Mapping[str, Key] = MappingProxyType({path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)})
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)}
+)
 """History of every key of the schema."""
 
 
@@ -51,7 +53,10 @@ RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
 def moves() -> tuple[Move, ...]:
     """Renamed keys whose values stayed the same, oldest first."""
     came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
-    return tuple(renamed(key.before, key.key, key.since) for key in sorted(came, key=lambda key: RELEASES.place(key.since)))
+    return tuple(
+        renamed(key.before, key.key, key.since)
+        for key in sorted(came, key=lambda key: RELEASES.place(key.since))
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """Defaults by path; keys without a default are left out."""
-        known = {path: field.default for path, field in fields(FastLLM).items() if path in self.keys}
+        known = {
+            path: field.default for path, field in fields(FastLLM).items() if path in self.keys
+        }
         return MappingProxyType({path: value for path, value in known.items() if value is not None})
 
     @property

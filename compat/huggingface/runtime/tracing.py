@@ -22,7 +22,9 @@ class TraceCallback(TrainerCallback):
     `options` are those of `bridge.trace.attach`. Raises `BridgeError` under DeepSpeed, whose engine the Trainer does not tell.
     """
 
-    def __init__(self, debug: Debug | None = None, run: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, debug: Debug | None = None, run: str | Path | None = None, **options: Any
+    ) -> None:
         self.debug, self.run, self.options = debug, run, options
         self.tracer: Tracer | None = None
         self.found: list[Finding] = []
@@ -30,10 +32,17 @@ class TraceCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Attach."""
         if getattr(args, "deepspeed", None):
-            raise BridgeError("attach: the Trainer hides DeepSpeed's engine; call bridge.trace.attach(trainer.deepspeed, ...)")
+            raise BridgeError(
+                "attach: the Trainer hides DeepSpeed's engine; call bridge.trace.attach(trainer.deepspeed, ...)"
+            )
         run = self.run or Path(args.output_dir) / "trace"
-        given: Mapping[str, Any] = {"optimizer": more["optimizer"], "accumulation": args.gradient_accumulation_steps}
-        self.tracer = attach(more["model"], self.debug, run, done=state.global_step, **{**given, **self.options})
+        given: Mapping[str, Any] = {
+            "optimizer": more["optimizer"],
+            "accumulation": args.gradient_accumulation_steps,
+        }
+        self.tracer = attach(
+            more["model"], self.debug, run, done=state.global_step, **{**given, **self.options}
+        )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Take the hooks out."""

@@ -68,7 +68,11 @@ MIXTRAL = (
 # Since transformers 5 a running model holds gate and up of all experts in one tensor, one behind
 # the other.
 STACKED = (
-    Row("model.layers.{layer}.mlp.experts.gate_up_proj", (f"{EXPERT}.gate.weight", f"{EXPERT}.up.weight"), stacked=True),
+    Row(
+        "model.layers.{layer}.mlp.experts.gate_up_proj",
+        (f"{EXPERT}.gate.weight", f"{EXPERT}.up.weight"),
+        stacked=True,
+    ),
     Row("model.layers.{layer}.mlp.experts.down_proj", (f"{EXPERT}.down.weight",), stacked=True),
 )
 WORDS = rows({"model.embed_tokens.weight": "embedding.tokens.weight"}, padded=True)
@@ -81,7 +85,14 @@ TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
     """The table of a family that differs from Llama only in its feed-forward layers."""
-    return Table(family, WORDS, (*HEADS, *(row for part in layer for row in part), *NORMS), END, BUFFERS, TIED)
+    return Table(
+        family,
+        WORDS,
+        (*HEADS, *(row for part in layer for row in part), *NORMS),
+        END,
+        BUFFERS,
+        TIED,
+    )
 
 
 LLAMA = _decoder("dense decoder like Llama", DENSE)
@@ -96,7 +107,10 @@ def _gpt2(top: str) -> Table:
     """
     inside = f"{top}h.{{layer}}."
     heads = tuple(f"block{{layer}}.attention.{part}.{{kind}}" for part in ("query", "key", "value"))
-    norms = {f"{inside}ln_{number}.{{kind}}": f"block{{layer}}.norm{number}.{{kind}}" for number in (1, 2)}
+    norms = {
+        f"{inside}ln_{number}.{{kind}}": f"block{{layer}}.norm{number}.{{kind}}"
+        for number in (1, 2)
+    }
     first, second = rows(norms)
     layer = (
         first,
@@ -131,7 +145,9 @@ class Saved(Naming):
         """The `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
         known = family in MODELS
-        return family, () if known else (f"model_type: found {family!r}; maps of names are known for {', '.join(MODELS)}",)
+        return family, () if known else (
+            f"model_type: found {family!r}; maps of names are known for {', '.join(MODELS)}",
+        )
 
     def tables(self) -> Sequence[Table]:
         """The tables of every family, those with experts last."""
@@ -160,7 +176,9 @@ class Runtime(Naming):
 
 def experts_of(facts: Model, shapes: Shapes) -> Table:
     """The table of a model with experts: Mixtral's, unless the config or other parameters show a Qwen model."""
-    qwen = any(name.endswith(("query_norm.weight", "shared_gate.weight", "query.bias")) for name in shapes)
+    qwen = any(
+        name.endswith(("query_norm.weight", "shared_gate.weight", "query.bias")) for name in shapes
+    )
     return EXPERTS_SAVED if qwen or (facts.family or "").startswith("qwen") else MIXTRAL_SAVED
 
 
@@ -171,7 +189,11 @@ def _family(shapes: Shapes, facts: Model, experts: Table) -> Table:
         return LLAMA
     # GPT-2 has learned positions, equally wide queries and keys, and no gates; with any of these it
     # is no family's model.
-    wide = {name: shape for name, shape in shapes.items() if name.endswith(("attention.query.weight", "attention.key.weight"))}
+    wide = {
+        name: shape
+        for name, shape in shapes.items()
+        if name.endswith(("attention.query.weight", "attention.key.weight"))
+    }
     if len(set(wide.values())) > 1 or any(name.endswith(".mlp.gate.weight") for name in shapes):
         raise SourceError(
             "huggingface: learned positions with grouped heads or gates, which no family of transformers has; convert"

@@ -78,7 +78,10 @@ def steps(version: str) -> tuple[Step, ...]:
 
 
 def effective(
-    given: Mapping[str, Any], version: str, world_size: int, environment: Mapping[str, str] | None = None
+    given: Mapping[str, Any],
+    version: str,
+    world_size: int,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The arguments (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
 

@@ -35,7 +35,10 @@ MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "b
 
 
 def _old_graph_flags(a: Namespace) -> None:
-    for name, value in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
+    for name, value in (
+        ("enable_cuda_graph", "local"),
+        ("external_cuda_graph", "transformer_engine"),
+    ):
         if getattr(a, name):
             a.cuda_graph_impl = value
             # validate_args deletes the flag if it is set, and later statements of upstream then
@@ -65,7 +68,9 @@ def _modules(a: Namespace) -> None:
             a.inference_cuda_graph_scope = "block"
         # With cuda_graph_impl none, upstream only warns that full_iteration_inference has no
         # effect.
-    a.cuda_graph_modules = [m for m in a.cuda_graph_modules or () if named(m) not in (*MOVED, "full")]
+    a.cuda_graph_modules = [
+        m for m in a.cuda_graph_modules or () if named(m) not in (*MOVED, "full")
+    ]
 
 
 def _phases(a: Namespace) -> None:
@@ -134,7 +139,9 @@ DATA_STEPS: tuple[Step, ...] = (
         # Upstream's "legacy default": shares of the samples for training, validation and test.
         when(lambda a: a.data_path is not None and a.split is None, split="969, 30, 1"),
     ),
-    excludes(set_("data_path"), set_("data_args_path"), "validate_args: data sources", since="0.10.0"),
+    excludes(
+        set_("data_path"), set_("data_args_path"), "validate_args: data sources", since="0.10.0"
+    ),
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
@@ -142,7 +149,13 @@ DATA_STEPS: tuple[Step, ...] = (
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),
-    excludes(set_("rampup_batch_size"), "phase_transition_iterations", "validate_args: phases", since="0.16.0", until="0.18.0"),
+    excludes(
+        set_("rampup_batch_size"),
+        "phase_transition_iterations",
+        "validate_args: phases",
+        since="0.16.0",
+        until="0.18.0",
+    ),
 )
 
 
@@ -150,7 +163,10 @@ def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> St
     """A check that the evaluation batch divides among the data-parallel ranks."""
     return check(
         "validate_args: evaluation batch",
-        lambda a: a.eval_micro_batch_size < 1 or a.eval_global_batch_size % (a.eval_micro_batch_size * ranks(a)) != 0,
+        lambda a: (
+            a.eval_micro_batch_size < 1
+            or a.eval_global_batch_size % (a.eval_micro_batch_size * ranks(a)) != 0
+        ),
         "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
         " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
         " global_batch_size is its default; change one of them",
@@ -163,7 +179,12 @@ def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> St
 BATCH_STEPS: tuple[Step, ...] = (
     positive("micro_batch_size", "validate_args: batch size", last=True),
     # This row stands before the next one, which gives global_batch_size a value in every launch.
-    excludes(set_("step_batch_size_schedule"), set_("global_batch_size"), "validate_args: batch size schedule", since="0.18.0"),
+    excludes(
+        set_("step_batch_size_schedule"),
+        set_("global_batch_size"),
+        "validate_args: batch size schedule",
+        since="0.18.0",
+    ),
     derive(
         "validate_args: batch size",
         fallback("global_batch_size", lambda a: a.micro_batch_size * a.data_parallel_size),

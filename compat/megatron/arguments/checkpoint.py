@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bridge.checks import equals, excludes, needs, on, positive, set_
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, inherit, named, under, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Step,
+    check,
+    derive,
+    inherit,
+    named,
+    under,
+    when,
+)
 from compat.megatron.releases import MAIN
 
 OPTIMIZER = "validate_args: optimizer kinds"
@@ -70,7 +79,11 @@ def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
         ),
         derive(
             FAKE,
-            when(lambda a: a.fake_process_group, check_for_nan_in_loss_and_grad=False, **{flag: False}),
+            when(
+                lambda a: a.fake_process_group,
+                check_for_nan_in_loss_and_grad=False,
+                **{flag: False},
+            ),
             since=max(since, "0.16.0"),
             until=until,
         ),
@@ -107,24 +120,33 @@ def _graphed_gradients(a: Namespace) -> bool:
     # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
     modules = _graphed(a)
-    return bool(a.overlap_grad_reduce and ("attn" in modules or ("moe_router" in modules and shared)))
+    return bool(
+        a.overlap_grad_reduce and ("attn" in modules or ("moe_router" in modules and shared))
+    )
 
 
 _wgrad = under(WGRAD, on("delay_wgrad_compute"), "0.13.0")
 
 
 SAVING_STEPS: tuple[Step, ...] = (
-    needs("load_main_params_from_ckpt", "no_load_optim", SAVING, "add --no-load-optim", since="0.14.0"),
+    needs(
+        "load_main_params_from_ckpt", "no_load_optim", SAVING, "add --no-load-optim", since="0.14.0"
+    ),
     derive(
         SAVING,
-        when(lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker, async_save=False),
+        when(
+            lambda a: a.use_dist_ckpt and a.async_save and not a.use_persistent_ckpt_worker,
+            async_save=False,
+        ),
         since="0.16.0",
     ),
     # The row above may have switched async_save off.
     derive(SAVING, when(lambda a: not a.async_save, async_strategy="mcore"), since="0.17.1"),
     check(
         SAVING,
-        lambda a: a.logits_save_dir is not None and (a.logits_save_top_k is None or not a.async_save),
+        lambda a: (
+            a.logits_save_dir is not None and (a.logits_save_top_k is None or not a.async_save)
+        ),
         "logits_save_dir: found without logits_save_top_k ({logits_save_top_k}) or async_save"
         " ({async_save}); add --logits-save-top-k, --async-save and --use-persistent-ckpt-worker",
         since="0.19.0",
@@ -155,7 +177,9 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     # The default of the threshold is -1: batches are not pipelined.
     check(
         INFERENCE,
-        lambda a: a.inference_batch_times_seqlen_threshold > -1 and a.pipeline_model_parallel_size <= 1,
+        lambda a: (
+            a.inference_batch_times_seqlen_threshold > -1 and a.pipeline_model_parallel_size <= 1
+        ),
         "inference_batch_times_seqlen_threshold: found {inference_batch_times_seqlen_threshold}; expected a"
         " pipeline; use more pipeline ranks, or drop it",
         since="0.10.0",
@@ -175,7 +199,9 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     ),
     check(
         INFERENCE,
-        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_size_gb is None,
+        lambda a: (
+            a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_size_gb is None
+        ),
         "inference_dynamic_batching_buffer_size_gb: missing; inference_dynamic_batching needs it",
         since="0.12.0",
         until="0.18.0",
@@ -196,7 +222,10 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     ),
     check(
         INFERENCE,
-        lambda a: a.inference_dynamic_batching and a.inference_dynamic_batching_buffer_guaranteed_fraction is None,
+        lambda a: (
+            a.inference_dynamic_batching
+            and a.inference_dynamic_batching_buffer_guaranteed_fraction is None
+        ),
         "inference_dynamic_batching_buffer_guaranteed_fraction: missing; inference_dynamic_batching needs it",
         since="0.12.0",
         until="0.16.0",
@@ -204,7 +233,9 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     check(
         INFERENCE,
         lambda a: (
-            a.cuda_graph_impl == "local" and a.expert_model_parallel_size > 1 and not a.moe_pad_experts_for_cuda_graph_inference
+            a.cuda_graph_impl == "local"
+            and a.expert_model_parallel_size > 1
+            and not a.moe_pad_experts_for_cuda_graph_inference
         ),
         "moe_pad_experts_for_cuda_graph_inference: missing; CUDA graphs with expert parallelism need it; add it",
         since="0.16.0",
@@ -223,7 +254,10 @@ INFERENCE_STEPS: tuple[Step, ...] = (
         until="0.18.0",
     ),
     needs("moe_use_upcycling", set_("save"), "validate_args: upcycling", "add --save"),
-    derive("validate_args: upcycling", when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True)),
+    derive(
+        "validate_args: upcycling",
+        when(lambda a: a.moe_use_upcycling, no_load_optim=True, no_load_rng=True),
+    ),
     derive(
         "validate_args: skipped training",
         when(lambda a: a.skip_train and not a.no_load_optim, no_load_optim=True),
@@ -233,12 +267,20 @@ INFERENCE_STEPS: tuple[Step, ...] = (
     # In reinforcement learning that only generates, the user decides whether there is an optimizer.
     derive(
         "validate_args: skipped training",
-        when(lambda a: a.skip_train and not a.perform_rl_step and not a.no_load_optim, no_load_optim=True),
+        when(
+            lambda a: a.skip_train and not a.perform_rl_step and not a.no_load_optim,
+            no_load_optim=True,
+        ),
         since="0.17.0",
     ),
     check(
         "validate_args: skipped training",
-        lambda a: a.skip_train and a.perform_rl_step and a.no_load_optim and a.rl_offload_optimizer_during_inference,
+        lambda a: (
+            a.skip_train
+            and a.perform_rl_step
+            and a.no_load_optim
+            and a.rl_offload_optimizer_during_inference
+        ),
         "rl_offload_optimizer_during_inference: found with no_load_optim and skip_train, so the run has no optimizer"
         " to offload; drop it",
         since="0.17.0",
@@ -266,7 +308,11 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     # The optimizer on the host reuses the code of the precision-aware one.
     needs(
-        "optimizer_cpu_offload", "use_precision_aware_optimizer", OFFLOAD, "add --use-precision-aware-optimizer", since="0.12.0"
+        "optimizer_cpu_offload",
+        "use_precision_aware_optimizer",
+        OFFLOAD,
+        "add --use-precision-aware-optimizer",
+        since="0.12.0",
     ),
     check(
         OFFLOAD,
@@ -292,7 +338,9 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: local checkpoints",
-        lambda a: a.replication and (a.replication_jump is None or a.non_persistent_ckpt_type != "local"),
+        lambda a: (
+            a.replication and (a.replication_jump is None or a.non_persistent_ckpt_type != "local")
+        ),
         "replication: found with replication_jump {replication_jump} and non_persistent_ckpt_type"
         " {non_persistent_ckpt_type}; expected a number for replication_jump, and local",
         since="0.11.0",
@@ -338,7 +386,9 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: activation offload",
-        lambda a: a.fine_grained_activation_offloading and a.transformer_impl != "transformer_engine",
+        lambda a: (
+            a.fine_grained_activation_offloading and a.transformer_impl != "transformer_engine"
+        ),
         "fine_grained_activation_offloading: found with transformer_impl {transformer_impl}; expected transformer_engine",
         since="0.16.0",
     ),
@@ -348,7 +398,10 @@ LAST_STEPS: tuple[Step, ...] = (
 END_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: multi-token prediction",
-        lambda a: a.mtp_num_layers and a.position_embedding_type not in ("learned_absolute", "rope", "mrope", "none"),
+        lambda a: (
+            a.mtp_num_layers
+            and a.position_embedding_type not in ("learned_absolute", "rope", "mrope", "none")
+        ),
         "position_embedding_type: found {position_embedding_type}; multi-token prediction expects"
         " learned_absolute, rope, mrope or none",
         since="0.17.0",
@@ -366,11 +419,20 @@ END_STEPS: tuple[Step, ...] = (
         since="0.13.0",
         until="0.14.0",
     ),
-    excludes("enable_cuda_graph", "external_cuda_graph", "validate_args: CUDA graphs", since="0.14.0", until="0.15.0"),
+    excludes(
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "validate_args: CUDA graphs",
+        since="0.14.0",
+        until="0.15.0",
+    ),
     derive(
         "validate_args: CUDA graphs",
         when(
-            lambda a: (a.enable_cuda_graph or a.external_cuda_graph) and a.transformer_impl == "transformer_engine",
+            lambda a: (
+                (a.enable_cuda_graph or a.external_cuda_graph)
+                and a.transformer_impl == "transformer_engine"
+            ),
             te_rng_tracker=True,
         ),
         since="0.14.0",
@@ -433,7 +495,12 @@ END_STEPS: tuple[Step, ...] = (
         "drop --cuda-graph-modules",
         since="0.18.0",
     ),
-    excludes("group_query_attention", "multi_latent_attention", "validate_args: latent attention", since="0.16.0"),
+    excludes(
+        "group_query_attention",
+        "multi_latent_attention",
+        "validate_args: latent attention",
+        since="0.16.0",
+    ),
     needs(
         "mla_down_proj_fusion",
         "multi_latent_attention",
@@ -448,8 +515,22 @@ END_STEPS: tuple[Step, ...] = (
         "moe_latent_size: found {moe_latent_size} without experts; add --num-experts",
         since="0.16.0",
     ),
-    excludes(set_("moe_latent_size"), "use_legacy_models", LATENT, "drop one of them", since="0.16.0", until="0.18.0"),
-    excludes(set_("moe_latent_size"), "moe_use_legacy_grouped_gemm", LATENT, "drop one of them", since="0.16.0", until="0.17.0"),
+    excludes(
+        set_("moe_latent_size"),
+        "use_legacy_models",
+        LATENT,
+        "drop one of them",
+        since="0.16.0",
+        until="0.18.0",
+    ),
+    excludes(
+        set_("moe_latent_size"),
+        "moe_use_legacy_grouped_gemm",
+        LATENT,
+        "drop one of them",
+        since="0.16.0",
+        until="0.17.0",
+    ),
     derive(
         "validate_args: special tokens",
         inherit("tokenizer_special_tokens", "tiktoken_special_tokens"),

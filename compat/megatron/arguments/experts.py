@@ -24,7 +24,13 @@ FORMATS = "validate_args: checkpoint formats"
 DATA = "validate_args: data sources"
 FIM = "validate_args: fill in the middle"
 DETERMINISM = "validate_args: deterministic mode"
-FIM_TOKENS = ("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token")
+FIM_TOKENS = (
+    "fim_prefix_token",
+    "fim_middle_token",
+    "fim_suffix_token",
+    "fim_pad_token",
+    "fim_eod_token",
+)
 
 
 def _unwrap(*names: str) -> Change:
@@ -58,7 +64,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
         until="0.16.0",
     ),
     # Since 0.13, TransformerConfig refuses a width of experts in a model without experts.
-    derive(EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"),
+    derive(
+        EXPERTS, inherit("moe_ffn_hidden_size", "ffn_hidden_size"), since="0.10.0", until="0.13.0"
+    ),
     derive(
         EXPERTS,
         computed(
@@ -69,7 +77,11 @@ EXPERT_STEPS: tuple[Step, ...] = (
         since="0.13.0",
     ),
     excludes(
-        above("context_parallel_size", 1), "use_legacy_models", "validate_args: context parallelism", "expected 1", until="0.18.0"
+        above("context_parallel_size", 1),
+        "use_legacy_models",
+        "validate_args: context parallelism",
+        "expected 1",
+        until="0.18.0",
     ),
     check(
         EXPERTS,
@@ -81,24 +93,41 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         EXPERTS,
         lambda a: (
-            a.expert_model_parallel_size > 1 and a.num_experts is not None and a.num_experts % a.expert_model_parallel_size != 0
+            a.expert_model_parallel_size > 1
+            and a.num_experts is not None
+            and a.num_experts % a.expert_model_parallel_size != 0
         ),
         "num_experts: found {num_experts}; expected a multiple of expert_model_parallel_size ({expert_model_parallel_size})",
     ),
-    excludes(above("expert_model_parallel_size", 1), "fp16", EXPERTS, "this release expects bf16", until="0.16.0"),
+    excludes(
+        above("expert_model_parallel_size", 1),
+        "fp16",
+        EXPERTS,
+        "this release expects bf16",
+        until="0.16.0",
+    ),
     # Since 0.14 both take several values, one for each kind of loss.
-    derive(EXPERTS, _unwrap("moe_router_load_balancing_type", "moe_aux_loss_coeff"), since="0.14.0"),
+    derive(
+        EXPERTS, _unwrap("moe_router_load_balancing_type", "moe_aux_loss_coeff"), since="0.14.0"
+    ),
     check(
         FORMATS,
         lambda a: a.use_dist_ckpt and a.use_legacy_models,
         "ckpt_format: found {ckpt_format} with use_legacy_models; expected torch",
         until="0.18.0",
     ),
-    needs(equals("ckpt_format", "torch_dcp"), "use_torch_fsdp2", FORMATS, "choose another format", since="0.12.0"),
+    needs(
+        equals("ckpt_format", "torch_dcp"),
+        "use_torch_fsdp2",
+        FORMATS,
+        "choose another format",
+        since="0.12.0",
+    ),
     check(
         FORMATS,
         lambda a: (
-            a.ckpt_format == "torch_dcp" and max(a.tensor_model_parallel_size, a.encoder_tensor_model_parallel_size or 0) > 1
+            a.ckpt_format == "torch_dcp"
+            and max(a.tensor_model_parallel_size, a.encoder_tensor_model_parallel_size or 0) > 1
         ),
         "ckpt_format: found torch_dcp with tensor_model_parallel_size {tensor_model_parallel_size}; expected 1",
         since="0.12.0",
@@ -106,7 +135,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
     check(
         FORMATS,
         lambda a: (
-            a.ckpt_format == "torch_dcp" and max(a.pipeline_model_parallel_size, a.encoder_pipeline_model_parallel_size or 0) > 1
+            a.ckpt_format == "torch_dcp"
+            and max(a.pipeline_model_parallel_size, a.encoder_pipeline_model_parallel_size or 0) > 1
         ),
         "ckpt_format: found torch_dcp with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
         since="0.12.0",
@@ -126,19 +156,29 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: rank order",
-        lambda a: a.use_tp_pp_dp_mapping and a.context_parallel_size * a.expert_model_parallel_size > 1,
+        lambda a: (
+            a.use_tp_pp_dp_mapping and a.context_parallel_size * a.expert_model_parallel_size > 1
+        ),
         "use_tp_pp_dp_mapping: found with context or expert parallelism; this release expects both sizes to be 1",
         until="0.11.0",
     ),
     _fim(lambda a: a.mock_data, "fim_data: found with mock_data; drop one of them"),
-    excludes("fim_data", "legacy_tokenizer", FIM, "drop --legacy-tokenizer", since="0.16.0", until="0.17.0"),
+    excludes(
+        "fim_data",
+        "legacy_tokenizer",
+        FIM,
+        "drop --legacy-tokenizer",
+        since="0.16.0",
+        until="0.17.0",
+    ),
     _fim(
         lambda a: not a.fim_rate or not a.fim_spm_rate,
         "fim_rate: found {fim_rate}, and fim_spm_rate {fim_spm_rate}; fim_data expects both",
     ),
     _fim(
         lambda a: any(getattr(a, name) is None for name in FIM_TOKENS),
-        "fim_prefix_token: fim_data expects all of its special tokens; add the missing ones of " + ", ".join(FIM_TOKENS),
+        "fim_prefix_token: fim_data expects all of its special tokens; add the missing ones of "
+        + ", ".join(FIM_TOKENS),
     ),
     check(
         "validate_args: cross entropy",

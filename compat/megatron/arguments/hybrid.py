@@ -80,7 +80,11 @@ def _beside(name: str, piped: bool = False) -> Step:
 
 HYBRID_STEPS: tuple[Step, ...] = (
     excludes(
-        set_("hybrid_override_pattern"), set_("hybrid_layer_pattern"), HYBRID, "keep --hybrid-layer-pattern", since="0.17.0"
+        set_("hybrid_override_pattern"),
+        set_("hybrid_layer_pattern"),
+        HYBRID,
+        "keep --hybrid-layer-pattern",
+        since="0.17.0",
     ),
     derive(
         HYBRID,
@@ -188,7 +192,14 @@ MTP_STEPS: tuple[Step, ...] = (
         until="0.18.0",
         name="found-with-use_legacy_models-which-cannot",
     ),
-    excludes("mtp_num_layers", above("context_parallel_size", 1), MTP, "this release expects 1", since="0.12.0", until="0.14.0"),
+    excludes(
+        "mtp_num_layers",
+        above("context_parallel_size", 1),
+        MTP,
+        "this release expects 1",
+        since="0.12.0",
+        until="0.14.0",
+    ),
     check(
         MTP,
         lambda a: a.mtp_num_layers and a.position_embedding_type not in ("rope", "none"),

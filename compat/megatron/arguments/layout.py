@@ -46,7 +46,9 @@ def _checked(text: str) -> str:
 
 
 def _too_long(text: str) -> ConfigError:
-    return ConfigError(f"pipeline_model_parallel_layout: found {shown(text)}; expected at most {limits.LAYERS:,} layers")
+    return ConfigError(
+        f"pipeline_model_parallel_layout: found {shown(text)}; expected at most {limits.LAYERS:,} layers"
+    )
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
@@ -56,10 +58,14 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
     """
     if isinstance(layout, str):
         return stages(layout)
-    return tuple("".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout)
+    return tuple(
+        "".join(SPELLED.get(str(layer).strip().lower(), "?") for layer in stage) for stage in layout
+    )
 
 
-def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str) -> Iterator[str]:
+def problems(
+    parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str
+) -> Iterator[str]:
     """The problems of a layout's stages on `ranks` pipeline ranks, each in words (validate_layer_layout).
 
     With `layers` None, the number of decoder layers is not known, and it is not checked.
@@ -76,7 +82,9 @@ def problems(parts: tuple[str, ...], ranks: int, layers: int | None, predictions
     yield from _prediction_problems(parts, ranks, predictions, release)
 
 
-def _prediction_problems(parts: tuple[str, ...], ranks: int, predictions: int | None, release: str) -> Iterator[str]:
+def _prediction_problems(
+    parts: tuple[str, ...], ranks: int, predictions: int | None, release: str
+) -> Iterator[str]:
     flat = "".join(parts)
     if not RELEASES.since(release, "0.14.0"):
         if "m" in flat:

@@ -31,7 +31,9 @@ def _sharded(fails: Predicate, problem: str, name: str = "") -> Step:
 
 
 def _retro(fails: Predicate, problem: str, name: str = "") -> Step:
-    return check(RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0", name=name)
+    return check(
+        RETRO, lambda a: a.retro_add_retriever and fails(a), problem, until="0.16.0", name=name
+    )
 
 
 def _streams(a: Namespace) -> None:
@@ -66,7 +68,13 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     # Upstream switches it off on one tensor rank, where it would only change numerics.
     derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),
-    needs("tp_comm_overlap", "sequence_parallel", SEQUENCE, "add --sequence-parallel, or drop --tp-comm-overlap", since="0.10.0"),
+    needs(
+        "tp_comm_overlap",
+        "sequence_parallel",
+        SEQUENCE,
+        "add --sequence-parallel, or drop --tp-comm-overlap",
+        since="0.10.0",
+    ),
     _hybrid(
         lambda a: a.pipeline_model_parallel_size > 1,
         "hybrid_context_parallel: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
@@ -101,7 +109,10 @@ MODEL_STEPS: tuple[Step, ...] = (
     EXPERT_SHARDS,
     derive(SHARDS, dense_shards, since="0.19.0"),
     derive(SHARDS, expert_shards, since="0.19.0"),
-    _sharded(lambda a: a.fp4 and not a.fp4_param_gather, "fp4: found with weight shards; add --fp4-param-gather"),
+    _sharded(
+        lambda a: a.fp4 and not a.fp4_param_gather,
+        "fp4: found with weight shards; add --fp4-param-gather",
+    ),
     # An average over the data-parallel ranks would have to be scaled by the weight shards of each
     # buffer.
     _sharded(
@@ -113,7 +124,9 @@ MODEL_STEPS: tuple[Step, ...] = (
         "ckpt_format: found {ckpt_format} with weight shards; expected torch or torch_dist",
     ),
     _sharded(
-        lambda a: a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient,
+        lambda a: (
+            a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient
+        ),
         "distrib_optim_fully_reshardable_mem_efficient: found with weight shards and"
         " dist_ckpt_optim_fully_reshardable; drop one of them",
     ),
@@ -121,24 +134,36 @@ MODEL_STEPS: tuple[Step, ...] = (
     # update those; and mxfp8 weights do not fit into the buffer of parameters, so they are gathered
     # into that of the gradients.
     _sharded(
-        lambda a: a.fp8_recipe == "mxfp8" and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag),
+        lambda a: (
+            a.fp8_recipe == "mxfp8"
+            and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag)
+        ),
         "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
     ),
     _sharded(
-        lambda a: (a.gtp_remat_nccl_ub or a.gtp_expert_remat_nccl_ub) and a.disable_symmetric_registration,
+        lambda a: (
+            (a.gtp_remat_nccl_ub or a.gtp_expert_remat_nccl_ub) and a.disable_symmetric_registration
+        ),
         "disable_symmetric_registration: found with gtp_remat_nccl_ub or gtp_expert_remat_nccl_ub, which need"
         " symmetric memory; drop one of them",
         name="found-with-nccl-s-memory",
     ),
     # The fused kernel adds the bias of the linear layer, so it has no use without one.
     derive("validate_args: biases", when(lambda a: not a.add_bias_linear, bias_gelu_fusion=False)),
-    derive("validate_args: biases", when(lambda a: a.add_bias_linear, add_qkv_bias=True), since="0.10.0"),
+    derive(
+        "validate_args: biases",
+        when(lambda a: a.add_bias_linear, add_qkv_bias=True),
+        since="0.10.0",
+    ),
     _retro(
         lambda a: a.train_samples is None,
         "retro_add_retriever: found without train_samples, which the RETRO project sets; add --retro-project-dir",
         name="found-without-train_samples-which-its",
     ),
-    _retro(lambda a: a.sequence_parallel, "retro_add_retriever: found with sequence_parallel; drop one of them"),
+    _retro(
+        lambda a: a.sequence_parallel,
+        "retro_add_retriever: found with sequence_parallel; drop one of them",
+    ),
     _retro(
         lambda a: a.pipeline_model_parallel_size != 1,
         "retro_add_retriever: found with pipeline_model_parallel_size {pipeline_model_parallel_size}; expected 1",
@@ -157,18 +182,24 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: decoupled learning rate",
-        lambda a: a.use_legacy_models and (a.decoupled_lr is not None or a.decoupled_min_lr is not None),
+        lambda a: (
+            a.use_legacy_models and (a.decoupled_lr is not None or a.decoupled_min_lr is not None)
+        ),
         "decoupled_lr: found with use_legacy_models, which has no decoupled learning rate; drop one of them",
         until="0.18.0",
     ),
-    derive(POSITIONS, when(lambda a: a.use_rotary_position_embeddings, position_embedding_type="rope")),
+    derive(
+        POSITIONS, when(lambda a: a.use_rotary_position_embeddings, position_embedding_type="rope")
+    ),
     check(
         POSITIONS,
         lambda a: a.rotary_interleaved and a.apply_rope_fusion,
         "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
         until="0.14.0",
     ),
-    excludes("rotary_interleaved", "use_legacy_models", POSITIONS, "drop one of them", until="0.18.0"),
+    excludes(
+        "rotary_interleaved", "use_legacy_models", POSITIONS, "drop one of them", until="0.18.0"
+    ),
     derive(
         POSITIONS,
         when(lambda a: a.position_embedding_type != "rope", apply_rope_fusion=False),
@@ -183,9 +214,17 @@ MODEL_STEPS: tuple[Step, ...] = (
     ),
     check(
         POSITIONS,
-        lambda a: a.position_embedding_type == "relative" and a.transformer_impl != "transformer_engine",
+        lambda a: (
+            a.position_embedding_type == "relative" and a.transformer_impl != "transformer_engine"
+        ),
         "position_embedding_type: found relative with transformer_impl {transformer_impl}; expected transformer_engine",
         since="0.11.0",
     ),
-    needs(equals("position_embedding_type", "mrope"), set_("mrope_section"), POSITIONS, "add --mrope-section", since="0.12.0"),
+    needs(
+        equals("position_embedding_type", "mrope"),
+        set_("mrope_section"),
+        POSITIONS,
+        "add --mrope-section",
+        since="0.12.0",
+    ),
 )

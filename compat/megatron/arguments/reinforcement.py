@@ -53,11 +53,15 @@ def _tasks(a: Namespace) -> None:
         return
     if a.rl_parallel_generation_tasks is not None:
         a.rl_num_parallel_generations = a.rl_parallel_generation_tasks * a.grpo_group_size
-    batches = a.rl_num_parallel_generations is None and a.rl_num_parallel_generation_batches is not None
+    batches = (
+        a.rl_num_parallel_generations is None and a.rl_num_parallel_generation_batches is not None
+    )
     if a.rl_generation_batch_size is None:
         a.rl_generation_batch_size = a.grpo_prompts_per_step if batches else 1
     if batches:
-        a.rl_parallel_generation_tasks = a.rl_num_parallel_generation_batches * a.rl_generation_batch_size
+        a.rl_parallel_generation_tasks = (
+            a.rl_num_parallel_generation_batches * a.rl_generation_batch_size
+        )
     elif a.rl_num_parallel_generations is not None:
         a.rl_parallel_generation_tasks = a.rl_num_parallel_generations // (a.grpo_group_size or 1)
     else:
@@ -65,7 +69,11 @@ def _tasks(a: Namespace) -> None:
     a.rl_enforce_generation_order = a.rl_generation_batch_size > 1
 
 
-COUNTS = ("rl_num_parallel_generations", "rl_num_parallel_generation_batches", "rl_parallel_generation_tasks")
+COUNTS = (
+    "rl_num_parallel_generations",
+    "rl_num_parallel_generation_batches",
+    "rl_parallel_generation_tasks",
+)
 
 
 def _counts(a: Namespace) -> int:
@@ -89,7 +97,10 @@ def _lag(a: Namespace) -> None:
 RL_STEPS: tuple[Step, ...] = (
     check(
         RL,
-        lambda a: a.rl_offload_kv_cache_during_training and a.inference_dynamic_batching_unified_memory_level,
+        lambda a: (
+            a.rl_offload_kv_cache_during_training
+            and a.inference_dynamic_batching_unified_memory_level
+        ),
         "rl_offload_kv_cache_during_training: found with a KV cache in unified memory; set"
         " --inference-dynamic-batching-unified-memory-level 0",
         since="0.16.0",
@@ -108,7 +119,10 @@ RL_STEPS: tuple[Step, ...] = (
         "0.17.0",
     ),
     _rl(
-        lambda a: a.rl_offload_inference_model_weights_when_idle and a.rl_inference_model_unified_memory_level != 1,
+        lambda a: (
+            a.rl_offload_inference_model_weights_when_idle
+            and a.rl_inference_model_unified_memory_level != 1
+        ),
         "rl_offload_inference_model_weights_when_idle: found with rl_inference_model_unified_memory_level"
         " {rl_inference_model_unified_memory_level}; expected 1",
         "0.16.0",
@@ -117,7 +131,8 @@ RL_STEPS: tuple[Step, ...] = (
     _rl(
         lambda a: (
             a.moe_use_legacy_grouped_gemm
-            and a.rl_inference_expert_model_parallel_size not in (None, a.expert_model_parallel_size)
+            and a.rl_inference_expert_model_parallel_size
+            not in (None, a.expert_model_parallel_size)
         ),
         "moe_use_legacy_grouped_gemm: found with another expert parallel size for inference"
         " ({rl_inference_expert_model_parallel_size}) than for training; drop it",
@@ -125,7 +140,9 @@ RL_STEPS: tuple[Step, ...] = (
         "0.17.0",
     ),
     _rl(
-        lambda a: (a.rl_persist_cuda_graphs or a.rl_training_cuda_graphs) and a.cuda_graph_impl == "none",
+        lambda a: (
+            (a.rl_persist_cuda_graphs or a.rl_training_cuda_graphs) and a.cuda_graph_impl == "none"
+        ),
         "cuda_graph_impl: found none with rl_persist_cuda_graphs ({rl_persist_cuda_graphs}) or"
         " rl_training_cuda_graphs ({rl_training_cuda_graphs}); choose an implementation, or drop the two flags",
         "0.17.0",
@@ -137,7 +154,10 @@ RL_STEPS: tuple[Step, ...] = (
         name="found-offload-expected-rl_persist_cuda_graphs-beside",
     ),
     _rl(
-        lambda a: a.rl_kv_cache_management_mode == "offload" and a.inference_dynamic_batching_unified_memory_level > 0,
+        lambda a: (
+            a.rl_kv_cache_management_mode == "offload"
+            and a.inference_dynamic_batching_unified_memory_level > 0
+        ),
         "rl_kv_cache_management_mode: found offload with a KV cache in unified memory; drop one of them",
         "0.17.0",
     ),
@@ -184,7 +204,10 @@ RL_STEPS: tuple[Step, ...] = (
         MAIN,
     ),
     _rl(
-        lambda a: not a.rl_partial_rollouts and ((a.rl_generation_lag or 0) > 0 or a.rl_submission_granularity == "R"),
+        lambda a: (
+            not a.rl_partial_rollouts
+            and ((a.rl_generation_lag or 0) > 0 or a.rl_submission_granularity == "R")
+        ),
         "rl_partial_rollouts: missing; a positive rl_generation_lag and rl_submission_granularity R need it; add"
         " --rl-partial-rollouts",
         "0.19.0",

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bridge.checks import excludes, needs, on
-from compat.megatron.arguments.steps import Change, Namespace, Predicate, Step, check, derive, under, when
+from compat.megatron.arguments.steps import (
+    Change,
+    Namespace,
+    Predicate,
+    Step,
+    check,
+    derive,
+    under,
+    when,
+)
 from compat.megatron.releases import MAIN
 
 GATHER = "validate_args: overlap_param_gather"
@@ -75,7 +84,9 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: data_parallel_sharding_strategy",
-        when(lambda a: a.data_parallel_sharding_strategy == "optim_grads", overlap_grad_reduce=True),
+        when(
+            lambda a: a.data_parallel_sharding_strategy == "optim_grads", overlap_grad_reduce=True
+        ),
         since="0.12.0",
         until="0.14.0",
     ),
@@ -92,7 +103,12 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         "0.17.0",
         "",
     ),
-    needs("overlap_param_gather", "overlap_grad_reduce", GATHER, "add --overlap-grad-reduce, or drop --overlap-param-gather"),
+    needs(
+        "overlap_param_gather",
+        "overlap_grad_reduce",
+        GATHER,
+        "add --overlap-grad-reduce, or drop --overlap-param-gather",
+    ),
     check(
         GATHER,
         lambda a: a.overlap_param_gather and a.use_legacy_models,
@@ -175,7 +191,13 @@ NARROW_STEPS: tuple[Step, ...] = (
         since="0.17.0",
         until="0.19.0",
     ),
-    needs("fp8_param_gather", "use_distributed_optimizer", NARROW, "add --use-distributed-optimizer", until="0.12.0"),
+    needs(
+        "fp8_param_gather",
+        "use_distributed_optimizer",
+        NARROW,
+        "add --use-distributed-optimizer",
+        until="0.12.0",
+    ),
     check(
         NARROW,
         lambda a: (
@@ -216,7 +238,12 @@ HASHES = (
 
 FSDP_STEPS: tuple[Step, ...] = (
     needs(
-        "use_custom_fsdp", "use_distributed_optimizer", CUSTOM, "add --use-distributed-optimizer", since="0.12.0", until="0.14.0"
+        "use_custom_fsdp",
+        "use_distributed_optimizer",
+        CUSTOM,
+        "add --use-distributed-optimizer",
+        since="0.12.0",
+        until="0.14.0",
     ),
     check(
         CUSTOM,
@@ -231,15 +258,24 @@ FSDP_STEPS: tuple[Step, ...] = (
         until="0.14.0",
         name="found-sharded-gradients-with-gradient_accumulation_fusion",
     ),
-    check(CUSTOM, lambda a: a.use_custom_fsdp and _hashes(a), HASHES, since="0.12.0", until="0.14.0"),
+    check(
+        CUSTOM, lambda a: a.use_custom_fsdp and _hashes(a), HASHES, since="0.12.0", until="0.14.0"
+    ),
     # Upstream sets the deprecated name too.
     derive(FSDP, when(lambda a: a.use_megatron_fsdp, use_custom_fsdp=True), since="0.14.0"),
     derive(
         FSDP,
-        when(lambda a: a.use_megatron_fsdp and a.megatron_fsdp_version != 2, use_distributed_optimizer=True),
+        when(
+            lambda a: a.use_megatron_fsdp and a.megatron_fsdp_version != 2,
+            use_distributed_optimizer=True,
+        ),
         since="0.18.0",
     ),
-    derive(FSDP, when(lambda a: a.use_megatron_fsdp, reuse_grad_buf_for_mxfp8_param_ag=False), since="0.18.0"),
+    derive(
+        FSDP,
+        when(lambda a: a.use_megatron_fsdp, reuse_grad_buf_for_mxfp8_param_ag=False),
+        since="0.18.0",
+    ),
     _fsdp(
         lambda a: a.megatron_fsdp_version == 2 and a.use_distributed_optimizer,
         "megatron_fsdp_version: found 2 with use_distributed_optimizer; drop --use-distributed-optimizer",

@@ -79,7 +79,12 @@ def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
 
 def dense_shards(a: Namespace) -> None:
     """Set the numbers of weight shards of the dense layers."""
-    shards(a, "tensor_parallel_num_weight_shards", "tensor_model_parallel_size", "gtp_weight_remat_size")
+    shards(
+        a,
+        "tensor_parallel_num_weight_shards",
+        "tensor_model_parallel_size",
+        "gtp_weight_remat_size",
+    )
 
 
 def expert_shards(a: Namespace) -> None:
@@ -139,7 +144,9 @@ SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,
     check(
         "validate_args: checkpoint conversion",
-        lambda a: a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None),
+        lambda a: (
+            a.ckpt_convert_format is not None and (a.ckpt_convert_save is None or a.load is None)
+        ),
         "ckpt_convert_format: found {ckpt_convert_format}; expected ckpt_convert_save and load too; add"
         " --ckpt-convert-save and --load",
         since="0.18.0",
@@ -155,7 +162,12 @@ SIZE_STEPS: tuple[Step, ...] = (
         "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; this release has only global",
         until="0.11.0",
     ),
-    one_of("non_persistent_ckpt_type", ("global", "local", None), "validate_args: non-persistent checkpoints", since="0.11.0"),
+    one_of(
+        "non_persistent_ckpt_type",
+        ("global", "local", None),
+        "validate_args: non-persistent checkpoints",
+        since="0.11.0",
+    ),
     check(
         "validate_args: legacy models",
         lambda a: a.use_legacy_models and a.ckpt_format != "torch",
@@ -178,14 +190,20 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: encoder tensor size",
-        lambda a: a.encoder_tensor_model_parallel_size > 0 and not a.encoder_pipeline_model_parallel_size > 0,
+        lambda a: (
+            a.encoder_tensor_model_parallel_size > 0
+            and not a.encoder_pipeline_model_parallel_size > 0
+        ),
         "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size} without an encoder"
         " pipeline; add --encoder-pipeline-model-parallel-size",
         until="0.11.0",
     ),
     check(
         "validate_args: encoder tensor size",
-        lambda a: a.encoder_tensor_model_parallel_size > 0 and a.num_attention_heads % a.encoder_tensor_model_parallel_size,
+        lambda a: (
+            a.encoder_tensor_model_parallel_size > 0
+            and a.num_attention_heads % a.encoder_tensor_model_parallel_size
+        ),
         "encoder_tensor_model_parallel_size: found {encoder_tensor_model_parallel_size}; expected a divisor"
         " of num_attention_heads ({num_attention_heads})",
         until="0.14.0",
@@ -266,7 +284,8 @@ AFTER_SIZES: tuple[Step, ...] = (
     check(
         "validate_args: hierarchical context parallelism",
         lambda a: (
-            a.hierarchical_context_parallel_sizes and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
+            a.hierarchical_context_parallel_sizes
+            and prod(a.hierarchical_context_parallel_sizes) != a.context_parallel_size
         ),
         "hierarchical_context_parallel_sizes: found {hierarchical_context_parallel_sizes}; expected sizes"
         " whose product is context_parallel_size ({context_parallel_size})",
@@ -310,7 +329,13 @@ AFTER_SIZES: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: removed flags",
-        drop("batch_size", "warmup", "model_parallel_size", "checkpoint_activations", "recompute_activations"),
+        drop(
+            "batch_size",
+            "warmup",
+            "model_parallel_size",
+            "checkpoint_activations",
+            "recompute_activations",
+        ),
     ),
 )
 

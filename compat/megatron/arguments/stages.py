@@ -30,12 +30,17 @@ def _layers(a: Namespace) -> int | None:
 
 def _by_layers(a: Namespace) -> bool:
     # Upstream reads the number of layers only if the number of stages is not given.
-    return a.num_layers_per_virtual_pipeline_stage is not None and a.num_virtual_stages_per_pipeline_rank is None
+    return (
+        a.num_layers_per_virtual_pipeline_stage is not None
+        and a.num_virtual_stages_per_pipeline_rank is None
+    )
 
 
 def _interleaved(a: Namespace) -> bool:
     """Whether there are virtual stages, even if a missing number of layers leaves their number open."""
-    return a.virtual_pipeline_model_parallel_size is not None or (_by_layers(a) and _layers(a) is None)
+    return a.virtual_pipeline_model_parallel_size is not None or (
+        _by_layers(a) and _layers(a) is None
+    )
 
 
 def _stages_of_layout(a: Namespace) -> int:
@@ -66,7 +71,9 @@ def _virtual(a: Namespace) -> None:
         per_rank = (layers or 0) // a.transformer_pipeline_model_parallel_size
         # `each` below 1 was refused by an earlier row, but all rows are taken, so it must not
         # divide here.
-        a.virtual_pipeline_model_parallel_size = per_rank // max(each, 1) if layers is not None else None
+        a.virtual_pipeline_model_parallel_size = (
+            per_rank // max(each, 1) if layers is not None else None
+        )
     elif a.num_virtual_stages_per_pipeline_rank is not None:
         a.virtual_pipeline_model_parallel_size = a.num_virtual_stages_per_pipeline_rank
     elif a.hybrid_layer_pattern is None:  # else the | of the pattern have set it (hybrid.py)
@@ -96,7 +103,9 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: layers over stages",
-        lambda a: not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0,
+        lambda a: (
+            not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0
+        ),
         "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
         " ({pipeline_model_parallel_size}); change one of them, or add"
         " --decoder-first-pipeline-num-layers or --decoder-last-pipeline-num-layers",
@@ -193,7 +202,9 @@ STAGE_STEPS: tuple[Step, ...] = (
     # in one batch.
     check(
         STAGES,
-        lambda a: _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2,
+        lambda a: (
+            _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2
+        ),
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule"
         " that does not overlap its communication; expected more than 2; drop"
         " --no-overlap-p2p-communication, or use more pipeline ranks",

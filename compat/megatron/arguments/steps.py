@@ -89,28 +89,49 @@ def check(
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
 
 
-def under(place: str, condition: Predicate, first: str = "", last: str = "") -> Callable[..., Check]:
+def under(
+    place: str, condition: Predicate, first: str = "", last: str = ""
+) -> Callable[..., Check]:
     """A function that makes checks of `place` for one condition.
 
     They refuse only if `condition` holds too; by default, in releases [first, last).
     """
 
     def made(
-        fails: Predicate, problem: str, since: str = first, until: str = last, needs: tuple[str, ...] = (), name: str = ""
+        fails: Predicate,
+        problem: str,
+        since: str = first,
+        until: str = last,
+        needs: tuple[str, ...] = (),
+        name: str = "",
     ) -> Check:
-        return check(place, lambda a: condition(a) and fails(a), problem, since=since, until=until, needs=needs, name=name)
+        return check(
+            place,
+            lambda a: condition(a) and fails(a),
+            problem,
+            since=since,
+            until=until,
+            needs=needs,
+            name=name,
+        )
 
     return made
 
 
-def derive(place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()) -> Derivation:
+def derive(
+    place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
+) -> Derivation:
     """A row whose `change` sets values from others. It may raise `ConfigError`."""
     return Derivation(place, change, since, until, needs)
 
 
-def inspect(place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = "") -> Derivation:
+def inspect(
+    place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = ""
+) -> Derivation:
     """A row that can refuse several values at once: `finds` yields one message for each."""
-    return Derivation(place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True)
+    return Derivation(
+        place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True
+    )
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:

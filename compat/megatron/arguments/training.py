@@ -47,7 +47,9 @@ def _wide_gradients(a: Namespace) -> None:
 
 def _needless(name: str) -> Step:
     """A step that switches `name` off if gradients are in fp32, and so summed in fp32 anyway."""
-    return derive(PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN)
+    return derive(
+        PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN
+    )
 
 
 def _local_scope(a: Namespace, scope: str) -> bool:
@@ -62,7 +64,8 @@ def _whole_iteration(a: Namespace) -> bool:
 
 
 NAN_CHECK = (
-    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the full iteration; add --no-check-for-nan-in-loss-and-grad"
+    "check_for_nan_in_loss_and_grad: found with CUDA graphs of the full iteration; add"
+    " --no-check-for-nan-in-loss-and-grad"
 )
 
 PRECISION_STEPS: tuple[Step, ...] = (
@@ -70,10 +73,16 @@ PRECISION_STEPS: tuple[Step, ...] = (
     derive(PRECISION, computed("params_dtype", params_dtype)),
     # A dynamic loss scaler takes NaNs for a sign that the scale is too large, so they must not end
     # the run.
-    derive(PRECISION, when(lambda a: a.fp16 and not a.loss_scale, check_for_nan_in_loss_and_grad=False)),
+    derive(
+        PRECISION, when(lambda a: a.fp16 and not a.loss_scale, check_for_nan_in_loss_and_grad=False)
+    ),
     check(
         PRECISION,
-        lambda a: a.bf16 and a.accumulate_allreduce_grads_in_fp32 and a.main_grads_dtype != "torch.float32",
+        lambda a: (
+            a.bf16
+            and a.accumulate_allreduce_grads_in_fp32
+            and a.main_grads_dtype != "torch.float32"
+        ),
         "main_grads_dtype: found {main_grads_dtype} with accumulate_allreduce_grads_in_fp32; keep one of them",
         since="0.11.0",
     ),
@@ -82,14 +91,22 @@ PRECISION_STEPS: tuple[Step, ...] = (
     _needless("gtp_remat_reduce_scatter_with_fp32_accumulation"),
     check(
         GRAPHS,
-        lambda a: a.enable_cuda_graph and a.cuda_graph_scope == "full_iteration" and a.check_for_nan_in_loss_and_grad,
+        lambda a: (
+            a.enable_cuda_graph
+            and a.cuda_graph_scope == "full_iteration"
+            and a.check_for_nan_in_loss_and_grad
+        ),
         NAN_CHECK,
         since="0.14.0",
         until="0.15.0",
     ),
     check(
         GRAPHS,
-        lambda a: _whole_iteration(a) and not a.inference_dynamic_batching and a.check_for_nan_in_loss_and_grad,
+        lambda a: (
+            _whole_iteration(a)
+            and not a.inference_dynamic_batching
+            and a.check_for_nan_in_loss_and_grad
+        ),
         NAN_CHECK,
         since="0.15.0",
         until="0.17.0",
@@ -157,7 +174,9 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
         *_counted(unit, place, given(f"train_{other}"), kept(f"train_{other}")),
         *_counted(unit, place, given(f"lr_decay_{other}"), kept(f"lr_decay_{other}")),
         # The default of the warmup is 0, that of the other two None.
-        *_counted(unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, kept(f"lr_warmup_{other}")),
+        *_counted(
+            unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, kept(f"lr_warmup_{other}")
+        ),
         *_counted(
             unit,
             place,
@@ -167,7 +186,9 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
     )
 
 
-def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str = "") -> tuple[Step, Step]:
+def _counted(
+    unit: str, place: str, fails: Predicate, problem: str, until: str = ""
+) -> tuple[Step, Step]:
     """A check of training that is counted in `unit`; since 0.17, --skip-train turns it off."""
 
     def before(a: Namespace) -> object:
@@ -175,7 +196,9 @@ def _counted(unit: str, place: str, fails: Predicate, problem: str, until: str =
 
     return (
         check(place, before, problem, until="0.17.0"),
-        check(place, lambda a: not a.skip_train and before(a), problem, since="0.17.0", until=until),
+        check(
+            place, lambda a: not a.skip_train and before(a), problem, since="0.17.0", until=until
+        ),
     )
 
 
@@ -208,7 +231,10 @@ def _positions(length: str) -> Step:
 
 
 TRAINING_STEPS: tuple[Step, ...] = (
-    derive("validate_args: data loader", when(lambda a: a.dataloader_type is None, dataloader_type="single")),
+    derive(
+        "validate_args: data loader",
+        when(lambda a: a.dataloader_type is None, dataloader_type="single"),
+    ),
     check(
         "validate_args: data loader",
         lambda a: a.num_dataset_builder_threads is not None and a.num_dataset_builder_threads < 1,
@@ -223,7 +249,10 @@ TRAINING_STEPS: tuple[Step, ...] = (
             variable_seq_lengths=False,
         ),
     ),
-    derive("validate_args: consumed samples", when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0)),
+    derive(
+        "validate_args: consumed samples",
+        when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0),
+    ),
     *_training("iters", "samples", ITERATIONS),
     *_counted(
         "iters",
@@ -240,7 +269,10 @@ TRAINING_STEPS: tuple[Step, ...] = (
     # width then.
     check(
         SIZES,
-        lambda a: a.kv_channels is None and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0),
+        lambda a: (
+            a.kv_channels is None
+            and (a.num_attention_heads < 1 or a.hidden_size % a.num_attention_heads != 0)
+        ),
         "num_attention_heads: found {num_attention_heads}; expected a divisor of hidden_size"
         " ({hidden_size}); change one of them, or set kv_channels",
         needs=("hidden_size", "num_attention_heads"),
@@ -320,7 +352,12 @@ TRAINING_STEPS: tuple[Step, ...] = (
         name="found-in-fp32-training-where",
     ),
     needs("moe_grouped_gemm", "bf16", MIXED, "add --bf16", until="0.16.0"),
-    one_of("no_weight_decay_cond_type", (None, "apply_wd_to_qk_layernorm"), "validate_args: weight decay", since="0.16.0"),
+    one_of(
+        "no_weight_decay_cond_type",
+        (None, "apply_wd_to_qk_layernorm"),
+        "validate_args: weight decay",
+        since="0.16.0",
+    ),
     derive(
         "validate_args: weight decay",
         when(
@@ -332,14 +369,20 @@ TRAINING_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: weight decay",
-        lambda a: a.weight_decay_incr_style == "constant" and not (a.start_weight_decay is None and a.end_weight_decay is None),
+        lambda a: (
+            a.weight_decay_incr_style == "constant"
+            and not (a.start_weight_decay is None and a.end_weight_decay is None)
+        ),
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
         " weight_decay_incr_style constant; drop both, or choose another weight_decay_incr_style",
         name="found-and-end_weight_decay-with-a",
     ),
     check(
         "validate_args: weight decay",
-        lambda a: a.weight_decay_incr_style != "constant" and (a.start_weight_decay is None or a.end_weight_decay is None),
+        lambda a: (
+            a.weight_decay_incr_style != "constant"
+            and (a.start_weight_decay is None or a.end_weight_decay is None)
+        ),
         "start_weight_decay: found {start_weight_decay} and end_weight_decay {end_weight_decay} with"
         " weight_decay_incr_style {weight_decay_incr_style}; expected both",
     ),

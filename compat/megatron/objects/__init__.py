@@ -9,7 +9,12 @@ from typing import Any
 from bridge.checks import excludes, set_
 from compat.megatron import releases
 from compat.megatron.arguments.steps import OPEN, Derivation, Namespace, Step, check, run, select
-from compat.megatron.objects.experts import DISPATCH_STEPS, EXPERT_STEPS, OVERLAP_STEPS, ROUTER_STEPS
+from compat.megatron.objects.experts import (
+    DISPATCH_STEPS,
+    EXPERT_STEPS,
+    OVERLAP_STEPS,
+    ROUTER_STEPS,
+)
 from compat.megatron.objects.fields import (
     DDP,
     DDP_FEEDS,
@@ -91,10 +96,16 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     """The statements of a class in a release, in order; only derivations if `checked` is false."""
-    return tuple(step for step in select(TABLES[cls], version) if checked or (isinstance(step, Derivation) and not step.refuses))
+    return tuple(
+        step
+        for step in select(TABLES[cls], version)
+        if checked or (isinstance(step, Derivation) and not step.refuses)
+    )
 
 
-def _built(values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any) -> dict[str, Any]:
+def _built(
+    values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
+) -> dict[str, Any]:
     """The fields after `__post_init__`. Steps may also read the values `beside` them."""
     # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
@@ -132,7 +143,10 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     values = fed(args, version, DDP, DDP_FEEDS)
     # For torch's FSDP, get_model builds the class from this one argument alone.
     if args.get("use_torch_fsdp2") and "torch_fsdp2_reshard_after_forward" in args:
-        return {**defaults(version, DDP), "reshard_after_forward": args["torch_fsdp2_reshard_after_forward"]}
+        return {
+            **defaults(version, DDP),
+            "reshard_after_forward": args["torch_fsdp2_reshard_after_forward"],
+        }
     # The ranks that reduce gradients together: context ranks hold the same weights, so they take
     # part.
     ranks = (args.get("data_parallel_size") or 1) * (args.get("context_parallel_size") or 1)
@@ -144,7 +158,9 @@ def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
 
 
-def from_fields(given: Mapping[str, Any], version: str, cls: str, check: bool = True) -> dict[str, Any]:
+def from_fields(
+    given: Mapping[str, Any], version: str, cls: str, check: bool = True
+) -> dict[str, Any]:
     """Fields of a config object made of `given` by its own names: the class's defaults, then `__post_init__`.
 
     Model sizes that were not given keep their default, and steps that need them are skipped. If `check` is false, nothing is

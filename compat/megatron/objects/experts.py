@@ -54,10 +54,16 @@ def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
     )
 
 
-_optimized = under(OPTIMIZED, lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None, "0.17.0")
+_optimized = under(
+    OPTIMIZED,
+    lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None,
+    "0.17.0",
+)
 
 
-_grouped = under(GROUPED, lambda c: c.moe_single_grouped_weight or c.moe_single_grouped_bias, "0.18.0")
+_grouped = under(
+    GROUPED, lambda c: c.moe_single_grouped_weight or c.moe_single_grouped_bias, "0.18.0"
+)
 
 
 WIDE = ("torch", "vllm")
@@ -71,10 +77,15 @@ def _grouping(c: Namespace) -> str:
 EXPERT_STEPS: tuple[Step, ...] = (
     derive(
         GROUPED,
-        when(lambda c: c.use_transformer_engine_op_fuser and c.moe_grouped_gemm, moe_use_grouped_tensor=True),
+        when(
+            lambda c: c.use_transformer_engine_op_fuser and c.moe_grouped_gemm,
+            moe_use_grouped_tensor=True,
+        ),
         since=MAIN,
     ),
-    needs("moe_use_grouped_tensor", "moe_grouped_gemm", GROUPED, "add --moe-grouped-gemm", since=MAIN),
+    needs(
+        "moe_use_grouped_tensor", "moe_grouped_gemm", GROUPED, "add --moe-grouped-gemm", since=MAIN
+    ),
     check(
         EXPERTS,
         lambda c: (c.expert_model_parallel_size or 1) > 1 and c.num_moe_experts is None,
@@ -120,7 +131,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _optimized(
         lambda c: (
-            c.batch_invariant_mode and (c.expert_model_parallel_size or 1) > 1 and c.inference_moe_token_dispatcher_type != "nvls"
+            c.batch_invariant_mode
+            and (c.expert_model_parallel_size or 1) > 1
+            and c.inference_moe_token_dispatcher_type != "nvls"
         ),
         "batch_invariant_mode: found with expert parallelism and inference_moe_token_dispatcher_type"
         " {inference_moe_token_dispatcher_type}; expected nvls",
@@ -182,7 +195,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
         "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts (--num-experts)",
         since="0.18.0",
     ),
-    derive(EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"),
+    derive(
+        EXPERTS, when(lambda c: c.num_moe_experts is None, moe_ffn_hidden_size=None), since="0.18.0"
+    ),
     _grouped(
         lambda c: not c.moe_grouped_gemm,
         "moe_single_grouped_weight: found (or moe_single_grouped_bias) without moe_grouped_gemm; add"
@@ -190,7 +205,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
         name="found-without-moe_grouped_gemm-or-moe_single_grouped_bias",
     ),
     _grouped(
-        lambda c: c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
+        lambda c: (
+            c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8")
+        ),
         "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
         until="0.19.0",
     ),
@@ -244,7 +261,9 @@ def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
 
 
 def _eight_bits(c: Namespace) -> bool:
-    return any(kind not in (None, "bf16") for kind in (c.moe_dispatch_fwd_dtype, c.moe_combine_bwd_dtype))
+    return any(
+        kind not in (None, "bf16") for kind in (c.moe_dispatch_fwd_dtype, c.moe_combine_bwd_dtype)
+    )
 
 
 DISPATCH_STEPS: tuple[Step, ...] = (
@@ -254,8 +273,17 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         "moe_enable_deepep: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected flex",
         since="0.12.0",
     ),
-    excludes("moe_enable_deepep", equals("moe_flex_dispatcher_backend", "hybridep"), DISPATCH, since="0.16.0"),
-    derive(DISPATCH, when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"), since="0.16.0"),
+    excludes(
+        "moe_enable_deepep",
+        equals("moe_flex_dispatcher_backend", "hybridep"),
+        DISPATCH,
+        since="0.16.0",
+    ),
+    derive(
+        DISPATCH,
+        when(lambda c: c.moe_enable_deepep, moe_flex_dispatcher_backend="deepep"),
+        since="0.16.0",
+    ),
     excludes(
         "moe_pad_expert_input_to_capacity",
         equals("moe_token_dispatcher_type", "flex"),
@@ -276,14 +304,18 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_flex_dispatcher_backend == "ncclep" and c.moe_token_dispatcher_type != "flex",
+        lambda c: (
+            c.moe_flex_dispatcher_backend == "ncclep" and c.moe_token_dispatcher_type != "flex"
+        ),
         "moe_flex_dispatcher_backend: found ncclep with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected flex",
         since="0.19.0",
     ),
     check(
         DISPATCH,
         lambda c: (
-            c.moe_flex_dispatcher_backend == "ncclep" and c.moe_use_grouped_tensor and not c.use_transformer_engine_op_fuser
+            c.moe_flex_dispatcher_backend == "ncclep"
+            and c.moe_use_grouped_tensor
+            and not c.use_transformer_engine_op_fuser
         ),
         "moe_use_grouped_tensor: found with moe_flex_dispatcher_backend ncclep; add --use-transformer-engine-op-fuser,"
         " or drop it",
@@ -292,7 +324,12 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: _eight_bits(c) and not (c.moe_token_dispatcher_type == "flex" and c.moe_flex_dispatcher_backend == "ncclep"),
+        lambda c: (
+            _eight_bits(c)
+            and not (
+                c.moe_token_dispatcher_type == "flex" and c.moe_flex_dispatcher_backend == "ncclep"
+            )
+        ),
         "moe_dispatch_fwd_dtype: found {moe_dispatch_fwd_dtype}, and moe_combine_bwd_dtype {moe_combine_bwd_dtype}; expected"
         " bf16, or the ncclep backend of the flex dispatcher",
         since=MAIN,
@@ -334,7 +371,10 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         ROUTER,
         lambda c: (
             isinstance(c.moe_router_load_balancing_type, list)
-            and not (isinstance(c.moe_aux_loss_coeff, list) and len(c.moe_aux_loss_coeff) == len(_kinds(c)))
+            and not (
+                isinstance(c.moe_aux_loss_coeff, list)
+                and len(c.moe_aux_loss_coeff) == len(_kinds(c))
+            )
         ),
         "moe_aux_loss_coeff: found {moe_aux_loss_coeff}; expected one coefficient for each of"
         " moe_router_load_balancing_type ({moe_router_load_balancing_type})",
@@ -343,7 +383,10 @@ DISPATCH_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_expert_capacity_factor is not None and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq"),
+        lambda c: (
+            c.moe_expert_capacity_factor is not None
+            and c.moe_token_dispatcher_type not in ("alltoall", "alltoall_seq")
+        ),
         "moe_expert_capacity_factor: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; this"
         " release expects alltoall",
         until="0.12.0",
@@ -364,7 +407,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         ROUTER,
         lambda c: (
             c.moe_expert_rank_capacity_factor is not None
-            and not (c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep")
+            and not (
+                c.use_transformer_engine_op_fuser and c.moe_flex_dispatcher_backend == "hybridep"
+            )
         ),
         "moe_expert_rank_capacity_factor: found with moe_flex_dispatcher_backend"
         " {moe_flex_dispatcher_backend}; expected hybridep, and use_transformer_engine_op_fuser",
@@ -426,7 +471,11 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_extended_tp and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size) != 0,
+        lambda c: (
+            c.moe_extended_tp
+            and c.ffn_hidden_size % (c.tensor_model_parallel_size * c.expert_model_parallel_size)
+            != 0
+        ),
         "ffn_hidden_size: found {ffn_hidden_size}; moe_extended_tp expects a multiple of"
         " tensor_model_parallel_size ({tensor_model_parallel_size}) x expert_model_parallel_size"
         " ({expert_model_parallel_size})",
@@ -435,7 +484,10 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type == "alltoall_seq" and c.tensor_model_parallel_size != c.expert_tensor_parallel_size,
+        lambda c: (
+            c.moe_token_dispatcher_type == "alltoall_seq"
+            and c.tensor_model_parallel_size != c.expert_tensor_parallel_size
+        ),
         "expert_tensor_parallel_size: found {expert_tensor_parallel_size} with alltoall_seq; expected"
         " tensor_model_parallel_size ({tensor_model_parallel_size})",
         since="0.10.0",
@@ -458,7 +510,11 @@ ROUTER_STEPS: tuple[Step, ...] = (
     ),
     check(
         EXPERTS,
-        lambda c: c.num_moe_experts is not None and c.add_bias_linear and c.expert_tensor_parallel_size != 1,
+        lambda c: (
+            c.num_moe_experts is not None
+            and c.add_bias_linear
+            and c.expert_tensor_parallel_size != 1
+        ),
         "add_bias_linear: found with experts and expert_tensor_parallel_size {expert_tensor_parallel_size};"
         " expected 1; add --disable-bias-linear, or --expert-tensor-parallel-size 1",
         since="0.15.0",
@@ -475,7 +531,8 @@ ROUTER_STEPS: tuple[Step, ...] = (
     check(
         ROUTER,
         lambda c: (
-            c.moe_router_padding_for_fp8 and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
+            c.moe_router_padding_for_fp8
+            and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
         ),
         "moe_router_padding_for_fp8: found with fp8 {fp8} and moe_token_dispatcher_type"
         " {moe_token_dispatcher_type}; expected fp8, and another dispatcher than allgather and alltoall_seq",
@@ -491,7 +548,10 @@ ROUTER_STEPS: tuple[Step, ...] = (
         ROUTER,
         lambda c: (
             c.moe_router_padding_for_quantization
-            and ((c.fp8 is None and c.fp4 is None) or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
+            and (
+                (c.fp8 is None and c.fp4 is None)
+                or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+            )
         ),
         "moe_router_padding_for_quantization: found with fp8 {fp8}, fp4 {fp4} and moe_token_dispatcher_type"
         " {moe_token_dispatcher_type}; expected fp8 or fp4, and another dispatcher than allgather and"
@@ -511,7 +571,13 @@ ROUTER_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         name="found-1-with-softmax-scores",
     ),
-    excludes("moe_router_topk_limited_devices", "moe_router_group_topk", ROUTER, "drop it", since="0.11.0"),
+    excludes(
+        "moe_router_topk_limited_devices",
+        "moe_router_group_topk",
+        ROUTER,
+        "drop it",
+        since="0.11.0",
+    ),
     check(
         ROUTER,
         lambda c: c.moe_router_group_topk and not _groups_fit(c),
@@ -538,7 +604,10 @@ def _modules(c: Namespace) -> set[str]:
 OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         DISPATCH,
-        lambda c: c.moe_token_dispatcher_type in ("allgather", "alltoall_seq") and c.variable_seq_lengths is True,
+        lambda c: (
+            c.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+            and c.variable_seq_lengths is True
+        ),
         "variable_seq_lengths: found with moe_token_dispatcher_type {moe_token_dispatcher_type}; expected alltoall",
         since="0.10.0",
         until="0.13.0",
@@ -550,7 +619,9 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         since="0.13.0",
     ),
     _overlap(
-        lambda c: c.pipeline_model_parallel_size > 1 and c.virtual_pipeline_model_parallel_size is None,
+        lambda c: (
+            c.pipeline_model_parallel_size > 1 and c.virtual_pipeline_model_parallel_size is None
+        ),
         "overlap_moe_expert_parallel_comm: found with a pipeline without virtual stages; add"
         " --num-virtual-stages-per-pipeline-rank",
     ),
@@ -565,7 +636,11 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         " expected alltoall or flex",
     ),
     _overlap(
-        lambda c: c.recompute_granularity == "full" or c.recompute_method is not None or c.recompute_num_layers is not None,
+        lambda c: (
+            c.recompute_granularity == "full"
+            or c.recompute_method is not None
+            or c.recompute_num_layers is not None
+        ),
         "overlap_moe_expert_parallel_comm: found with recomputation of whole layers; drop"
         " --recompute-granularity full, --recompute-method and --recompute-num-layers",
     ),
@@ -612,7 +687,10 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         name="found-with-the-ncclep-backend",
     ),
     _overlap(
-        lambda c: c.cuda_graph_impl != "none" and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"}),
+        lambda c: (
+            c.cuda_graph_impl != "none"
+            and (c.cuda_graph_impl != "transformer_engine" or _modules(c) & {"moe", "mlp"})
+        ),
         "overlap_moe_expert_parallel_comm: found with CUDA graphs of moe or mlp, or with cuda_graph_impl other than"
         " transformer_engine; drop them",
         since="0.16.0",
@@ -630,15 +708,29 @@ OVERLAP_STEPS: tuple[Step, ...] = (
         "add --overlap-moe-expert-parallel-comm",
         since="0.14.0",
     ),
-    excludes("delay_wgrad_compute", "moe_use_legacy_grouped_gemm", OVERLAP, "drop one of them", since="0.14.0", until="0.17.0"),
+    excludes(
+        "delay_wgrad_compute",
+        "moe_use_legacy_grouped_gemm",
+        OVERLAP,
+        "drop one of them",
+        since="0.14.0",
+        until="0.17.0",
+    ),
     check(
         OVERLAP,
         lambda c: (
-            c.overlap_dispatch_backward_with_experts_wgrad and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute)
+            c.overlap_dispatch_backward_with_experts_wgrad
+            and (c.overlap_moe_expert_parallel_comm or c.delay_wgrad_compute)
         ),
         "overlap_dispatch_backward_with_experts_wgrad: found with overlap_moe_expert_parallel_comm or"
         " delay_wgrad_compute; keep one of them",
         since="0.18.0",
     ),
-    needs("ep_overlap_early_attn_memory_release", "overlap_moe_expert_parallel_comm", OVERLAP, "drop it", since="0.16.0"),
+    needs(
+        "ep_overlap_early_attn_memory_release",
+        "overlap_moe_expert_parallel_comm",
+        OVERLAP,
+        "drop it",
+        since="0.16.0",
+    ),
 )

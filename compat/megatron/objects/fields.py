@@ -42,10 +42,20 @@ TRANSFORMER_FEEDS = (
     Feed("pipeline_dtype", argument("params_dtype")),
     Feed("batch_p2p_comm", lambda a: not a.overlap_p2p_comm),
     Feed("num_moe_experts", argument("num_experts")),
-    Feed("first_pipeline_num_layers", argument("decoder_first_pipeline_num_layers"), until="0.11.0"),
+    Feed(
+        "first_pipeline_num_layers", argument("decoder_first_pipeline_num_layers"), until="0.11.0"
+    ),
     Feed("last_pipeline_num_layers", argument("decoder_last_pipeline_num_layers"), until="0.11.0"),
-    Feed("num_layers_in_first_pipeline_stage", argument("decoder_first_pipeline_num_layers"), since="0.11.0"),
-    Feed("num_layers_in_last_pipeline_stage", argument("decoder_last_pipeline_num_layers"), since="0.11.0"),
+    Feed(
+        "num_layers_in_first_pipeline_stage",
+        argument("decoder_first_pipeline_num_layers"),
+        since="0.11.0",
+    ),
+    Feed(
+        "num_layers_in_last_pipeline_stage",
+        argument("decoder_last_pipeline_num_layers"),
+        since="0.11.0",
+    ),
     Feed("fp8_param", argument("fp8_param_gather"), since="0.12.0"),
     Feed("fp4_param", argument("fp4_param_gather"), since="0.17.1"),
     Feed(
@@ -55,7 +65,9 @@ TRANSFORMER_FEEDS = (
         ),
     ),
     Feed("gated_linear_unit", lambda a: bool(a.swiglu or (a.quick_geglu and not a.squared_relu))),
-    Feed("bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion),
+    Feed(
+        "bias_activation_fusion", lambda a: a.bias_swiglu_fusion if a.swiglu else a.bias_gelu_fusion
+    ),
     Feed("num_query_groups", lambda a: a.num_query_groups if a.group_query_attention else None),
     # The flag takes one type for each layer; upstream passes a single one on as it is, not as a
     # list.
@@ -92,10 +104,16 @@ DDP_FEEDS = (
     Feed("check_for_nan_in_grad", argument("check_for_nan_in_loss_and_grad")),
     Feed("bucket_size", argument("ddp_bucket_size")),
     Feed("average_in_collective", argument("ddp_average_in_collective")),
-    Feed("pad_buckets_for_high_nccl_busbw", argument("ddp_pad_buckets_for_high_nccl_busbw"), since="0.12.0"),
+    Feed(
+        "pad_buckets_for_high_nccl_busbw",
+        argument("ddp_pad_buckets_for_high_nccl_busbw"),
+        since="0.12.0",
+    ),
     Feed(
         "preserve_fp32_weights",
-        lambda a: not ((a.use_custom_fsdp or a.use_megatron_fsdp) and a.use_precision_aware_optimizer),
+        lambda a: (
+            not ((a.use_custom_fsdp or a.use_megatron_fsdp) and a.use_precision_aware_optimizer)
+        ),
         since="0.12.0",
         until="0.16.0",
     ),
@@ -110,7 +128,11 @@ DDP_FEEDS = (
         since="0.17.0",
     ),
     Feed("num_buckets", argument("ddp_num_buckets"), since="0.18.0"),
-    Feed("megatron_fsdp_use_decoupled_grad", argument("use_precision_aware_optimizer"), since="0.18.0"),
+    Feed(
+        "megatron_fsdp_use_decoupled_grad",
+        argument("use_precision_aware_optimizer"),
+        since="0.18.0",
+    ),
     Feed(
         "megatron_fsdp_cuda_graph_mode",
         lambda a: bool(a.use_megatron_fsdp and a.cuda_graph_impl != "none"),
@@ -135,14 +157,21 @@ def defaults(version: str, cls: str) -> Mapping[str, Any]:
     # place of the parent's.
     parent = PARENTS.get(cls)
     inherited = dict(defaults(version, parent)) if parent else {}
-    return {**inherited, **{name: field.default for name, field in releases.fields(version, cls).items()}}
+    return {
+        **inherited,
+        **{name: field.default for name, field in releases.fields(version, cls).items()},
+    }
 
 
 @cache
 def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
     """The rows of `table` for fields that the class has in that release."""
     names = defaults(version, cls)
-    return tuple(row for row in table if row.field in names and releases.RELEASES.within(version, row.since, row.until))
+    return tuple(
+        row
+        for row in table
+        if row.field in names and releases.RELEASES.within(version, row.since, row.until)
+    )
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.checks import excludes
-from compat.megatron.arguments.steps import Namespace, Predicate, Step, check, derive, named, under, when
+from compat.megatron.arguments.steps import (
+    Namespace,
+    Predicate,
+    Step,
+    check,
+    derive,
+    named,
+    under,
+    when,
+)
 
 GRAPHS = "TransformerConfig: CUDA graphs"
 PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
@@ -13,7 +22,9 @@ PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
 
 def _modules(c: Namespace) -> set[str]:
     """Names of the captured modules, from cuda_graph_modules, or from cuda_graph_scope before 0.18."""
-    modules: Any = c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
+    modules: Any = (
+        c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
+    )
     listed = modules.split(",") if isinstance(modules, str) else list(modules or ())
     captured = {named(module) for module in listed} - {"full", ""}
     # Megatron's own graphs capture the router whole: either of its two modules stands for both.
@@ -42,7 +53,9 @@ def _list_scopes(c: Namespace) -> None:
 
 def _whole(c: Namespace) -> bool:
     """Whether whole layers or iterations are captured."""
-    return c.cuda_graph_impl == "full_iteration" or not _modules(c) or "full_iteration" in _modules(c)
+    return (
+        c.cuda_graph_impl == "full_iteration" or not _modules(c) or "full_iteration" in _modules(c)
+    )
 
 
 _on = under(GRAPHS, lambda c: c.cuda_graph_impl not in (None, "none"), "0.16.0")
@@ -50,7 +63,11 @@ _on = under(GRAPHS, lambda c: c.cuda_graph_impl not in (None, "none"), "0.16.0")
 
 def _layered(fails: Predicate, problem: str, name: str = "") -> Step:
     """A check of graphs that capture single layers."""
-    return _on(lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c), problem, name=name)
+    return _on(
+        lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c),
+        problem,
+        name=name,
+    )
 
 
 def _selective(fails: Predicate, problem: str, name: str = "") -> Step:
@@ -67,8 +84,16 @@ def _undropped(c: Namespace) -> bool:
     return c.moe_expert_capacity_factor is None or not c.moe_pad_expert_input_to_capacity
 
 
-def _offload(fails: Predicate, problem: str, since: str = "0.18.0", until: str = "", name: str = "") -> Step:
-    return _on(lambda c: c.fine_grained_activation_offloading and fails(c), problem, since, until, name=name)
+def _offload(
+    fails: Predicate, problem: str, since: str = "0.18.0", until: str = "", name: str = ""
+) -> Step:
+    return _on(
+        lambda c: c.fine_grained_activation_offloading and fails(c),
+        problem,
+        since,
+        until,
+        name=name,
+    )
 
 
 def _shared_experts(c: Namespace) -> bool:
@@ -90,8 +115,22 @@ def _usual_scopes(c: Namespace) -> None:
 
 
 GRAPH_STEPS: tuple[Step, ...] = (
-    excludes("enable_cuda_graph", "cpu_offloading", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
-    excludes("enable_cuda_graph", "recompute_granularity", GRAPHS, "drop one of them", since="0.11.0", until="0.15.0"),
+    excludes(
+        "enable_cuda_graph",
+        "cpu_offloading",
+        GRAPHS,
+        "drop one of them",
+        since="0.11.0",
+        until="0.15.0",
+    ),
+    excludes(
+        "enable_cuda_graph",
+        "recompute_granularity",
+        GRAPHS,
+        "drop one of them",
+        since="0.11.0",
+        until="0.15.0",
+    ),
     check(
         GRAPHS,
         lambda c: (c.enable_cuda_graph or c.external_cuda_graph) and c.cuda_graph_impl != "none",
@@ -100,7 +139,11 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     excludes("enable_cuda_graph", "external_cuda_graph", GRAPHS, since="0.15.0"),
     derive(GRAPHS, when(lambda c: c.enable_cuda_graph, cuda_graph_impl="local"), since="0.15.0"),
-    derive(GRAPHS, when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"), since="0.15.0"),
+    derive(
+        GRAPHS,
+        when(lambda c: c.external_cuda_graph, cuda_graph_impl="transformer_engine"),
+        since="0.15.0",
+    ),
     _on(
         lambda c: c.cuda_graph_impl not in ("transformer_engine", "local"),
         "cuda_graph_impl: found {cuda_graph_impl}; expected none, transformer_engine or local",
@@ -138,7 +181,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.recompute_granularity
             and (
-                (c.recompute_granularity, c.cuda_graph_impl, c.cuda_graph_scope) != ("selective", "transformer_engine", "attn")
+                (c.recompute_granularity, c.cuda_graph_impl, c.cuda_graph_scope)
+                != ("selective", "transformer_engine", "attn")
                 or {"core_attn", "mla_up_proj"} & set(c.recompute_modules)
             )
         ),
@@ -205,12 +249,20 @@ GRAPH_STEPS: tuple[Step, ...] = (
         since="0.18.0",
     ),
     _selective(
-        lambda c: c.cuda_graph_impl == "transformer_engine" and "moe" in c.recompute_modules and "moe_router" in _modules(c),
+        lambda c: (
+            c.cuda_graph_impl == "transformer_engine"
+            and "moe" in c.recompute_modules
+            and "moe_router" in _modules(c)
+        ),
         "recompute_modules: found moe with CUDA graphs of moe_router; drop one of them",
     ),
     # A part that is recomputed inside a graph must not draw random numbers.
     _selective(
-        lambda c: c.attention_dropout != 0.0 and (_whole(c) or "attn" in _modules(c)) and "core_attn" in c.recompute_modules,
+        lambda c: (
+            c.attention_dropout != 0.0
+            and (_whole(c) or "attn" in _modules(c))
+            and "core_attn" in c.recompute_modules
+        ),
         "attention_dropout: found {attention_dropout} with attention that is both captured in CUDA graphs and"
         " recomputed; expected 0.0",
         name="found-with-cuda-graphs-of",
@@ -218,14 +270,21 @@ GRAPH_STEPS: tuple[Step, ...] = (
     _selective(
         lambda c: (
             c.hidden_dropout != 0.0
-            and any((_whole(c) or name in _modules(c)) and name in c.recompute_modules for name in ("mlp", "moe"))
+            and any(
+                (_whole(c) or name in _modules(c)) and name in c.recompute_modules
+                for name in ("mlp", "moe")
+            )
         ),
         "hidden_dropout: found {hidden_dropout} with an MLP or experts that are both captured in CUDA graphs"
         " and recomputed; expected 0.0",
         name="found-with-cuda-graphs-of",
     ),
     _selective(
-        lambda c: c.moe_input_jitter_eps is not None and (_whole(c) or "moe" in _modules(c)) and "moe" in c.recompute_modules,
+        lambda c: (
+            c.moe_input_jitter_eps is not None
+            and (_whole(c) or "moe" in _modules(c))
+            and "moe" in c.recompute_modules
+        ),
         "moe_input_jitter_eps: found {moe_input_jitter_eps} with experts that are both captured in CUDA graphs and"
         " recomputed; drop it",
         name="found-with-cuda-graphs-of",
@@ -266,7 +325,10 @@ GRAPH_STEPS: tuple[Step, ...] = (
     _offload(
         lambda c: (
             c.cuda_graph_impl == "full_iteration"
-            and (c.fine_grained_offloading_max_inflight_offloads is None or c.fine_grained_offloading_max_inflight_offloads < 0)
+            and (
+                c.fine_grained_offloading_max_inflight_offloads is None
+                or c.fine_grained_offloading_max_inflight_offloads < 0
+            )
         ),
         "fine_grained_offloading_max_inflight_offloads: found"
         " {fine_grained_offloading_max_inflight_offloads} with CUDA graphs of the full iteration; expected"

@@ -11,16 +11,24 @@ CLASS = "ModelParallelConfig"
 
 def _unsequenced(c: Namespace) -> bool:
     """Whether expert and tensor parallelism are combined without sequence parallelism."""
-    return bool((c.expert_model_parallel_size or 1) > 1 and c.tensor_model_parallel_size > 1 and c.sequence_parallel is False)
+    return bool(
+        (c.expert_model_parallel_size or 1) > 1
+        and c.tensor_model_parallel_size > 1
+        and c.sequence_parallel is False
+    )
 
 
 def _copies(c: Namespace) -> None:
     """Set the number of further parts that the weights of a tensor rank are cut into."""
     # Unlike the parser, the class leaves numbers of shards unset that were not given.
     if c.tensor_parallel_num_weight_shards is not None:
-        c.gtp_weight_remat_size = c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
+        c.gtp_weight_remat_size = (
+            c.tensor_parallel_num_weight_shards // c.tensor_model_parallel_size
+        )
     if c.expert_tensor_parallel_num_weight_shards is not None:
-        c.expert_gtp_weight_remat_size = c.expert_tensor_parallel_num_weight_shards // c.expert_tensor_parallel_size
+        c.expert_gtp_weight_remat_size = (
+            c.expert_tensor_parallel_num_weight_shards // c.expert_tensor_parallel_size
+        )
 
 
 MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
@@ -30,7 +38,9 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         "sequence_parallel: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected"
         " more than 1; drop one of them",
     ),
-    derive(CLASS, inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"), since="0.10.0"),
+    derive(
+        CLASS, inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"), since="0.10.0"
+    ),
     DENSE_SHARDS,
     EXPERT_SHARDS,
     derive(CLASS, _copies, since="0.19.0"),
@@ -41,8 +51,18 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
     ),
     # The docstring of the class names pipeline_dtype as the source; the code takes params_dtype.
     derive(CLASS, inherit("autocast_dtype", "params_dtype")),
-    excludes("defer_embedding_wgrad_compute", equals("pipeline_model_parallel_size", 1), CLASS, "expected a pipeline; drop it"),
-    needs("defer_embedding_wgrad_compute", "gradient_accumulation_fusion", CLASS, "keep the fusion, or drop it"),
+    excludes(
+        "defer_embedding_wgrad_compute",
+        equals("pipeline_model_parallel_size", 1),
+        CLASS,
+        "expected a pipeline; drop it",
+    ),
+    needs(
+        "defer_embedding_wgrad_compute",
+        "gradient_accumulation_fusion",
+        CLASS,
+        "keep the fusion, or drop it",
+    ),
     check(
         CLASS,
         lambda c: c.defer_embedding_wgrad_compute and c.wgrad_deferral_limit < 0,
@@ -65,7 +85,11 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         since="0.15.0",
         until="0.16.0",
     ),
-    derive(CLASS, inherit("microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size"), since="0.10.0"),
+    derive(
+        CLASS,
+        inherit("microbatch_group_size_per_vp_stage", "pipeline_model_parallel_size"),
+        since="0.10.0",
+    ),
     check(
         CLASS,
         lambda c: c.overlap_p2p_comm_warmup_flush and (not c.overlap_p2p_comm or c.batch_p2p_comm),

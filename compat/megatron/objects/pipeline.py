@@ -92,7 +92,11 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
 def _counted(c: Namespace) -> bool:
     """Whether embedding or loss count as layers; since 0.13, only if nothing else sets the stages."""
     others = _uneven(c) or c.pipeline_model_parallel_layout is not None
-    return bool(_accounts(c) and c.num_layers is not None and not (others and RELEASES.since(c.release, "0.13.0")))
+    return bool(
+        _accounts(c)
+        and c.num_layers is not None
+        and not (others and RELEASES.since(c.release, "0.13.0"))
+    )
 
 
 def _counted_per_rank(c: Namespace) -> int:
@@ -126,7 +130,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: c.pipeline_model_parallel_layout is not None and (given(FIRST, LAST)(c) or _accounts(c)),
+        lambda c: (
+            c.pipeline_model_parallel_layout is not None and (given(FIRST, LAST)(c) or _accounts(c))
+        ),
         "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
     ),
@@ -160,7 +166,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1]),
+        lambda c: (
+            _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1])
+        ),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
         " expected layers for the other stages if there are any, and none if not (pipeline_model_parallel_size"
         f" {{pipeline_model_parallel_size}})",
@@ -191,7 +199,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            _counted(c) and c.virtual_pipeline_model_parallel_size is None and c.pipeline_model_parallel_size - _accounts(c) == 0
+            _counted(c)
+            and c.virtual_pipeline_model_parallel_size is None
+            and c.pipeline_model_parallel_size - _accounts(c) == 0
         ),
         f"pipeline_model_parallel_size: found {{pipeline_model_parallel_size}}, and embedding"
         f" and loss leave no stage for layers{DEFECT}; use more pipeline ranks",

@@ -34,7 +34,13 @@ DDP_STEPS: tuple[Step, ...] = (
     ),
     positive("ddp_num_buckets", BUCKETS, since="0.12.0"),
     one_of("megatron_fsdp_version", (1, 2), CLASS, since=MAIN),
-    needs("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", CLASS, "add --fp8-param-gather, or drop it", since="0.13.0"),
+    needs(
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        "fp8_param_gather",
+        CLASS,
+        "add --fp8-param-gather, or drop it",
+        since="0.13.0",
+    ),
     check(
         CLASS,
         lambda d: d.param_name_patterns_for_fp32_local_accumulation and d.grad_reduce_in_fp32,
@@ -44,7 +50,11 @@ DDP_STEPS: tuple[Step, ...] = (
         name="found-with-gradients-that-are",
     ),
     derive(BUCKETS, _bucket),
-    derive(CLASS, when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True), since="0.19.0"),
+    derive(
+        CLASS,
+        when(lambda d: d.megatron_fsdp_max_pool_double_buffer, fsdp_double_buffer=True),
+        since="0.19.0",
+    ),
 )
 
 
@@ -75,7 +85,12 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
         ),
         since="0.14.0",
     ),
-    excludes("reuse_grad_buf_for_mxfp8_param_ag", "overlap_param_gather_with_optimizer_step", OPTIMIZER, since="0.19.0"),
+    excludes(
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        "overlap_param_gather_with_optimizer_step",
+        OPTIMIZER,
+        since="0.19.0",
+    ),
     check(
         "get_megatron_optimizer_config",
         lambda o: o.optimizer not in ("adam", "sgd") and "muon" not in o.optimizer,

@@ -35,7 +35,15 @@ STREAMS = "TransformerConfig: residual streams"
 EXPERTS = "TransformerConfig: experts"
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 """Modules that can be recomputed; shared_experts came with 0.14, gdn_norm_out with 0.19."""
-OFFLOADED = ("core_attn", "attn_proj", "expert_fc1", "moe_act", "attn_norm", "mlp_norm", "qkv_linear")
+OFFLOADED = (
+    "core_attn",
+    "attn_proj",
+    "expert_fc1",
+    "moe_act",
+    "attn_norm",
+    "mlp_norm",
+    "qkv_linear",
+)
 """Modules whose activations can be offloaded; fused_group_mlp came with 0.19."""
 LINEAR = (
     "linear_attention_freq",
@@ -57,7 +65,9 @@ def activation(c: Namespace) -> str:
 def _is_delta(c: Namespace) -> bool:
     """Whether attention is a gated delta net: `gated_delta_net`, or since 0.20 `gdn` or `gdn2`."""
     variant = c.experimental_attention_variant
-    return variant == "gated_delta_net" or (variant in ("gdn", "gdn2") and RELEASES.since(c.release, MAIN))
+    return variant == "gated_delta_net" or (
+        variant in ("gdn", "gdn2") and RELEASES.since(c.release, MAIN)
+    )
 
 
 _delta = under(DELTA, _is_delta, "0.16.0")
@@ -91,7 +101,10 @@ HEADS = (
 SIZE_STEPS: tuple[Step, ...] = (
     derive(
         DELTA,
-        when(lambda c: c.experimental_attention_variant == "gated_delta_net", experimental_attention_variant="gdn"),
+        when(
+            lambda c: c.experimental_attention_variant == "gated_delta_net",
+            experimental_attention_variant="gdn",
+        ),
         since=MAIN,
     ),
     check(
@@ -158,18 +171,24 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     _delta(
         lambda c: not _linear_heads(c, c.tensor_model_parallel_size * c.context_parallel_size),
-        HEADS + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size {context_parallel_size})",
+        HEADS
+        + " (tensor_model_parallel_size {tensor_model_parallel_size} x context_parallel_size {context_parallel_size})",
         since="0.18.0",
     ),
     # Sparse attention runs on latents whose projections are absorbed into others, and this works
     # only without biases.
     excludes(
-        "add_bias_linear", equals("experimental_attention_variant", "dsa"), SPARSE, "add --disable-bias-linear", since="0.19.0"
+        "add_bias_linear",
+        equals("experimental_attention_variant", "dsa"),
+        SPARSE,
+        "add --disable-bias-linear",
+        since="0.19.0",
     ),
     check(
         SPARSE,
         lambda c: (
-            c.experimental_attention_variant == "dsa" and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
+            c.experimental_attention_variant == "dsa"
+            and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
         ),
         "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
         " {dsa_indexer_skip_topk_offset}; expected at least 1, and at least 0",
@@ -217,7 +236,13 @@ PRECISION_STEPS: tuple[Step, ...] = (
         "fp8_quantizer_factory: missing; fp8_recipe custom needs it; add --fp8-quantizer-factory",
         since="0.16.0",
     ),
-    needs("fp8_param", "fp8", PRECISION, "add --fp8-format, or drop --fp8-param-gather", since="0.12.0"),
+    needs(
+        "fp8_param",
+        "fp8",
+        PRECISION,
+        "add --fp8-format, or drop --fp8-param-gather",
+        since="0.12.0",
+    ),
     check(
         PRECISION,
         lambda c: c.fp8_output_proj and (not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
@@ -261,7 +286,11 @@ def _narrow_recompute(c: Namespace) -> bool:
     return bool(c.fp8 and {"moe_act", "layernorm"} & set(c.recompute_modules))
 
 
-_streamed = under(RECOMPUTE, lambda c: c.recompute_granularity == "selective" and "mhc" in (c.recompute_modules or ()), MAIN)
+_streamed = under(
+    RECOMPUTE,
+    lambda c: c.recompute_granularity == "selective" and "mhc" in (c.recompute_modules or ()),
+    MAIN,
+)
 SINGLE: Mapping[str, Predicate] = {
     "mtp_num_layers": lambda c: c.mtp_num_layers is not None,
     "recompute_granularity": lambda c: c.recompute_granularity == "full",
@@ -293,7 +322,10 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     one_of("recompute_granularity", (None, "full", "selective"), RECOMPUTE),
     check(
         RECOMPUTE,
-        lambda c: c.recompute_granularity is not None and c.recompute_method not in (None, "block", "uniform"),
+        lambda c: (
+            c.recompute_granularity is not None
+            and c.recompute_method not in (None, "block", "uniform")
+        ),
         "recompute_method: found {recompute_method}; expected block or uniform",
     ),
     check(
@@ -306,10 +338,19 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         lambda c: c.recompute_granularity == "full" and c.recompute_num_layers is None,
         "recompute_num_layers: missing; recompute_granularity full needs it; add --recompute-num-layers",
     ),
-    excludes(set_("recompute_num_layers"), equals("recompute_granularity", "selective"), RECOMPUTE, "drop it"),
+    excludes(
+        set_("recompute_num_layers"),
+        equals("recompute_granularity", "selective"),
+        RECOMPUTE,
+        "drop it",
+    ),
     check(
         RECOMPUTE,
-        lambda c: c.recompute_granularity is not None and c.distribute_saved_activations and c.sequence_parallel,
+        lambda c: (
+            c.recompute_granularity is not None
+            and c.distribute_saved_activations
+            and c.sequence_parallel
+        ),
         "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
     ),
     # Selective recomputation without names is that of the attention core, as before 0.12.
@@ -321,7 +362,9 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
     _unknown_modules(MODULES, "0.12.0", "0.14.0"),
     _unknown_modules((*MODULES, "shared_experts"), "0.14.0", "0.19.0"),
     _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out"), "0.19.0", MAIN),
-    _unknown_modules((*MODULES, "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"), MAIN, ""),
+    _unknown_modules(
+        (*MODULES, "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"), MAIN, ""
+    ),
     _selective(
         lambda c: "moe_act" in c.recompute_modules and not c.moe_grouped_gemm,
         "recompute_modules: found moe_act without moe_grouped_gemm; add --moe-grouped-gemm",
@@ -356,7 +399,13 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
         since="0.14.0",
     ),
-    excludes("moe_layer_recompute", equals("recompute_granularity", "full"), RECOMPUTE, "drop one of them", since="0.12.0"),
+    excludes(
+        "moe_layer_recompute",
+        equals("recompute_granularity", "full"),
+        RECOMPUTE,
+        "drop one of them",
+        since="0.12.0",
+    ),
     derive(RECOMPUTE, _whole_layers, since="0.12.0"),
     _streamed(
         lambda c: not c.enable_mhc_connections,
@@ -415,7 +464,11 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     _unknown_offloads((*OFFLOADED, "fused_group_mlp"), "0.19.0", MAIN),
     _unknown_offloads((*OFFLOADED, "fused_group_mlp", "gdp_qkv"), MAIN, ""),
     _fine(
-        lambda c: "gdp_qkv" in _offloaded(c) and c.recompute_granularity == "selective" and "gdp_in_proj" in c.recompute_modules,
+        lambda c: (
+            "gdp_qkv" in _offloaded(c)
+            and c.recompute_granularity == "selective"
+            and "gdp_in_proj" in c.recompute_modules
+        ),
         "offload_modules: found gdp_qkv with gdp_in_proj in recompute_modules; drop one of them",
         since=MAIN,
     ),
@@ -491,7 +544,11 @@ _fused = under(ACTIVATION, on("bias_activation_fusion"))
 
 _clamped = under(
     ACTIVATION,
-    lambda c: c.activation_func_clamp_value is not None and activation(c) == "silu" and c.gated_linear_unit,
+    lambda c: (
+        c.activation_func_clamp_value is not None
+        and activation(c) == "silu"
+        and c.gated_linear_unit
+    ),
     MAIN,
 )
 
@@ -545,7 +602,10 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     ),
     check(
         ACTIVATION,
-        lambda c: c.activation_func_fp8_input_store and (activation(c) != "silu" or not c.gated_linear_unit),
+        lambda c: (
+            c.activation_func_fp8_input_store
+            and (activation(c) != "silu" or not c.gated_linear_unit)
+        ),
         "activation_func_fp8_input_store: found with an activation other than SwiGLU; drop it, or add --swiglu",
         name="found-with-another-activation-than",
     ),
@@ -583,7 +643,8 @@ def _width_scale(c: Namespace) -> float:
         return float(base / c.kv_channels**c.mup_attn_scale_power)
     except ArithmeticError:
         problem = (
-            f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels ({c.kv_channels}) to this power is not a number"
+            f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels"
+            f" ({c.kv_channels}) to this power is not a number"
         )
         raise ConfigError(problem) from None
 
@@ -617,7 +678,14 @@ ATTENTION_STEPS: tuple[Step, ...] = (
         "rotary_interleaved: found with rope fusion; add --no-rope-fusion",
         until="0.12.1",
     ),
-    excludes("apply_rope_fusion", "multi_latent_attention", ATTENTION, "add --no-rope-fusion", since="0.11.0", until="0.13.0"),
+    excludes(
+        "apply_rope_fusion",
+        "multi_latent_attention",
+        ATTENTION,
+        "add --no-rope-fusion",
+        since="0.11.0",
+        until="0.13.0",
+    ),
     excludes("fused_single_qkv_rope", "attention_output_gate", ATTENTION, since="0.16.0"),
     excludes("rotary_interleaved", "multi_latent_attention", ATTENTION, since="0.10.0"),
     check(
@@ -650,14 +718,18 @@ def _served(name: str, wanted: Any) -> Step:
     # here.
     return check(
         CLASS,
-        lambda c: _optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted,
+        lambda c: (
+            _optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted
+        ),
         f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {wanted}",
         since="0.16.0",
     )
 
 
 _invariant = under(ATTENTION, on("batch_invariant_mode"), MAIN)
-_invariant_experts = under(EXPERTS, lambda c: c.batch_invariant_mode and (c.num_moe_experts or 0) > 0, MAIN)
+_invariant_experts = under(
+    EXPERTS, lambda c: c.batch_invariant_mode and (c.num_moe_experts or 0) > 0, MAIN
+)
 INVARIANT_STEPS: tuple[Step, ...] = (
     _invariant(
         lambda c: c.batch_invariant_backend not in ("te_native", "deepgemm", "triton"),
@@ -706,7 +778,11 @@ LAST_STEPS: tuple[Step, ...] = (
     # Since 0.12, a list is read only if there are context ranks.
     check(
         ATTENTION,
-        lambda c: c.context_parallel_size > 1 and isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
+        lambda c: (
+            c.context_parallel_size > 1
+            and isinstance(c.cp_comm_type, list)
+            and len(c.cp_comm_type) != c.num_layers
+        ),
         "cp_comm_type: found {cp_comm_type}; expected one type, or one for each of num_layers ({num_layers})",
         since="0.12.0",
         needs=("num_layers",),
@@ -739,7 +815,11 @@ LAST_STEPS: tuple[Step, ...] = (
         until="0.19.0",
     ),
     excludes(
-        "apply_rope_fusion", equals("experimental_attention_variant", "dsa"), SPARSE, "add --no-rope-fusion", since="0.16.0"
+        "apply_rope_fusion",
+        equals("experimental_attention_variant", "dsa"),
+        SPARSE,
+        "add --no-rope-fusion",
+        since="0.16.0",
     ),
     check(
         SPARSE,
@@ -787,7 +867,11 @@ LAST_STEPS: tuple[Step, ...] = (
         ATTENTION,
         lambda c: (
             c.batch_invariant_mode
-            and (c.flash_attention_version not in (3, 4) or c.context_parallel_size != 1 or c.attention_dropout != 0.0)
+            and (
+                c.flash_attention_version not in (3, 4)
+                or c.context_parallel_size != 1
+                or c.attention_dropout != 0.0
+            )
         ),
         "batch_invariant_mode: found with flash_attention_version {flash_attention_version},"
         " context_parallel_size {context_parallel_size} and attention_dropout {attention_dropout}; expected"

@@ -79,7 +79,9 @@ def defaults(version: str) -> MappingProxyType[str, Any]:
     Use its `copy` method, which takes a tenth of the time of `dict(...)`.
     """
     # --help has no value in the parsed arguments.
-    return MappingProxyType({flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"})
+    return MappingProxyType(
+        {flag.dest: flag.default for flag in flags(version).values() if flag.action != "help"}
+    )
 
 
 @cache
@@ -88,7 +90,9 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
         known = sorted({row["class"] for row in _rows("classes.json", version)})
-        raise ConfigError(f"{class_name}: no such class in Megatron {version}; known are {', '.join(known)}")
+        raise ConfigError(
+            f"{class_name}: no such class in Megatron {version}; known are {', '.join(known)}"
+        )
     return MappingProxyType({row["name"]: _field(row) for row in rows})
 
 

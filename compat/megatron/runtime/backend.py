@@ -57,7 +57,10 @@ class MegatronBackend(Backend):
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
         """See `Backend`."""
         lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
-        return (*_limits(plan.values()), *(line for line in lost if line.partition(":")[0] not in LIMITS))
+        return (
+            *_limits(plan.values()),
+            *(line for line in lost if line.partition(":")[0] not in LIMITS),
+        )
 
     def _known(self) -> str | None:
         """The installed release where our tables know it, else the newest that they know."""
@@ -93,12 +96,18 @@ class MegatronBackend(Backend):
 
 
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "parallel.context": ((1,), "its attention without Transformer Engine is not split by tokens; use 1"),
+    "parallel.context": (
+        (1,),
+        "its attention without Transformer Engine is not split by tokens; use 1",
+    ),
     "model.experts": ((1,), "the model that is trained has no experts; use 1"),
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
     "zero.weight_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
-    "zero.offload.optimizer": (("none", "cpu"), "Megatron offloads to the host's memory alone; use cpu"),
+    "zero.offload.optimizer": (
+        ("none", "cpu"),
+        "Megatron offloads to the host's memory alone; use cpu",
+    ),
 }
 """The values of a field that run, beyond what its config can say, and why others do not."""
 
@@ -115,10 +124,22 @@ FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
         ("optim_grads", "optim_grads_params"),
         "of Megatron-FSDP optim_grads and optim_grads_params are driven here",
     ),
-    "tensor_model_parallel_size": ((None, 1), "with tensor ranks Megatron-FSDP needs Transformer Engine's layers; use 1"),
-    "pipeline_model_parallel_size": ((None, 1), "Megatron-FSDP stops with a pipeline when it wraps the model; use 1"),
-    "fp16": ((None, False), "Megatron-FSDP stops under fp16 where a rank holds no part of a parameter; use bf16"),
-    "num_distributed_optimizer_instances": ((None, 1), "Megatron-FSDP is driven here on one group of data ranks; use 1"),
+    "tensor_model_parallel_size": (
+        (None, 1),
+        "with tensor ranks Megatron-FSDP needs Transformer Engine's layers; use 1",
+    ),
+    "pipeline_model_parallel_size": (
+        (None, 1),
+        "Megatron-FSDP stops with a pipeline when it wraps the model; use 1",
+    ),
+    "fp16": (
+        (None, False),
+        "Megatron-FSDP stops under fp16 where a rank holds no part of a parameter; use bf16",
+    ),
+    "num_distributed_optimizer_instances": (
+        (None, 1),
+        "Megatron-FSDP is driven here on one group of data ranks; use 1",
+    ),
 }
 """Values of arguments under which Megatron-FSDP runs here, and why others do not."""
 
@@ -135,7 +156,9 @@ def _model(run: Config, workload: Workload, release: str, world: int) -> dict[st
     whole = lower(Plan.of({**lift(run).values(), **_described(workload)}), DIALECT, release, world)
     table = plan_claims(DIALECT)
     rules = [table[path] for path in _described(workload) if path in table]
-    return {path: whole.given[path] for rule in rules for path in rule.theirs if path in whole.given}
+    return {
+        path: whole.given[path] for rule in rules for path in rule.theirs if path in whole.given
+    }
 
 
 def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
@@ -149,8 +172,16 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
         yield "use_custom_fsdp: found True; Megatron-FSDP is driven here since 0.14; use the distributed optimizer"
     if args.get("use_megatron_fsdp"):
         shown = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
-        yield from (f"{name}: found {found!r}; {reason}" for name, found, runs, reason in shown if found not in runs)
-    yield from (f"{name}: found {args[name]!r}; {reason}" for name, reason in UNDRIVEN.items() if args.get(name))
+        yield from (
+            f"{name}: found {found!r}; {reason}"
+            for name, found, runs, reason in shown
+            if found not in runs
+        )
+    yield from (
+        f"{name}: found {args[name]!r}; {reason}"
+        for name, reason in UNDRIVEN.items()
+        if args.get(name)
+    )
 
 
 def _limits(values: Mapping[str, Any]) -> Iterator[str]:

@@ -32,7 +32,10 @@ def quiet() -> Iterator[None]:
     """While inside, Megatron does not say what nobody can act upon without a GPU: which kernels it misses, and what it finds
     outdated in itself.
     """
-    with warnings.catch_warnings(), patch.object(logging.getLogger("megatron.core.rerun_state_machine"), "disabled", True):
+    with (
+        warnings.catch_warnings(),
+        patch.object(logging.getLogger("megatron.core.rerun_state_machine"), "disabled", True),
+    ):
         warnings.filterwarnings("ignore", module=r"megatron\.|torch\.distributed")
         yield
 
@@ -44,7 +47,9 @@ def redirected() -> Iterator[None]:
     Megatron's arithmetic and its messages stay as they are. Raises `BridgeError` where there is CUDA: it needs no help.
     """
     if torch.cuda.is_available():
-        raise BridgeError("cpu.redirected: this machine has CUDA, which Megatron-Core uses itself; leave the redirection out")
+        raise BridgeError(
+            "cpu.redirected: this machine has CUDA, which Megatron-Core uses itself; leave the redirection out"
+        )
     from megatron.core.pipeline_parallel import p2p_communication as messages
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
@@ -52,9 +57,13 @@ def redirected() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **_CUDA))
         stack.enter_context(patch.multiple(torch.cuda.random, get_rng_state=_state))
-        stack.enter_context(patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state))
+        stack.enter_context(
+            patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state)
+        )
         stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_kept, messages._p2p_ops)))
-        stack.enter_context(patch.object(moe_utils, "te_general_gemm", None, create=True))  # a router looks whether it is there
+        stack.enter_context(
+            patch.object(moe_utils, "te_general_gemm", None, create=True)
+        )  # a router looks whether it is there
         stack.enter_context(quiet())
         stack.enter_context(_Redirection())
         yield
@@ -107,11 +116,17 @@ class _Redirection(TorchFunctionMode):
     """Torch's functions with every device that is CUDA replaced; `Tensor.type` names the type that CUDA would have."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is Tensor.cuda:
             return args[0]
-        result = func(*map(_place, args), **{name: _place(value) for name, value in (kwargs or {}).items()})
+        result = func(
+            *map(_place, args), **{name: _place(value) for name, value in (kwargs or {}).items()}
+        )
         named = func is Tensor.type and isinstance(result, str)
         return result.replace("torch.", "torch.cuda.") if named else result
 

@@ -21,9 +21,14 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
     from megatron.core.distributed import FullyShardedDataParallel
 
     device = {} if torch.cuda.is_available() else {"device": CPU}
-    with nullcontext() if torch.cuda.is_available() else patch.object(torch.cuda, "current_device", lambda: INDEX):
+    with (
+        nullcontext()
+        if torch.cuda.is_available()
+        else patch.object(torch.cuda, "current_device", lambda: INDEX)
+    ):
         return [
-            FullyShardedDataParallel(config, ddp, part, disable_bucketing=index > 0, **device) for index, part in enumerate(parts)
+            FullyShardedDataParallel(config, ddp, part, disable_bucketing=index > 0, **device)
+            for index, part in enumerate(parts)
         ]
 
 
@@ -38,9 +43,13 @@ class Shards:
         self._kept: dict[nn.Parameter, Tensor] = {}
         for buffers in (chunk.param_and_grad_buffer for chunk in chunks):
             names = {name: weight for weight, name in buffers.param_to_name.items()}
-            self._kept.update({names[name]: kept for name, kept in buffers.optimizer_named_parameters})
+            self._kept.update(
+                {names[name]: kept for name, kept in buffers.optimizer_named_parameters}
+            )
             for group in buffers.parameter_groups:
-                self._places.update({weight: (group, number) for number, weight in enumerate(group.params)})
+                self._places.update(
+                    {weight: (group, number) for number, weight in enumerate(group.params)}
+                )
 
     @property
     def part(self) -> Any:
@@ -74,7 +83,11 @@ class Shards:
         states = (part.optimizer.state.get(self._kept[weight], {}) for part in self._optimizers)
         found: Mapping[str, Any] = next(filter(None, states), {})
         # Of a state that is a DTensor, `_local_tensor` is this rank's part.
-        return {name: getattr(value, "_local_tensor", value).view(-1) for name, value in found.items() if is_state(value)}
+        return {
+            name: getattr(value, "_local_tensor", value).view(-1)
+            for name, value in found.items()
+            if is_state(value)
+        }
 
     def kept(self) -> Iterator[Tensor]:
         """All masters and moments."""
@@ -90,11 +103,15 @@ class Shards:
 
     def weights(self) -> Iterator[Tensor]:
         """What is held of the weights that compute."""
-        yield from (group.model_weight_buffer.data for group in self._groups() if group.model_weight_buffer)
+        yield from (
+            group.model_weight_buffer.data for group in self._groups() if group.model_weight_buffer
+        )
 
     def gradients(self) -> Iterator[Tensor]:
         """What is held of gradients."""
-        yield from (group.main_grad_buffer.data for group in self._groups() if group.main_grad_buffer)
+        yield from (
+            group.main_grad_buffer.data for group in self._groups() if group.main_grad_buffer
+        )
 
     def _groups(self) -> list[Any]:
         return list({id(group): group for group, _ in self._places.values()}.values())
@@ -112,7 +129,9 @@ class _Done:
         """It has."""
 
 
-def _finished(start: Callable[..., Any], *tensors: Any, async_op: bool = False, **more: Any) -> _Done:
+def _finished(
+    start: Callable[..., Any], *tensors: Any, async_op: bool = False, **more: Any
+) -> _Done:
     start(*tensors, **more)
     return _Done()
 
@@ -120,7 +139,9 @@ def _finished(start: Callable[..., Any], *tensors: Any, async_op: bool = False, 
 @contextmanager
 def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iterator[_Done]:
     """Collectives that NCCL would send together, each to its end: gloo has none that are sent so."""
-    with patch.object(dist, "all_gather_into_tensor", partial(_finished, dist.all_gather_into_tensor)):
+    with patch.object(
+        dist, "all_gather_into_tensor", partial(_finished, dist.all_gather_into_tensor)
+    ):
         yield _Done()
 
 
@@ -148,11 +169,19 @@ def redirected() -> AbstractContextManager[Any]:
 
     stack, here = ExitStack(), _Stream()
     stack.enter_context(
-        patch.multiple(param_and_grad_buffer, _coalescing_manager=_one_by_one, gradient_reduce_preprocessing=_scaled)
+        patch.multiple(
+            param_and_grad_buffer,
+            _coalescing_manager=_one_by_one,
+            gradient_reduce_preprocessing=_scaled,
+        )
     )
     stack.enter_context(
         patch.multiple(
-            torch.cuda, Stream=_Stream, current_stream=lambda: here, stream=lambda stream: nullcontext(), empty_cache=lambda: None
+            torch.cuda,
+            Stream=_Stream,
+            current_stream=lambda: here,
+            stream=lambda stream: nullcontext(),
+            empty_cache=lambda: None,
         )
     )
     return stack

@@ -22,8 +22,18 @@ from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import built
 
 RUN = (
-    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations"),
-    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout"),
+    *(
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "recompute_modules",
+        "distribute_saved_activations",
+    ),
+    *(
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "pipeline_model_parallel_layout",
+    ),
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
     *("calculate_per_token_loss", "attention_softmax_in_fp32", "fp32_residual_connection"),
 )
@@ -46,7 +56,11 @@ KERNELS: Mapping[str, Any] = {
 STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 """Number formats of an optimizer that knows several."""
 
-EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": False, "moe_token_dispatcher_type": "allgather", "moe_permute_fusion": False}
+EXPERTS: Mapping[str, Any] = {
+    "moe_grouped_gemm": False,
+    "moe_token_dispatcher_type": "allgather",
+    "moe_permute_fusion": False,
+}
 """How experts run without the kernels of a GPU: one after the other, on tokens that are gathered."""
 
 
@@ -55,7 +69,14 @@ def described_config(config: MegatronConfig) -> Any:
     args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
     whole = objects.transformer(args, config.version)
     kernels = {**KERNELS, FUSED: whole[FUSED] and whole["activation_func"] == "gelu"}
-    return built(TRANSFORMER, {**{name: whole[name] for name in defaults(config.version, TRANSFORMER)}, **kernels, **EXPERTS})
+    return built(
+        TRANSFORMER,
+        {
+            **{name: whole[name] for name in defaults(config.version, TRANSFORMER)},
+            **kernels,
+            **EXPERTS,
+        },
+    )
 
 
 FUSED = "bias_activation_fusion"
@@ -135,7 +156,11 @@ class Norm(nn.Module):
 
 def block_spec(config: Any, place: int | None) -> Any:
     """Megatron's spec of this rank's layers, of its own modules alone, with norms that run here."""
-    return _normed(get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=place))
+    return _normed(
+        get_gpt_decoder_block_spec(
+            config, False, normalization=config.normalization, vp_stage=place
+        )
+    )
 
 
 def _normed(spec: Any) -> Any:
@@ -145,7 +170,9 @@ def _normed(spec: Any) -> Any:
     if isinstance(spec, list):
         return [_normed(part) for part in spec]
     if is_dataclass(spec) and not isinstance(spec, type):
-        return replace(spec, **{part.name: _normed(getattr(spec, part.name)) for part in fields(spec)})
+        return replace(
+            spec, **{part.name: _normed(getattr(spec, part.name)) for part in fields(spec)}
+        )
     return spec
 
 
@@ -158,7 +185,10 @@ def parts(config: Any, shape: Architecture, positions: Mapping[str, Any]) -> lis
 
 def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
     """Parts of the model as training wraps them."""
-    return [DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0) for index, part in enumerate(parts)]
+    return [
+        DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0)
+        for index, part in enumerate(parts)
+    ]
 
 
 def positions(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +202,9 @@ def positions(args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _part(config: Any, shape: Architecture, place: int | None, positions: Mapping[str, Any]) -> nn.Module:
+def _part(
+    config: Any, shape: Architecture, place: int | None, positions: Mapping[str, Any]
+) -> nn.Module:
     kind = "rope" if shape.rotary else "learned_absolute" if shape.rows else "none"
     part: Any = GPTModel(
         config,
@@ -205,7 +237,9 @@ def _unpadded(vocab: int) -> Any:
         # Tensor ranks hold equal runs of the padded vocabulary: this one begins at word `first`.
         first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
         padding = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocab
-        return logits.masked_fill(padding, torch.finfo(logits.dtype).min) if padding.any() else logits, rest
+        return logits.masked_fill(
+            padding, torch.finfo(logits.dtype).min
+        ) if padding.any() else logits, rest
 
     return hook
 
@@ -220,7 +254,9 @@ def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
     for chunk in map(bare, chunks):
         # A rank numbers its own layers from 0; `layer_number` counts those of the whole model from
         # 1.
-        layers = {str(index): layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}
+        layers = {
+            str(index): layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)
+        }
         for name, weight in chunk.named_parameters():
             yield _numbered(name, layers), weight
 

@@ -58,11 +58,16 @@ def posed(config: Config) -> tuple[Parts, Group]:
     whole = _completed(config)
     asking = _of_flags if config.entry == "flags" else _of_object
     question, parts = asking(whole or config, TRANSFORMER if whole else PARALLEL)
-    return question, {path: named(value) if path.endswith(NAMES) and value else value for path, value in _joined(parts).items()}
+    return question, {
+        path: named(value) if path.endswith(NAMES) and value else value
+        for path, value in _joined(parts).items()
+    }
 
 
 def _joined(parts: Mapping[str, Mapping[str, Any]]) -> Group:
-    return {f"{cls}.{name}": value for cls, fields in parts.items() for name, value in fields.items()}
+    return {
+        f"{cls}.{name}": value for cls, fields in parts.items() for name, value in fields.items()
+    }
 
 
 def _completed(config: Config) -> Config | None:
@@ -70,7 +75,9 @@ def _completed(config: Config) -> Config | None:
     for sizes in _sizes(config.effective) if missing else ({},):
         try:
             more = {name: sizes[name] for name in missing}
-            return config.dialect.config({**config.given, **more}, config.version, config.world_size, config.entry)
+            return config.dialect.config(
+                {**config.given, **more}, config.version, config.world_size, config.entry
+            )
         except BridgeError:
             continue
     return None
@@ -78,11 +85,22 @@ def _completed(config: Config) -> Config | None:
 
 def _sizes(values: Values) -> Iterator[Group]:
     """Sizes that fit what is given, more and more layers."""
-    tensor, stages = values.get("tensor_model_parallel_size") or 1, values.get("pipeline_model_parallel_size") or 1
-    virtual = values.get("virtual_pipeline_model_parallel_size") or values.get("num_virtual_stages_per_pipeline_rank") or 1
+    tensor, stages = (
+        values.get("tensor_model_parallel_size") or 1,
+        values.get("pipeline_model_parallel_size") or 1,
+    )
+    virtual = (
+        values.get("virtual_pipeline_model_parallel_size")
+        or values.get("num_virtual_stages_per_pipeline_rank")
+        or 1
+    )
     heads = values.get("num_attention_heads") or lcm(tensor, values.get("num_query_groups") or 1)
     for layers in (1, 2, 12, 120):
-        yield {"num_layers": layers * stages * virtual, "hidden_size": 64 * heads, "num_attention_heads": heads}
+        yield {
+            "num_layers": layers * stages * virtual,
+            "hidden_size": 64 * heads,
+            "num_attention_heads": heads,
+        }
 
 
 def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
@@ -98,7 +116,9 @@ def raw(source: Any, config: Any) -> Parts | None:
     version = config.version
     try:
         given = config.dialect.parse(source, version, False).given.flat()
-        args = arguments.effective(given, version, config.world_size or arguments.smallest_world_size(given, version))
+        args = arguments.effective(
+            given, version, config.world_size or arguments.smallest_world_size(given, version)
+        )
         run(objects.BEFORE, Namespace(args))
     except BridgeError:
         return None
@@ -116,18 +136,27 @@ def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
     cls = LATENT if model == TRANSFORMER and args.get("multi_latent_attention") else model
     whole = objects.transformer(args, version)
     own = defaults(version, cls)
-    asked = {cls: fed(args, version, cls, TRANSFORMER_FEEDS), OPTIMIZER: fed(args, version, OPTIMIZER, ())}
+    asked = {
+        cls: fed(args, version, cls, TRANSFORMER_FEEDS),
+        OPTIMIZER: fed(args, version, OPTIMIZER, ()),
+    }
     held = {cls: {name: whole[name] for name in own}, OPTIMIZER: objects.optimizer(args, version)}
     if not args.get("use_torch_fsdp2"):
         asked[DDP], held[DDP] = fed(args, version, DDP, DDP_FEEDS), objects.ddp(args, version)
-        asked[DDP]["bucket_size"] = held[DDP]["bucket_size"]  # training.py works it out before it builds the class
+        asked[DDP]["bucket_size"] = held[DDP][
+            "bucket_size"
+        ]  # training.py works it out before it builds the class
     return {cls: _said(fields, version, cls) for cls, fields in asked.items()}, held
 
 
 def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
     """What differs from the class's own defaults."""
     own = defaults(version, cls)
-    return {name: value for name, value in fields.items() if value != own[name] or type(value) is not type(own[name])}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value != own[name] or type(value) is not type(own[name])
+    }
 
 
 def answer(question: Mapping[str, Any]) -> Group:
@@ -145,7 +174,10 @@ def installed() -> str:
 
 
 FUSED = {
-    "megatron.core.models.common.embeddings.rope_utils": ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"),
+    "megatron.core.models.common.embeddings.rope_utils": (
+        "fused_apply_rotary_pos_emb",
+        "fused_apply_rotary_pos_emb_thd",
+    ),
     "megatron.core.transformer.moe.moe_utils": (
         "fused_permute",
         "fused_permute_with_probs",
@@ -158,7 +190,9 @@ FUSED = {
 NEWEST = "99.0"
 
 
-def _adam(master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any) -> None:
+def _adam(
+    master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
+) -> None:
     """The arguments that OptimizerConfig looks for in Transformer Engine's Adam."""
 
 
@@ -167,17 +201,29 @@ def _on_a_cluster() -> Iterator[None]:
     """Checks that ask for Transformer Engine find a new one while inside, and this is rank 0; no config class runs a kernel."""
     from packaging.version import Version
 
-    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    names = (
+        "transformer_engine",
+        "transformer_engine.pytorch",
+        "transformer_engine.pytorch.optimizers",
+    )
     modules = {name: ModuleType(name) for name in names}
     modules[names[-1]].FusedAdam = _adam  # type: ignore[attr-defined]
     with ExitStack() as stack:
         for module, functions in FUSED.items():
             for name in functions:
-                stack.enter_context(patch.object(import_module(module), name, object(), create=True))
+                stack.enter_context(
+                    patch.object(import_module(module), name, object(), create=True)
+                )
         with suppress(ModuleNotFoundError):  # came with 0.15
-            kernels = import_module("megatron.core.transformer.custom_layers.batch_invariant_kernels")
+            kernels = import_module(
+                "megatron.core.transformer.custom_layers.batch_invariant_kernels"
+            )
             stack.enter_context(patch.object(kernels, "HAVE_DEEPGEMM_BF16", True, create=True))
-        stack.enter_context(patch.object(import_module("megatron.core.utils"), "get_te_version", lambda: Version(NEWEST)))
+        stack.enter_context(
+            patch.object(
+                import_module("megatron.core.utils"), "get_te_version", lambda: Version(NEWEST)
+            )
+        )
         stack.enter_context(patch.dict(sys.modules, modules))
         stack.enter_context(patch("torch.distributed.get_rank", lambda group=None: 0))
         yield
@@ -188,9 +234,13 @@ def built(name: str, fields: Mapping[str, Any]) -> Any:
     cls = getattr(import_module(PLACES[name]), name)
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:
-        return cls(**{name: _live(known[name], value) for name, value in fields.items() if name in known})
+        return cls(
+            **{name: _live(known[name], value) for name, value in fields.items() if name in known}
+        )
     except Exception as error:
-        raise ConfigError(f"{name}: refused by Megatron itself: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{name}: refused by Megatron itself: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _live(field: Any, value: Any) -> Any:
@@ -228,7 +278,11 @@ def _stand_in(name: str) -> Any:
 def held(built: Any) -> Group:
     """The plain fields of a real config object; dtypes, members of enumerations and the activation by name."""
     found = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
-    return {name: _named(value) for name, value in found.items() if name == ACTIVATION or live.is_plain(value)}
+    return {
+        name: _named(value)
+        for name, value in found.items()
+        if name == ACTIVATION or live.is_plain(value)
+    }
 
 
 def _named(value: Any) -> Any:
@@ -236,4 +290,10 @@ def _named(value: Any) -> Any:
         return [_named(item) for item in value]
     if isinstance(value, Enum):
         return value.name
-    return getattr(value, "__name__", value) if callable(value) else str(value) if live.is_dtype(value) else value
+    return (
+        getattr(value, "__name__", value)
+        if callable(value)
+        else str(value)
+        if live.is_dtype(value)
+        else value
+    )

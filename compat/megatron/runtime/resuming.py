@@ -26,13 +26,24 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
     parts = list(map(bare, chunks))
     names = ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
     ranks = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    metadata = {**(dist_checkpointing.load_content_metadata(str(place)) or {}), "dp_cp_group": ranks}
+    metadata = {
+        **(dist_checkpointing.load_content_metadata(str(place)) or {}),
+        "dp_cp_group": ranks,
+    }
     with _stepping(optimizer):
-        wanted = {name: part.sharded_state_dict(metadata=metadata) for name, part in zip(names, parts, strict=True)}
-        wanted["optimizer"] = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
+        wanted = {
+            name: part.sharded_state_dict(metadata=metadata)
+            for name, part in zip(names, parts, strict=True)
+        }
+        wanted["optimizer"] = optimizer.sharded_state_dict(
+            wanted, is_loading=True, metadata=metadata
+        )
         found: dict[str, Any] = dist_checkpointing.load(wanted, str(place))
         missing = [name for name in ("iteration", "opt_param_scheduler") if name not in found]
-        SourceError.raise_if(f"{place}: no {name} in it, which Megatron-LM goes on by; {run.DAMAGED}" for name in missing)
+        SourceError.raise_if(
+            f"{place}: no {name} in it, which Megatron-LM goes on by; {run.DAMAGED}"
+            for name in missing
+        )
         for name, part in zip(names, parts, strict=True):
             part.load_state_dict(found[name])
         optimizer.load_state_dict(found["optimizer"])
@@ -47,7 +58,9 @@ def _stepping(optimizer: Any) -> Iterator[None]:
     if find_spec("transformer_engine") is not None:
         yield
         return
-    parts = [part for part in optimizer.chained_optimizers if isinstance(part, DistributedOptimizer)]
+    parts = [
+        part for part in optimizer.chained_optimizers if isinstance(part, DistributedOptimizer)
+    ]
     for part in parts:
         part.optimizer.state.clear()
         part._init_optimizer_states_with_dummy_values()
@@ -55,10 +68,16 @@ def _stepping(optimizer: Any) -> Iterator[None]:
 
     def with_step(self: Any, weight: Any, tensors: Mapping[str, Any]) -> None:
         kept = self._get_main_param_and_optimizer_states(weight)
-        put(self, weight, {**{key: value for key, value in kept.items() if key == "step"}, **tensors})
+        put(
+            self,
+            weight,
+            {**{key: value for key, value in kept.items() if key == "step"}, **tensors},
+        )
 
     with patch.object(DistributedOptimizer, "_set_main_param_and_optimizer_states", with_step):
         yield
     for part in optimizer.chained_optimizers:
         for kept in part.optimizer.state.values():
-            kept["step"] = kept["step"].clone()  # one tensor for all of them, on which each would count
+            kept["step"] = kept[
+                "step"
+            ].clone()  # one tensor for all of them, on which each would count

@@ -51,7 +51,11 @@ class States:
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
         """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
-        return {name: value.view(-1) for name, value in self._states(weight).items() if name != "param" and is_state(value)}
+        return {
+            name: value.view(-1)
+            for name, value in self._states(weight).items()
+            if name != "param" and is_state(value)
+        }
 
     def _states(self, weight: nn.Parameter) -> Mapping[str, Any]:
         if self.owned(weight) == NOTHING:

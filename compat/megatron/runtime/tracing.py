@@ -41,8 +41,12 @@ def takes(target: Any) -> bool:
 def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> MegatronSource:
     """See `bridge.trace.attach`: one chunk, or a list with one for each virtual stage."""
     if optimizer is None or accumulation is None:
-        raise BridgeError("attach: chunks of Megatron-Core need optimizer= and accumulation=, the microbatches of a step")
-    return MegatronSource(chunks if isinstance(chunks, list | tuple) else [chunks], optimizer, accumulation)
+        raise BridgeError(
+            "attach: chunks of Megatron-Core need optimizer= and accumulation=, the microbatches of a step"
+        )
+    return MegatronSource(
+        chunks if isinstance(chunks, list | tuple) else [chunks], optimizer, accumulation
+    )
 
 
 class Window(nn.Module):
@@ -50,7 +54,12 @@ class Window(nn.Module):
     native layer has them, (batch, sequence, width) instead of (sequence, batch, width). Without modules it is elsewhere.
     """
 
-    def __init__(self, first: nn.Module | None = None, last: nn.Module | None = None, columns: int | None = None) -> None:
+    def __init__(
+        self,
+        first: nn.Module | None = None,
+        last: nn.Module | None = None,
+        columns: int | None = None,
+    ) -> None:
         super().__init__()
         self._ends, self._columns = (first, last), columns
 
@@ -101,19 +110,33 @@ class MegatronSource:
     is per token: how much a microbatch counts is then known at the end of a step only.
     """
 
-    def __init__(self, chunks: Sequence[Any], optimizer: Any, accumulation: int = 1, shape: Architecture | None = None) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[Any],
+        optimizer: Any,
+        accumulation: int = 1,
+        shape: Architecture | None = None,
+    ) -> None:
         self.chunks, self.optimizer, self.accumulation = list(chunks), optimizer, accumulation
         self.models = [model.bare(chunk) for chunk in self.chunks]
         if self.chunks[0].ddp_config.use_megatron_fsdp:
-            raise BridgeError("attach: this Megatron-Core run shards its weights (Megatron-FSDP); trace one without it")
+            raise BridgeError(
+                "attach: this Megatron-Core run shards its weights (Megatron-FSDP); trace one without it"
+            )
         self.states, self.shape = States(optimizer), shape or _shape(self.models[0])
         if self.models[0].config.calculate_per_token_loss:
-            raise BridgeError("attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch")
+            raise BridgeError(
+                "attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch"
+            )
         self._step, self._running = 1, 0
         self._norm: float | None = None
         self._passes = [0] * len(self.chunks)
         self._batch: tuple[Tensor, ...] = ()
-        self._calls: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
+        self._calls: dict[Moment, list[Callable[[], None]]] = {
+            "reduced": [],
+            "updated": [],
+            "ended": [],
+        }
         for index, chunk in enumerate(self.chunks):
             chunk.register_forward_pre_hook(self._entering(index), with_kwargs=True)
         self._watch()
@@ -165,7 +188,10 @@ class MegatronSource:
             for layer in part.decoder.layers:
                 yield self.shape.names[layer.layer_number], Window(layer, layer)
             if part.post_process:
-                yield self.shape.names[-1], Window(part.decoder.final_layernorm, part.output_layer, self._columns)
+                yield (
+                    self.shape.names[-1],
+                    Window(part.decoder.final_layernorm, part.output_layer, self._columns),
+                )
 
     @property
     def entrance(self) -> str:
@@ -217,8 +243,13 @@ class MegatronSource:
         """
         scale = float(self.optimizer.get_loss_scale())
         clip = float(getattr(getattr(self.optimizer, "config", None), "clip_grad", 0.0) or 0.0)
-        clipped = min(1.0, clip / (float(self._norm) + 1e-6)) if clip and self._norm is not None else 1.0
-        return {"parameter": clipped / scale, "activation": 1 / scale / self.comm.group("data").size}
+        clipped = (
+            min(1.0, clip / (float(self._norm) + 1e-6)) if clip and self._norm is not None else 1.0
+        )
+        return {
+            "parameter": clipped / scale,
+            "activation": 1 / scale / self.comm.group("data").size,
+        }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """See `Source`. Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
@@ -227,9 +258,15 @@ class MegatronSource:
             return Placement.full(shape)
         if output and layer == self.shape.names[-1]:
             start = index * (model.padded(self.shape, ranks) // ranks)
-            return Placement.box((*shape[:-1], self.shape.vocab), (*(0 for _ in shape[:-1]), start), shape)
+            return Placement.box(
+                (*shape[:-1], self.shape.vocab), (*(0 for _ in shape[:-1]), start), shape
+            )
         split = self.models[0].config.sequence_parallel
-        return Placement.full(shape).split(TOKENS, index, ranks) if split else Placement.full(shape, ("tensor",))
+        return (
+            Placement.full(shape).split(TOKENS, index, ranks)
+            if split
+            else Placement.full(shape, ("tensor",))
+        )
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
         """See `Source`."""
@@ -255,7 +292,9 @@ class MegatronSource:
                 label = ".".join(word for word in (rest, part) if word)
                 tied = self._tied if piece.name == TIED else ()
                 axes = (*replicas, *(("pipeline",) if tied else ()))
-                yield Held(layer, kind, label, local, piece.placement(tuple(local.shape), axes), tied)
+                yield Held(
+                    layer, kind, label, local, piece.placement(tuple(local.shape), axes), tied
+                )
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
         """What there is of that kind of a parameter, in its shape, by what it adds to its name."""
@@ -263,9 +302,16 @@ class MegatronSource:
         if kind == "replica":
             yield "", weight.detach()
         elif kind == "moment":
-            yield from ((name, self._whole(weight, value)) for name, value in states.moments(weight).items())
+            yield from (
+                (name, self._whole(weight, value)) for name, value in states.moments(weight).items()
+            )
         else:
-            yield "", self._whole(weight, states.master(weight) if kind == "weight" else states.gradient(weight))
+            yield (
+                "",
+                self._whole(
+                    weight, states.master(weight) if kind == "weight" else states.gradient(weight)
+                ),
+            )
 
     def _whole(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
         """Put together over data ranks, where each keeps a part."""
@@ -277,13 +323,23 @@ class MegatronSource:
 
     def _counters(self) -> Held:
         rates = (float(group["lr"]) for group in self.optimizer.param_groups)
-        numbers = torch.tensor([self._step, float(self.optimizer.get_loss_scale()), *rates], dtype=torch.float64)
-        return Held("", "state", "counters", numbers, Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)))
+        numbers = torch.tensor(
+            [self._step, float(self.optimizer.get_loss_scale()), *rates], dtype=torch.float64
+        )
+        return Held(
+            "",
+            "state",
+            "counters",
+            numbers,
+            Placement.full(tuple(numbers.shape), tuple(self.comm.mesh.sizes)),
+        )
 
     def batch(self) -> Iterator[Held]:
         """See `Source`. Tensor ranks take the same microbatch."""
         for index, tensor in enumerate(self._batch):
-            yield Held("", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",)))
+            yield Held(
+                "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
+            )
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
         """See `Source`."""
@@ -292,12 +348,20 @@ class MegatronSource:
     def settings(self) -> Mapping[str, object]:
         """See `Source`."""
         configs = {"model": self.models[0].config, "optimizer": self.states.part.config}
-        named = ((f"{part}.{name}", value) for part, config in configs.items() for name, value in vars(config).items())
+        named = (
+            (f"{part}.{name}", value)
+            for part, config in configs.items()
+            for name, value in vars(config).items()
+        )
         return {name: value for name, value in named if live.is_plain(value)}
 
     def about(self) -> Mapping[str, object]:
         """See `Source`."""
-        formats = {str(weight.dtype).removeprefix("torch.") for chunk in self.chunks for weight in chunk.parameters()}
+        formats = {
+            str(weight.dtype).removeprefix("torch.")
+            for chunk in self.chunks
+            for weight in chunk.parameters()
+        }
         return {
             "engine": "Megatron-Core",
             "mesh": dict(self.comm.mesh.sizes),
@@ -315,7 +379,9 @@ def comm() -> Comm:
         "data": parallel_state.get_data_parallel_world_size(),
     }
     mine = tuple(dist.get_process_group_ranks(parallel_state.get_data_parallel_group()))
-    meshes = (Mesh.of(Parallel(**sizes, order=order), dist.get_world_size()) for order in ORDERS.values())
+    meshes = (
+        Mesh.of(Parallel(**sizes, order=order), dist.get_world_size()) for order in ORDERS.values()
+    )
     mesh = next(mesh for mesh in meshes if mesh.group(dist.get_rank(), "data") == mine)
     return Comm(mesh, dist.get_rank())
 

@@ -53,7 +53,9 @@ class MegatronTrainer:
     `samples` are those of a step in the runs whose checkpoints it goes on from, where that is another number than its own.
     """
 
-    def __init__(self, config: MegatronConfig, workload: Workload, samples: int | None = None) -> None:
+    def __init__(
+        self, config: MegatronConfig, workload: Workload, samples: int | None = None
+    ) -> None:
         here = joined()
         place = Environment(*here) if here else detect()
         self._samples = samples or config.args.get("global_batch_size") or 1
@@ -79,7 +81,11 @@ class MegatronTrainer:
         _groups(self.plan, args)
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         described = self.workload.model is not None
-        self.settings = model.described_config(self.config) if described else model.transformer_config(self.config, self.shape)
+        self.settings = (
+            model.described_config(self.config)
+            if described
+            else model.transformer_config(self.config, self.shape)
+        )
         places = model.positions(args) if described else {}
         parts = model.parts(self.settings, self.shape, places)
         self._weights = list(model.named(parts))
@@ -88,7 +94,10 @@ class MegatronTrainer:
         self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
-            model.optimizer_config(self.config), self.chunks, config_overrides=None, use_gloo_process_groups=False
+            model.optimizer_config(self.config),
+            self.chunks,
+            config_overrides=None,
+            use_gloo_process_groups=False,
         )
         self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
         for weight, values in exact.items():
@@ -118,7 +127,9 @@ class MegatronTrainer:
             try:
                 yield
             except (AssertionError, ValueError) as error:
-                raise ConfigError(f"megatron: refused by Megatron-Core itself: {type(error).__name__}: {error}") from error
+                raise ConfigError(
+                    f"megatron: refused by Megatron-Core itself: {type(error).__name__}: {error}"
+                ) from error
 
     @property
     def _fully_sharded(self) -> bool:
@@ -140,7 +151,9 @@ class MegatronTrainer:
         """See `Trainer`."""
         taken = list(islice(batches, self.accumulation))
         if len(taken) < self.accumulation:
-            raise BridgeError(f"train_batch: found {len(taken)} microbatches, expected {self.accumulation}; give more")
+            raise BridgeError(
+                f"train_batch: found {len(taken)} microbatches, expected {self.accumulation}; give more"
+            )
         with self.running():
             for chunk in self.chunks:
                 chunk.train()
@@ -171,9 +184,13 @@ class MegatronTrainer:
         tokens, targets = (tensor.to(device) for tensor in next(batches))
         given = self.workload.rows.named(tokens) if self.workload.rows else {"input_ids": tokens}
         tokens, mask = given["input_ids"], given.get("attention_mask")
-        positions = given.get("position_ids", torch.arange(tokens.shape[1], device=device).expand_as(tokens))
+        positions = given.get(
+            "position_ids", torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+        )
         unseen = None if mask is None else _unseen(mask)
-        return part(tokens, positions, unseen, labels=targets.clamp(min=0)), partial(self._loss, targets)
+        return part(tokens, positions, unseen, labels=targets.clamp(min=0)), partial(
+            self._loss, targets
+        )
 
     def _loss(self, targets: Tensor, losses: Tensor) -> tuple[Any, ...]:
         """As training's own loss function gives it: a sum with its count, or a mean."""
@@ -219,11 +236,19 @@ class MegatronTrainer:
     @torch.no_grad()
     def resume(self, place: Path) -> int:
         """See `Trainer`. Megatron-LM's scheduler counts samples, this one steps."""
-        BridgeError.raise_if([f"{place}: Megatron-FSDP loads a format of its own alone"] if self._fully_sharded else [])
+        BridgeError.raise_if(
+            [f"{place}: Megatron-FSDP loads a format of its own alone"]
+            if self._fully_sharded
+            else []
+        )
         with self.running():
             found = loaded(place, self.chunks, self.optimizer)
             kept = found["opt_param_scheduler"]
-            counts = {name: value / self._samples for name, value in kept.items() if name.endswith("_steps")}
+            counts = {
+                name: value / self._samples
+                for name, value in kept.items()
+                if name.endswith("_steps")
+            }
             self.scheduler.load_state_dict({**kept, **counts})
         return int(found["iteration"])
 
@@ -231,11 +256,16 @@ class MegatronTrainer:
         """See `Trainer`. Every rank gets all."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
-        found = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), flat, strict=True)}
+        found = {
+            name: part.view(shape)
+            for (name, shape), part in zip(self._shapes.items(), flat, strict=True)
+        }
         for weight, parts in self.named():
             # Of copies only one is taken, as all ranks are summed: the first data rank's, and not a
             # tied weight on a later stage.
-            taken = (self.states.sharded or self.data[0] == 0) and not getattr(weight, "shared", False)
+            taken = (self.states.sharded or self.data[0] == 0) and not getattr(
+                weight, "shared", False
+            )
             for piece in parts if taken else ():
                 local = piece.of(self.states.filled(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
@@ -257,12 +287,18 @@ class MegatronTrainer:
         return {
             "weights": _bytes(weights),
             "gradients": _bytes(self.states.gradients()),
-            "optimizer": _bytes(tensor for tensor in self.states.kept() if tensor.untyped_storage().data_ptr() not in held),
+            "optimizer": _bytes(
+                tensor
+                for tensor in self.states.kept()
+                if tensor.untyped_storage().data_ptr() not in held
+            ),
         }
 
     def close(self) -> None:
         """See `Trainer`. A process group that was made for this rank alone ends too."""
-        groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+        groups = [
+            group for group in parallel_state._global_process_group_list or () if group is not None
+        ]
         parallel_state.destroy_model_parallel()
         for group in groups:
             dist.destroy_process_group(group)
@@ -288,7 +324,9 @@ def _join(place: Environment) -> bool:
     if place.world > 1 or joined():
         connect(place.rank, place.world, place.address, backend)
         return False
-    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+    )
     return True
 
 
@@ -317,9 +355,16 @@ def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
     """What training gives its scheduler (training.py: get_optimizer_param_scheduler), in optimizer steps."""
-    total = args.get("lr_decay_iters") or args.get("train_iters") or _iterations(args, "lr_decay") or _iterations(args, "train")
+    total = (
+        args.get("lr_decay_iters")
+        or args.get("train_iters")
+        or _iterations(args, "lr_decay")
+        or _iterations(args, "train")
+    )
     if total is None and args["lr_decay_style"] != "constant":
-        raise ConfigError(f"lr_decay_style: found {args['lr_decay_style']}, which has no end; set train_iters or lr_decay_iters")
+        raise ConfigError(
+            f"lr_decay_style: found {args['lr_decay_style']}, which has no end; set train_iters or lr_decay_iters"
+        )
     total = total or ENDLESS
     fraction, batch = args.get("lr_warmup_fraction"), args.get("global_batch_size") or 1
     warmup = args.get("lr_warmup_iters") or (args.get("lr_warmup_samples") or 0) / batch
@@ -351,5 +396,7 @@ def _iterations(args: Mapping[str, Any], name: str) -> float | None:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storages that tensors live in, each once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     return sum(storages.values())

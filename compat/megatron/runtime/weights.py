@@ -51,7 +51,12 @@ class Piece:
     def placement(self, shape: tuple[int, ...], replicas: tuple[str, ...] = ()) -> Placement:
         """Where a part of that shape lies in the whole."""
         offsets = tuple(self.start * (dim == self.dim) for dim in range(len(self.whole)))
-        return Placement.box(self.whole, offsets, tuple(shape), (*(("tensor",) if self.dim is None else ()), *replicas))
+        return Placement.box(
+            self.whole,
+            offsets,
+            tuple(shape),
+            (*(("tensor",) if self.dim is None else ()), *replicas),
+        )
 
 
 def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
@@ -91,7 +96,10 @@ SPLIT = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv": 0, "line
 def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
     if name.startswith(LAYERS):
         number, _, rest = name.removeprefix(LAYERS).partition(".")
-        yield from ((f"block{number}.{native}", dim, pick) for native, dim, pick in _in_layer(rest, shape, share))
+        yield from (
+            (f"block{number}.{native}", dim, pick)
+            for native, dim, pick in _in_layer(rest, shape, share)
+        )
     elif name == "embedding.position_embeddings.weight":
         yield "embedding.positions.weight", None, _all
     elif name.startswith("decoder.final_layernorm."):
@@ -111,16 +119,26 @@ def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
     elif module.endswith("linear_fc2"):
         yield f"{_native(module)}.down.{kind}", dim, _all
     else:
-        parts = _heads(shape, share) if module == "self_attention.linear_qkv" else _halves(shape, _native(module))
+        parts = (
+            _heads(shape, share)
+            if module == "self_attention.linear_qkv"
+            else _halves(shape, _native(module))
+        )
         yield from ((f"{native}.{kind}", dim, pick) for native, pick in parts)
 
 
 def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """Group by group: the queries of a group, then its key, then its value (attention.py: get_query_key_value_tensors)."""
-    groups, queries, width = shape.kv_heads // share.ranks, shape.heads // shape.kv_heads, shape.head
+    groups, queries, width = (
+        shape.kv_heads // share.ranks,
+        shape.heads // shape.kv_heads,
+        shape.head,
+    )
 
     def rows(first: int, last: int) -> Callable[[Tensor], Tensor]:
-        return lambda tensor: tensor.view(groups, queries + 2, width, *tensor.shape[1:])[:, first:last]
+        return lambda tensor: tensor.view(groups, queries + 2, width, *tensor.shape[1:])[
+            :, first:last
+        ]
 
     yield "attention.query", rows(0, queries)
     yield "attention.key", rows(queries, queries + 1)
@@ -129,7 +147,11 @@ def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[T
 
 def _native(module: str) -> str:
     """The native name of what has a feed-forward layer: a block, an expert, or the shared ones together."""
-    return module.rpartition(".")[0].replace("experts.local_experts", "experts").replace("shared_experts", "shared")
+    return (
+        module.rpartition(".")[0]
+        .replace("experts.local_experts", "experts")
+        .replace("shared_experts", "shared")
+    )
 
 
 def _halves(shape: Architecture, name: str) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:

@@ -11,9 +11,21 @@ from typing import Any
 from bridge.errors import SourceError
 from bridge.state.lazy import Boxed, Joined, Lazy, Placed, Run, strips
 from bridge.state.names import Shapes
-from compat.megatron.state.ranks import ENGINE_ORDER, LAYERS, OUTPUT, OWN_ORDER, WORDS, Parallel, local, ordered, placed
+from compat.megatron.state.ranks import (
+    ENGINE_ORDER,
+    LAYERS,
+    OUTPUT,
+    OWN_ORDER,
+    WORDS,
+    Parallel,
+    local,
+    ordered,
+    placed,
+)
 
-KEY = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.+)\)\.bucket_idx_(\d+)\.(\w+)")
+KEY = re.compile(
+    r"optimizer\.distributed\.dp_group_idx_(\d+)\.gbuf_idx_(\d+)\.dtype_\((.+)\)\.bucket_idx_(\d+)\.(\w+)"
+)
 UNPADDED = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.per_bucket_numel_unpadded/.*")
 ALIGNED = 64
 """Each parameter starts at a multiple of so many elements (distributed/param_and_grad_buffer.py)."""
@@ -25,7 +37,11 @@ Buckets = dict[int, dict[int, dict[str, Lazy]]]
 
 
 def unpacked(
-    place: Path, weights: Mapping[str, Lazy], tensors: Mapping[str, Lazy], values: Mapping[str, Any], args: Mapping[str, Any]
+    place: Path,
+    weights: Mapping[str, Lazy],
+    tensors: Mapping[str, Lazy],
+    values: Mapping[str, Any],
+    args: Mapping[str, Any],
 ) -> dict[str, dict[str, Lazy]]:
     """The optimizer's tensors of each parameter by kind. Raises `SourceError` unless the masters match the weights.
 
@@ -38,12 +54,16 @@ def unpacked(
     numbers = {int(name.split(".")[2]) for name in shapes if name.startswith(LAYERS)}
     parallel = Parallel.of(args, len(numbers), str(place))
     buckets, sizes = _buckets(place, tensors), _sizes(values)
-    if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(buckets):
+    if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(
+        buckets
+    ):
         said = f"found buckets of {len(buckets)} groups of ranks; expected {parallel.tensor * parallel.pipeline}"
         raise SourceError(f"{place}: {said}; the checkpoint is damaged")
     for order in (OWN_ORDER, ENGINE_ORDER):
         found = _laid(shapes, parallel, buckets, sizes, order)
-        if found is not None and all(_rounded(found[name][MASTER], held) for name, held in weights.items()):
+        if found is not None and all(
+            _rounded(found[name][MASTER], held) for name, held in weights.items()
+        ):
             return found
     raise SourceError(
         f"{place}: the order of parameters in its buckets is not known here (their masters do not match the weights); {ADVICE}"
@@ -79,7 +99,11 @@ def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
 
 
 def _laid(
-    shapes: Shapes, parallel: Parallel, buckets: Buckets, sizes: Mapping[int, Sequence[int]], order: Sequence[str]
+    shapes: Shapes,
+    parallel: Parallel,
+    buckets: Buckets,
+    sizes: Mapping[int, Sequence[int]],
+    order: Sequence[str],
 ) -> dict[str, dict[str, Lazy]] | None:
     """The optimizer's tensors of each parameter if its modules are in `order`; None if the sizes do not fit."""
     parts: dict[str, dict[str, list[Placed]]] = {}
@@ -87,7 +111,9 @@ def _laid(
         # Groups of data ranks are numbered with the tensor rank running fastest.
         stage, index = divmod(group, parallel.tensor)
         names = ordered(shapes, parallel, stage, order)
-        places = _places([(name, prod(local(name, shapes, parallel.tensor))) for name in names], sizes[group])
+        places = _places(
+            [(name, prod(local(name, shapes, parallel.tensor))) for name in names], sizes[group]
+        )
         if places is None:
             return None
         for name, bucket, start, end in places:
@@ -101,12 +127,17 @@ def _laid(
                 row = parts.setdefault(name, {}).setdefault(kind, [])
                 row.extend(placed(name, shapes, index, parallel.tensor, own))
     return {
-        name: {kind: Boxed(tuple(row), shapes[name], row[0].source.dtype) for kind, row in kinds.items()}
+        name: {
+            kind: Boxed(tuple(row), shapes[name], row[0].source.dtype)
+            for kind, row in kinds.items()
+        }
         for name, kinds in parts.items()
     }
 
 
-def _places(names: Sequence[tuple[str, int]], sizes: Sequence[int]) -> list[tuple[str, int, int, int]] | None:
+def _places(
+    names: Sequence[tuple[str, int]], sizes: Sequence[int]
+) -> list[tuple[str, int, int, int]] | None:
     """(name, bucket, start, end) of each parameter, the last one first; None if they do not fill the buckets exactly."""
     found, bucket, at = [], 0, 0
     for name, count in reversed(names):

@@ -19,7 +19,17 @@ from bridge.state import archive, dcp
 from bridge.state.digests import SUMS
 from bridge.state.files import File
 from bridge.state.formats import Format, Used, Wanted, Written
-from bridge.state.hub import BESIDE, Hub, Origin, Parameter, beside_of, lost, plain, weights_of, with_beside
+from bridge.state.hub import (
+    BESIDE,
+    Hub,
+    Origin,
+    Parameter,
+    beside_of,
+    lost,
+    plain,
+    weights_of,
+    with_beside,
+)
 from bridge.state.lazy import Held, Joined, Lazy, Run, cast
 from bridge.state.packing import saved
 from bridge.state.pickled import recorded
@@ -34,7 +44,16 @@ KNOWN = {
     **dcp.KNOWN,
     **run.KNOWN,
     **recorded(
-        *(f"{PLANNER} {name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"))
+        *(
+            f"{PLANNER} {name}"
+            for name in (
+                "SavePlan",
+                "WriteItem",
+                "WriteItemType",
+                "TensorWriteData",
+                "BytesIOWriteData",
+            )
+        )
     ),
     **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
 }
@@ -48,8 +67,15 @@ EXPERTS = re.compile(r"(.*mlp\.experts\.)experts\.(linear_fc[12]\.weight)")
 OWN = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
 # The two spellings of an expert's matrices: grouped (linear_fc1.weight3), or one module for each
 # expert.
-OF_EXPERT = re.compile(r"mlp\.experts\.(?:(linear_fc[12])\.weight(\d+)|local_experts\.(\d+)\.(linear_fc[12])\.weight)")
-BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
+OF_EXPERT = re.compile(
+    r"mlp\.experts\.(?:(linear_fc[12])\.weight(\d+)|local_experts\.(\d+)\.(linear_fc[12])\.weight)"
+)
+BACKEND = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
 
 
 class TorchDist(Format):
@@ -67,7 +93,9 @@ class TorchDist(Format):
 
     def read(self, place: Path) -> Hub:
         """Every tensor by Megatron's name with the index of its layer, from any layout of ranks."""
-        backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get("sharded_backend")
+        backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get(
+            "sharded_backend"
+        )
         if backend != "torch_dist":
             raise SourceError(
                 f"{place / METADATA}: found {shown(backend)} as sharded_backend; expected torch_dist; save it with"
@@ -75,7 +103,9 @@ class TorchDist(Format):
             )
         common = archive.read(place / dcp.COMMON, place, KNOWN)
         if not isinstance(common, dict):
-            raise SourceError(f"{place / dcp.COMMON}: found {shown(common, 30)}; expected a dictionary; {DAMAGED}")
+            raise SourceError(
+                f"{place / dcp.COMMON}: found {shown(common, 30)}; expected a dictionary; {DAMAGED}"
+            )
         _sharding(common, place)
         entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
         return _hub(self.name, place, common, entries)
@@ -104,7 +134,9 @@ def iteration(folder: Path) -> Path:
     # `release` is a converted checkpoint without an iteration. isascii, because isdigit takes other
     # scripts' digits too.
     if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
-        raise SourceError(f"{path}: found {shown(said)}; expected the number of an iteration; {DAMAGED}")
+        raise SourceError(
+            f"{path}: found {shown(said)}; expected the number of an iteration; {DAMAGED}"
+        )
     return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
 
 
@@ -138,16 +170,30 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     if any(".bucket_idx_" in key for key in tensors):
         kinds = unpacked(place, weights, tensors, values, args)
     parameters = {name: _parameter(name, held, kinds, step) for name, held in weights.items()}
-    rows = [row for held in optimizers for row in held.get("optimizer", held).get("param_groups", ())]
+    rows = [
+        row for held in optimizers for row in held.get("optimizer", held).get("param_groups", ())
+    ]
     dimensions = {name: len(held.weight.shape) for name, held in parameters.items() if held.trained}
     groups = run.groups_of(rows, dimensions, str(place / dcp.COMMON)) if rows and kinds else ()
     said, left = run.client_of(common)
     # The learning rate that the run had, as the first group has it.
     lr = groups[0].settings.get("lr") if groups else None
-    layout = {"tensor": args.get("tensor_model_parallel_size"), "pipeline": args.get("pipeline_model_parallel_size")}
-    files = (place / dcp.METADATA, place / dcp.COMMON, place / METADATA, *sorted(place.glob("*.distcp")))
+    layout = {
+        "tensor": args.get("tensor_model_parallel_size"),
+        "pipeline": args.get("pipeline_model_parallel_size"),
+    }
+    files = (
+        place / dcp.METADATA,
+        place / dcp.COMMON,
+        place / METADATA,
+        *sorted(place.glob("*.distcp")),
+    )
     hub = Hub(
-        Origin(format, layout={key: size for key, size in layout.items() if isinstance(size, int)}, files=files),
+        Origin(
+            format,
+            layout={key: size for key, size in layout.items() if isinstance(size, int)},
+            files=files,
+        ),
         parameters,
         ordered=False,
         groups=groups,
@@ -164,7 +210,9 @@ ENDS = 4096
 """Elements at each end of a parameter that are compared with its master."""
 
 
-def _strange(weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]]) -> Iterator[Finding]:
+def _strange(
+    weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]]
+) -> Iterator[Finding]:
     """Findings on masters that do not round to their weights.
 
     Megatron-Core 0.16.1 writes zeros for some if stages share words and the distributed optimizer is saved fully reshardable
@@ -229,25 +277,39 @@ def _parts(held: Lazy) -> Iterator[Lazy]:
         yield Joined((Run(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype)
 
 
-def _parameter(name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]], step: float | None) -> Parameter:
+def _parameter(
+    name: str, weight: Lazy, kinds: Mapping[str, Mapping[str, Lazy]], step: float | None
+) -> Parameter:
     found = dict(kinds.get(name, {}))
     master = next((found.pop(kind) for kind in MASTERS if kind in found), None)
     # In fp32 training the optimizer updates the weight itself; what it stores is no second copy.
     if master is not None and master.dtype == weight.dtype:
         weight, master = master, None
-    return Parameter(weight, master, found, step if found else None, trained=not kinds or name in kinds)
+    return Parameter(
+        weight, master, found, step if found else None, trained=not kinds or name in kinds
+    )
 
 
-def _optimizers(common: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _optimizers(
+    common: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
     """The states of its optimizers: one, or several that are chained.
 
     Those of `dp_reshardable` lie among the ranks' values.
     """
     found = common.get("optimizer")
-    for held in found.values() if isinstance(found, Mapping) and all(isinstance(key, int) for key in found) else [found]:
+    for held in (
+        found.values()
+        if isinstance(found, Mapping) and all(isinstance(key, int) for key in found)
+        else [found]
+    ):
         if isinstance(held, Mapping) and ("param_groups" in held or "optimizer" in held):
             yield held
-    ranks = {key: value for key, value in values.items() if re.search(r"dp_group_idx_0\.(?:optimizer|grad_scaler)/", key)}
+    ranks = {
+        key: value
+        for key, value in values.items()
+        if re.search(r"dp_group_idx_0\.(?:optimizer|grad_scaler)/", key)
+    }
     if ranks:
         yield {key.partition("/")[0].rpartition(".")[2]: value[0] for key, value in ranks.items()}
 
@@ -257,7 +319,11 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
     # Without fp8, each module stores an empty extra state.
     full = [key for key, value in values.items() if EXTRA in key and value not in ([None], None)]
     if full:
-        yield lost("_extra_state", f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried", Effect.NUMBERS)
+        yield lost(
+            "_extra_state",
+            f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried",
+            Effect.NUMBERS,
+        )
 
 
 # Writing
@@ -267,7 +333,9 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
     place = f"iter_{run.iteration_of(hub):07d}"
     layout = Layout(hub, wanted.dtype or hub.computed, 1 if wanted.level is None else wanted.level)
     if layout.level > 1:
-        raise SourceError(f"--level: found {layout.level}; Megatron has 0, and 1 for its distributed optimizer")
+        raise SourceError(
+            f"--level: found {layout.level}; Megatron has 0, and 1 for its distributed optimizer"
+        )
     sharding = {"distrib_optim_sharding_type": SHARDING} if layout.level else {}
     content = {**sharding, "singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     common = {
@@ -276,7 +344,10 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
         BESIDE: beside_of(hub),
     }
     files = [
-        *(File(f"{place}/{file.name}", file.parts) for file in dcp.files_of([*_boxes(layout)], None)),
+        *(
+            File(f"{place}/{file.name}", file.parts)
+            for file in dcp.files_of([*_boxes(layout)], None)
+        ),
         saved(f"{place}/{dcp.COMMON}", common),
         File(f"{place}/{METADATA}", (json.dumps(BACKEND).encode(),)),
         File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
@@ -284,7 +355,15 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
     return Written(tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub)))
 
 
-BEGINNINGS = ("embedding.", "decoder.", "output_layer.", "encoder.", "mtp.", "vision_", "language_model.")
+BEGINNINGS = (
+    "embedding.",
+    "decoder.",
+    "output_layer.",
+    "encoder.",
+    "mtp.",
+    "vision_",
+    "language_model.",
+)
 """How names of parameters begin in Megatron-Core's models."""
 
 
@@ -326,7 +405,11 @@ class Layout:
         step = next(iter(steps), None)
         if self.level:
             inner: dict[str, Any] = {"param_groups": run.rows_of(self.hub, step)}
-            return {"optimizer": inner, **run.grad_scaler(self.hub), "param_state_sharding_type": SHARDING}
+            return {
+                "optimizer": inner,
+                **run.grad_scaler(self.hub),
+                "param_state_sharding_type": SHARDING,
+            }
         state = {} if step is None else {"common_step": Held(torch_number(step))}
         inner = {"state": state, "param_groups": run.rows_of(self.hub, None)}
         return {"optimizer": inner, **run.grad_scaler(self.hub)} if self.apart else inner
@@ -356,7 +439,12 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
                     (Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype
                 )
             top = f"optimizer.state.{kind}." if kind else ""
-            yield dcp.Saved(f"{top}{key}", value, (*sizes, *source.shape), (*offsets, *(0 for _ in source.shape)))
+            yield dcp.Saved(
+                f"{top}{key}",
+                value,
+                (*sizes, *source.shape),
+                (*offsets, *(0 for _ in source.shape)),
+            )
         yield from _extra(name, hub, layers, numbered)
 
 
@@ -370,13 +458,19 @@ def _layers(hub: Hub) -> tuple[int, bool]:
         if match := OWN.fullmatch(name):
             found.setdefault(int(match[2]), set()).add(match[3])
     if sorted(found) != list(range(len(found))):
-        raise SourceError(f"megatron: found layers {shown(sorted(found))}; expected all from 0 on; the source is damaged")
+        raise SourceError(
+            f"megatron: found layers {shown(sorted(found))}; expected all from 0 on; the source is damaged"
+        )
     args = run.carried(hub).get("args") or {}
-    listed = any(isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq"))
+    listed = any(
+        isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq")
+    )
     return len(found), listed or len(set(map(frozenset, found.values()))) > 1
 
 
-def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _place(
+    name: str, hub: Hub, layers: int, numbered: bool
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Key of a tensor, sizes of the stacked dimensions before its own, and its place in them."""
     match = OWN.fullmatch(name)
     if match is None:
@@ -402,7 +496,11 @@ def _place(name: str, hub: Hub, layers: int, numbered: bool) -> tuple[str, tuple
     key = f"{top}{layer}." if numbered else top
     if found := OF_EXPERT.fullmatch(rest):
         module, expert = found[1] or found[4], int(found[2] or found[3])
-        return f"{key}mlp.experts.experts.{module}.weight", (*sizes, _experts(hub, layer)), (*offsets, expert)
+        return (
+            f"{key}mlp.experts.experts.{module}.weight",
+            (*sizes, _experts(hub, layer)),
+            (*offsets, expert),
+        )
     return f"{key}{rest}", sizes, offsets
 
 

@@ -45,9 +45,16 @@ def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
 
 ALONE = tuple(Row(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
 NORMS, REST = ALONE[:2], ALONE[2:]
-WITHIN = tuple(Row(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]])) for module, theirs in FUSED.items())
+WITHIN = tuple(
+    Row(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]]))
+    for module, theirs in FUSED.items()
+)
 # One matrix; its rows go by query group: the group's query heads, its key head, its value head.
-QKV = Row(f"{TOP}self_attention.linear_qkv.{{kind}}", _ours(["attention.query", "attention.key", "attention.value"]), heads=True)
+QKV = Row(
+    f"{TOP}self_attention.linear_qkv.{{kind}}",
+    _ours(["attention.query", "attention.key", "attention.value"]),
+    heads=True,
+)
 FEED = (
     *_halves(f"{TOP}mlp.linear_fc1.{{kind}}", "block{layer}.mlp"),
     Row(f"{TOP}mlp.linear_fc2.{{kind}}", _ours(["mlp.down"])),
@@ -82,7 +89,9 @@ def _table(family: str, *layer: tuple[Row, ...]) -> Table:
 
 
 ENGINE = _table("GPT of Megatron-Core", WITHIN[:1], REST, (QKV,), WITHIN[1:], FEED)
-EXPERTS_ENGINE = _table("GPT of Megatron-Core with experts", WITHIN[:1], NORMS[1:], REST, (QKV,), FEED, SHARED, GROUPED)
+EXPERTS_ENGINE = _table(
+    "GPT of Megatron-Core with experts", WITHIN[:1], NORMS[1:], REST, (QKV,), FEED, SHARED, GROUPED
+)
 OWN = _table("GPT of Megatron-Core's own layers", NORMS, REST, (QKV,), FEED, SHARED, EXPERTS)
 MIXED = _table("GPT of Megatron-Core", NORMS, WITHIN, REST, (QKV,), FEED, SHARED, EXPERTS, GROUPED)
 """All names of the other tables together; every checkpoint is read with this one."""

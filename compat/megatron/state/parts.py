@@ -56,16 +56,24 @@ class Parts(Format):
         optimizer = common.get("optimizer") or {}
         ranks = {key: Rank.of(files[key], state, *key, parallel) for key, state in held.items()}
         shapes = _shapes(ranks, parallel)
-        parameters = {name: _whole(name, shapes, ranks, parallel, run.step_of(optimizer)) for name in shapes}
+        parameters = {
+            name: _whole(name, shapes, ranks, parallel, run.step_of(optimizer)) for name in shapes
+        }
         rows = optimizer.get("optimizer", optimizer).get("param_groups", ())
         dimensions = {name: len(found.weight.shape) for name, found in parameters.items()}
         groups = run.groups_of(rows, dimensions, str(files[0, 0])) if rows else ()
         said, left = run.client_of(common)
         return Hub(
-            Origin(self.name, layout={"tensor": parallel.tensor, "pipeline": parallel.pipeline}, files=tuple(files.values())),
+            Origin(
+                self.name,
+                layout={"tensor": parallel.tensor, "pipeline": parallel.pipeline},
+                files=tuple(files.values()),
+            ),
             parameters,
             groups=groups,
-            where=run.where_of(common, run.step_of(optimizer), groups[0].settings.get("lr") if groups else None),
+            where=run.where_of(
+                common, run.step_of(optimizer), groups[0].settings.get("lr") if groups else None
+            ),
             scale=run.scale_of(optimizer, args),
             client=said,
             model=run.model_of(args),
@@ -88,9 +96,13 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
             raise SourceError(f"{folder}: found {kind}, which is not read in this format; {ADVICE}")
         found[int(match[1]), int(match[2] or 0)] = folder / FILE
     tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
-    missing = [key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found]
+    missing = [
+        key for key in ((t, p) for p in range(pipeline) for t in range(tensor)) if key not in found
+    ]
     if missing:
-        raise SourceError(f"{place}: no file of tensor rank {missing[0][0]} of stage {missing[0][1]}; {DAMAGED}")
+        raise SourceError(
+            f"{place}: no file of tensor rank {missing[0][0]} of stage {missing[0][1]}; {DAMAGED}"
+        )
     return found
 
 
@@ -99,12 +111,18 @@ def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
         # With virtual stages, a file has model0, model1, ... instead of model.
         parts = isinstance(found, dict) and "model0" in found
-        said = f"found chunks of an interleaved pipeline, not read here; {ADVICE}" if parts else f"found no model; {DAMAGED}"
+        said = (
+            f"found chunks of an interleaved pipeline, not read here; {ADVICE}"
+            if parts
+            else f"found no model; {DAMAGED}"
+        )
         raise SourceError(f"{path}: {said}")
     return found
 
 
-def _parallel(place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]) -> Parallel:
+def _parallel(
+    place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> Parallel:
     """The layout over ranks, from the saved arguments. Raises `SourceError` if the number of files differs."""
     # Each stage numbers its layers from 0, so the layers of the first tensor rank's stages are
     # added up.
@@ -126,7 +144,9 @@ ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
 
 
 def _in_place(
-    files: Mapping[tuple[int, int], Path], held: Mapping[tuple[int, int], Mapping[str, Any]], parallel: Parallel
+    files: Mapping[tuple[int, int], Path],
+    held: Mapping[tuple[int, int], Mapping[str, Any]],
+    parallel: Parallel,
 ) -> None:
     """Raises `SourceError` for a file of another rank or of another step.
 
@@ -141,7 +161,11 @@ def _in_place(
         path, state, own = files[key], held[key], said[number]
         before = said[number - 1] if number else None
         for end, stage in ENDS.items():
-            having = {other[1] for other in order if any(name.startswith(end) for name in held[other]["model"])}
+            having = {
+                other[1]
+                for other in order
+                if any(name.startswith(end) for name in held[other]["model"])
+            }
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
                 raise SourceError(
                     f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; the files of two stages have each"
@@ -153,10 +177,14 @@ def _in_place(
             )
         other = seen.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
-            raise SourceError(f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file")
+            raise SourceError(
+                f"{path}: found the same weights as in {other}; one of them is a copy of another rank's file"
+            )
         for what in ("iteration", "opt_param_scheduler"):
             if state.get(what) != held[order[0]].get(what):
-                raise SourceError(f"{path}: its {what} differs from that of {files[order[0]]}; the file is of another step")
+                raise SourceError(
+                    f"{path}: its {what} differs from that of {files[order[0]]}; the file is of another step"
+                )
 
 
 SAMPLE = 256
@@ -165,7 +193,11 @@ SAMPLE = 256
 
 def _mark(state: Mapping[str, Any]) -> bytes:
     """The start of each matrix of a rank, which differs between any two ranks."""
-    matrices = (part for _, part in sorted(state["model"].items()) if isinstance(part, Lazy) and len(part.shape) > 1)
+    matrices = (
+        part
+        for _, part in sorted(state["model"].items())
+        if isinstance(part, Lazy) and len(part.shape) > 1
+    )
     return b"".join(bytes(raw(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
 
 
@@ -179,14 +211,22 @@ class Rank:
     kinds: Mapping[str, Mapping[str, Lazy]]
 
     @classmethod
-    def of(cls, path: Path, state: Mapping[str, Any], index: int, stage: int, parallel: Parallel) -> Rank:
+    def of(
+        cls, path: Path, state: Mapping[str, Any], index: int, stage: int, parallel: Parallel
+    ) -> Rank:
         """The content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
-            _numbered(name, first): held for name, held in state["model"].items() if isinstance(held, Lazy) and EXTRA not in name
+            _numbered(name, first): held
+            for name, held in state["model"].items()
+            if isinstance(held, Lazy) and EXTRA not in name
         }
         # With tied words, the last stage calls its copy of them the output layer.
-        if stage and OUTPUT in weights and (run.arguments(state).get("untie_embeddings_and_output_weights") is False):
+        if (
+            stage
+            and OUTPUT in weights
+            and (run.arguments(state).get("untie_embeddings_and_output_weights") is False)
+        ):
             weights[WORDS] = weights.pop(OUTPUT)
         return cls(index, stage, weights, dict(_kept(path, state.get("optimizer") or {}, weights)))
 
@@ -198,20 +238,28 @@ def _numbered(name: str, first: int) -> str:
     return f"{LAYERS}{first + int(number)}.{rest}"
 
 
-def _kept(path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]) -> Iterator[tuple[str, dict[str, Lazy]]]:
+def _kept(
+    path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]
+) -> Iterator[tuple[str, dict[str, Lazy]]]:
     """Masters and moments by name. The file numbers parameters by group, and in the order of the model within a group."""
     # In mixed precision, torch's own state lies one level down, beside the masters.
     inner = optimizer.get("optimizer", optimizer)
     masters = optimizer.get("fp32_from_fp16_params") or []
     dimensions = {name: len(held.shape) for name, held in weights.items()}
     rows = inner.get("param_groups") or []
-    for number, (row, group) in enumerate(zip(rows, run.groups_of(rows, dimensions, str(path)) if rows else (), strict=True)):
+    for number, (row, group) in enumerate(
+        zip(rows, run.groups_of(rows, dimensions, str(path)) if rows else (), strict=True)
+    ):
         if len(row["params"]) != len(group.names):
             said = f"{len(row['params'])} parameters in group {number} of the optimizer; expected {len(group.names)}"
             raise SourceError(f"{path}: {said}; {DAMAGED}")
         for at, (key, name) in enumerate(zip(row["params"], group.names, strict=True)):
             # A tensor without dimensions is the step, not a moment.
-            found = {kind: held for kind, held in inner["state"].get(key, {}).items() if isinstance(held, Lazy) and held.shape}
+            found = {
+                kind: held
+                for kind, held in inner["state"].get(key, {}).items()
+                if isinstance(held, Lazy) and held.shape
+            }
             found |= {"master": masters[number][at]} if masters else {}
             if any(held.shape != weights[name].shape for held in found.values()):
                 raise SourceError(
@@ -228,12 +276,18 @@ def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[s
             dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
             # The split dimension is as many times larger as there are tensor ranks.
             ratio = [parallel.tensor if at == dim else 1 for at in range(len(held.shape))]
-            found.setdefault(name, tuple(size * times for size, times in zip(held.shape, ratio, strict=True)))
+            found.setdefault(
+                name, tuple(size * times for size, times in zip(held.shape, ratio, strict=True))
+            )
     return found
 
 
 def _whole(
-    name: str, shapes: Mapping[str, Shape], ranks: Mapping[tuple[int, int], Rank], parallel: Parallel, step: float | None
+    name: str,
+    shapes: Mapping[str, Shape],
+    ranks: Mapping[tuple[int, int], Rank],
+    parallel: Parallel,
+    step: float | None,
 ) -> Parameter:
     """A whole parameter, joined over the tensor ranks of the first stage that has it."""
     stage = min(rank.stage for rank in ranks.values() if name in rank.weights)
@@ -247,6 +301,9 @@ def _whole(
         return Boxed(tuple(boxes), shapes[name], parts[0].dtype)
 
     weight = joined([rank.weights[name] for rank in taken])
-    kinds = {kind: joined([rank.kinds[name][kind] for rank in taken]) for kind in taken[0].kinds.get(name, {})}
+    kinds = {
+        kind: joined([rank.kinds[name][kind] for rank in taken])
+        for kind in taken[0].kinds.get(name, {})
+    }
     master = kinds.pop("master", None)
     return Parameter(weight, master, kinds, step if kinds else None)

@@ -26,13 +26,28 @@ SPLIT: Mapping[str, int] = {
 WORDS, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 LAYERS = "decoder.layers."
 OWN_ORDER = (
-    *("input_layernorm", "self_attention.linear_qkv.layer_norm_", "self_attention.linear_proj", "self_attention.linear_qkv"),
-    *("self_attention.q_layernorm", "self_attention.k_layernorm", "pre_mlp_layernorm", "mlp.linear_fc1.layer_norm_"),
+    *(
+        "input_layernorm",
+        "self_attention.linear_qkv.layer_norm_",
+        "self_attention.linear_proj",
+        "self_attention.linear_qkv",
+    ),
+    *(
+        "self_attention.q_layernorm",
+        "self_attention.k_layernorm",
+        "pre_mlp_layernorm",
+        "mlp.linear_fc1.layer_norm_",
+    ),
     *("mlp.router", "mlp.linear_fc1", "mlp.linear_fc2"),
 )
 """Modules of a layer in the order of Megatron's own spec: each norm comes before its linear layer, whatever its name."""
 ENGINE_ORDER = (
-    *("input_layernorm", "self_attention.linear_proj", "self_attention.linear_qkv.layer_norm_", "self_attention.linear_qkv"),
+    *(
+        "input_layernorm",
+        "self_attention.linear_proj",
+        "self_attention.linear_qkv.layer_norm_",
+        "self_attention.linear_qkv",
+    ),
     *(
         "self_attention.q_layernorm",
         "self_attention.k_layernorm",
@@ -44,8 +59,16 @@ ENGINE_ORDER = (
 )
 """Modules of a layer in the order of the Transformer Engine spec, whose norms are part of the next linear layer."""
 UNEVEN = (
-    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "num_virtual_stages_per_pipeline_rank"),
+    *(
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "pipeline_model_parallel_layout",
+    ),
+    *(
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "num_virtual_stages_per_pipeline_rank",
+    ),
     *("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
 )
 """Arguments that give a stage other layers than an equal, consecutive share."""
@@ -63,13 +86,19 @@ class Parallel:
     def of(cls, args: Mapping[str, Any], layers: int, where: str) -> Parallel:
         """The layout of the saved arguments. Raises `SourceError` for unequal stages and for expert parallelism."""
         found = [name for name in UNEVEN if args.get(name)]
-        found += ["expert_model_parallel_size"] if (args.get("expert_model_parallel_size") or 1) > 1 else []
+        found += (
+            ["expert_model_parallel_size"]
+            if (args.get("expert_model_parallel_size") or 1) > 1
+            else []
+        )
         SourceError.raise_if(
             f"{where}: {name} {args[name]!r} in the arguments of the run, which is not read here; save it with "
             "--ckpt-format torch_dist and --dist-ckpt-optim-fully-reshardable"
             for name in found
         )
-        tensor, pipeline = (args.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline"))
+        tensor, pipeline = (
+            args.get(f"{name}_model_parallel_size") or 1 for name in ("tensor", "pipeline")
+        )
         if layers % pipeline:
             raise SourceError(
                 f"{where}: found {layers} layers on {pipeline} stages; expected equal shares; the checkpoint is damaged"
@@ -85,7 +114,9 @@ class Parallel:
 def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
     """Names of a stage's parameters in the order of its modules; with tied words, the last stage has a copy of them."""
     first, last = stage == 0, stage == parallel.pipeline - 1
-    found = [name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first]
+    found = [
+        name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first
+    ]
     for layer in parallel.of_stage(stage):
         top = f"{LAYERS}{layer}."
         inside = [name.removeprefix(top) for name in shapes if name.startswith(top)]
@@ -103,7 +134,9 @@ def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
     """Sort key of a parameter in its layer: by module, weights before biases."""
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
-        raise SourceError(f"{rest}: found a parameter that is not of a dense layer; its place in the order is not known")
+        raise SourceError(
+            f"{rest}: found a parameter that is not of a dense layer; its place in the order is not known"
+        )
     # The longest name that fits: "mlp.linear_fc1" also begins "mlp.linear_fc1.layer_norm_weight".
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
@@ -111,7 +144,12 @@ def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
 def gated(name: str, shapes: Shapes) -> bool:
     """Whether `name` is the first matrix of a gated feed-forward layer, or its bias: it is twice as tall as the layer is wide."""
     second = shapes.get(name.rpartition("linear_fc1")[0] + "linear_fc2.weight", ())
-    return "linear_fc1." in name and "layer_norm_" not in name and bool(second) and shapes[name][0] == 2 * second[-1]
+    return (
+        "linear_fc1." in name
+        and "layer_norm_" not in name
+        and bool(second)
+        and shapes[name][0] == 2 * second[-1]
+    )
 
 
 def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
@@ -138,7 +176,11 @@ def local(name: str, shapes: Shapes, ranks: int) -> Shape:
     """The shape of a tensor rank's own tensor."""
     found = list(boxes(name, shapes, 0, ranks))
     # Several boxes are stacked along the first dimension; all ranks have the same shape.
-    return (sum(box.sizes[0] for box in found), *found[0].sizes[1:]) if len(found) > 1 else found[0].sizes
+    return (
+        (sum(box.sizes[0] for box in found), *found[0].sizes[1:])
+        if len(found) > 1
+        else found[0].sizes
+    )
 
 
 def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:

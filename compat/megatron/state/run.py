@@ -20,16 +20,35 @@ CLIENT = "megatron"
 TRACKER = "latest_checkpointed_iteration.txt"
 DAMAGED = "the checkpoint is damaged"
 ENUMS = (
-    *(f"megatron.core.transformer.enums {name}" for name in ("AttnBackend", "CudaGraphScope", "CudaGraphModule", "AttnMaskType")),
-    *("megatron.core.transformer.enums InferenceCudaGraphScope", "megatron.core.enums ModelType", "signal Signals"),
-    *(f"megatron.core.rerun_state_machine {name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
+    *(
+        f"megatron.core.transformer.enums {name}"
+        for name in ("AttnBackend", "CudaGraphScope", "CudaGraphModule", "AttnMaskType")
+    ),
+    *(
+        "megatron.core.transformer.enums InferenceCudaGraphScope",
+        "megatron.core.enums ModelType",
+        "signal Signals",
+    ),
+    *(
+        f"megatron.core.rerun_state_machine {name}"
+        for name in ("RerunDiagnostic", "RerunMode", "RerunState")
+    ),
 )
 KNOWN = {
     **archive.KNOWN,
     **recorded(
-        "argparse Namespace", "types SimpleNamespace", "_io BytesIO", "megatron.core.optimizer.optimizer_config OptimizerConfig"
+        "argparse Namespace",
+        "types SimpleNamespace",
+        "_io BytesIO",
+        "megatron.core.optimizer.optimizer_config OptimizerConfig",
     ),
-    **recorded("pathlib PosixPath", "pathlib._local PosixPath", "numpy.dtypes UInt32DType", "numpy.dtypes _UInt32DType", *ENUMS),
+    **recorded(
+        "pathlib PosixPath",
+        "pathlib._local PosixPath",
+        "numpy.dtypes UInt32DType",
+        "numpy.dtypes _UInt32DType",
+        *ENUMS,
+    ),
 }
 """Classes in its files besides tensors and plain values (core/safe_globals.py), read as records."""
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
@@ -78,16 +97,27 @@ def model_of(args: Mapping[str, Any]) -> Model | None:
     return Model(groups or heads, words if isinstance(words, int) else None, None, refusals(args))
 
 
-ODD = ("apply_layernorm_1p", "layernorm_zero_centered_gamma", "rotary_interleaved", "multi_latent_attention")
+ODD = (
+    "apply_layernorm_1p",
+    "layernorm_zero_centered_gamma",
+    "rotary_interleaved",
+    "multi_latent_attention",
+)
 """Arguments that change the meaning of weights, so that a map of names is not enough."""
 
 
 def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
     """A refusal for each argument that changes the meaning of weights."""
-    return tuple(f"{name}: found {args[name]!r} in the arguments of the run" for name in ODD if args.get(name))
+    return tuple(
+        f"{name}: found {args[name]!r} in the arguments of the run"
+        for name in ODD
+        if args.get(name)
+    )
 
 
-def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str) -> tuple[Group, ...]:
+def groups_of(
+    rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str
+) -> tuple[Group, ...]:
     """The optimizer's groups with the names of their parameters; files have only the settings.
 
     Megatron puts biases and vectors into groups without decay (optimizer/__init__.py: get_standard_config_overrides), and
@@ -105,7 +135,11 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
     for name, dimensions in names.items():
         spared = dimensions == 1 or name.endswith(".bias")
         expert = apart and ".experts." in name
-        end = ends and name in ("embedding.word_embeddings.weight", "output_layer.weight", "embedding.position_embeddings.weight")
+        end = ends and name in (
+            "embedding.word_embeddings.weight",
+            "output_layer.weight",
+            "embedding.position_embeddings.weight",
+        )
         at = []
         for number, key in enumerate(keys):
             # If all groups have one wd_mult, the run decays nothing, and vectors are not apart.
@@ -118,7 +152,9 @@ def groups_of(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where
                 " optimizers are read"
             )
         found[at[0]].append(name)
-    own = ({key: value for key, value in row.items() if key not in ("params", "step")} for row in rows)
+    own = (
+        {key: value for key, value in row.items() if key not in ("params", "step")} for row in rows
+    )
     settings = (listed(plain(row, where)[0]) for row in own)
     return tuple(Group(tuple(own), values) for own, values in zip(found, settings, strict=True))
 
@@ -160,7 +196,11 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
     state = inner.get("state")
     said = [row["step"] for row in inner.get("param_groups", ()) if row.get("step") is not None]
     said += [state["common_step"]] if isinstance(state, Mapping) and "common_step" in state else []
-    said += [held["step"] for held in (state or {}).values() if isinstance(held, Mapping) and "step" in held]
+    said += [
+        held["step"]
+        for held in (state or {}).values()
+        if isinstance(held, Mapping) and "step" in held
+    ]
     steps = {_number(value) for value in said}
     # Several numbers mean that a part of the optimizer comes from another step.
     return steps.pop() if len(steps) == 1 else None
@@ -173,7 +213,9 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
     # An iteration whose gradients overflow makes no update.
     skipped = iteration - int(step) if isinstance(iteration, int) and step is not None else None
     samples = args.get("consumed_train_samples")
-    return Where(made, skipped, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed"))
+    return Where(
+        made, skipped, samples if isinstance(samples, int) else None, lr=lr, seed=args.get("seed")
+    )
 
 
 def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
@@ -182,7 +224,10 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
     The scheduler is carried too, because no other stack has the same. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
-    args, _ = plain({key: value for key, value in arguments(common).items() if not isinstance(value, Record)}, "args")
+    args, _ = plain(
+        {key: value for key, value in arguments(common).items() if not isinstance(value, Record)},
+        "args",
+    )
     schedule, left = plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
     held = {
         "args": args,
@@ -225,7 +270,8 @@ def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
         **saved,
         "checkpoint_version": float(held.get("checkpoint_version") or 3.0),
         "iteration": iteration_of(hub),
-        "num_floating_point_operations_so_far": held.get("num_floating_point_operations_so_far") or 0,
+        "num_floating_point_operations_so_far": held.get("num_floating_point_operations_so_far")
+        or 0,
         "optimizer": dict(optimizer),
         "opt_param_scheduler": scheduler_of(hub),
     }
@@ -245,7 +291,10 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
     found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
     # The carried state is of this very point of the run, unless steps were made since in another
     # stack.
-    there = held.get("opt_param_scheduler") and (held.get("args") or {}).get("consumed_train_samples") == where.samples
+    there = (
+        held.get("opt_param_scheduler")
+        and (held.get("args") or {}).get("consumed_train_samples") == where.samples
+    )
     if where.samples is not None and not there:
         updates, steps = where.steps or 0, iteration_of(hub)
         # num_steps counts samples; of all samples seen, the share of the iterations that made an
@@ -267,7 +316,12 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
     found = []
     for spared, numbers in sorted(kinds.items()):
         settings = _settings(hub.groups[_most(numbers)].settings)
-        row = {**GROUP, "wd_mult": 0.0 if spared else 1.0, **settings, **({} if step is None else {"step": step})}
+        row = {
+            **GROUP,
+            "wd_mult": 0.0 if spared else 1.0,
+            **settings,
+            **({} if step is None else {"step": step}),
+        }
         found.append(row)
         # Experts are reduced over other ranks, so they have groups of their own.
         if any(".experts." in name for name in hub.parameters):
@@ -295,10 +349,14 @@ def _otherwise(hub: Hub) -> Iterator[Finding]:
     for spared, numbers in sorted(_kinds(hub).items()):
         kept = _most(numbers)
         for number, names in numbers.items():
-            own, taken = ({**hub.groups[at].settings, RATE: base(hub.groups[at])} for at in (number, kept))
+            own, taken = (
+                {**hub.groups[at].settings, RATE: base(hub.groups[at])} for at in (number, kept)
+            )
             compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
             other = [key for key in compared if key in own and own[key] != taken.get(key)]
-            said = ", ".join(f"{key} {shown(own[key])} instead of {shown(taken.get(key))}" for key in other)
+            said = ", ".join(
+                f"{key} {shown(own[key])} instead of {shown(taken.get(key))}" for key in other
+            )
             if said:
                 what = "biases and vectors" if spared else "matrices"
                 message = f"{len(names)} parameters, such as {names[0]}, had {said}; Megatron has one group for all {what}"
@@ -310,7 +368,11 @@ RATE = "learning rate"
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a group that Megatron's optimizer has, with defaults for the others."""
-    taken = {key: value for key, value in given.items() if key not in (*KEYS, "step", "initial_lr", "params", "bias_correction")}
+    taken = {
+        key: value
+        for key, value in given.items()
+        if key not in (*KEYS, "step", "initial_lr", "params", "bias_correction")
+    }
     if "betas" in taken:
         taken["betas"] = tuple(taken["betas"])
     return {**ADAM, **taken}
@@ -349,14 +411,29 @@ def unsaid(hub: Hub) -> Iterator[Finding]:
         message = "the source has no number of samples seen, which Megatron's scheduler needs; set it with --samples"
         yield lost("samples", message, Effect.NUMBERS)
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has no moments; launch with --no-load-optim", Effect.NUMBERS)
+        yield lost(
+            "moments", "the source has no moments; launch with --no-load-optim", Effect.NUMBERS
+        )
     if hub.where.steps is None:
-        yield lost("step", "the source has no number of steps; the run is taken as at iteration 0", Effect.NUMBERS)
+        yield lost(
+            "step",
+            "the source has no number of steps; the run is taken as at iteration 0",
+            Effect.NUMBERS,
+        )
     if hub.random:
-        yield lost("random", "Megatron cannot use the random states of another stack; launch with --no-load-rng", Effect.NUMBERS)
+        yield lost(
+            "random",
+            "Megatron cannot use the random states of another stack; launch with --no-load-rng",
+            Effect.NUMBERS,
+        )
     yield from _otherwise(hub)
     decayed = [group for group in hub.groups if group.settings.get("weight_decay")]
-    vectors = [name for group in decayed for name in group.names if len(hub.parameters[name].weight.shape) == 1]
+    vectors = [
+        name
+        for group in decayed
+        for name in group.names
+        if len(hub.parameters[name].weight.shape) == 1
+    ]
     if vectors:
         message = f"the source's optimizer decays {vectors[0]} and {len(vectors) - 1} more vectors; Megatron decays no vectors"
         yield lost("optimizer.decay_scope", message, Effect.NUMBERS)

@@ -7,7 +7,11 @@ from typing import Any
 from compat.merak.entries import entry
 
 KINDS = ("data", "model", "pipe", "sequence")
-NAMES = {f"get_{kind}_parallel_{what}": "grid" for kind in KINDS for what in ("rank", "world_size", "group")} | {
+NAMES = {
+    f"get_{kind}_parallel_{what}": "grid"
+    for kind in KINDS
+    for what in ("rank", "world_size", "group")
+} | {
     "is_pipeline_first_stage": "grid",
     "is_pipeline_last_stage": "grid",
 }

@@ -30,11 +30,24 @@ SCRIPT: Mapping[str, str] = {
     "init.sp": ULYSSES,
     **{
         f"trainer.{name}": "0.1.0"
-        for name in ("model", "train_dataset", "eval_dataset", "data_collator", "leaf_modules", "loss_fn")
+        for name in (
+            "model",
+            "train_dataset",
+            "eval_dataset",
+            "data_collator",
+            "leaf_modules",
+            "loss_fn",
+        )
     },
     **{
         f"tp_lists.{name}": "0.1.0"
-        for name in ("col_para_list", "row_para_list", "input_output_mapping", "weight_change_list", "tp_attr_list")
+        for name in (
+            "col_para_list",
+            "row_para_list",
+            "input_output_mapping",
+            "weight_change_list",
+            "tp_attr_list",
+        )
     },
     "tp_lists.conv_para_list": "2.1.0",
 }
@@ -69,7 +82,13 @@ class Release(AnyRelease):
 def histories() -> Mapping[str, list[list[Any]]]:
     """History of each argument: `[release, default]` if its default changes, `[release]` if it is removed."""
     record = json.loads(files(__package__).joinpath("arguments.json").read_text(encoding="utf-8"))
-    return MappingProxyType({f"args.{name}": history for part in ("own", "inherited") for name, history in record[part].items()})
+    return MappingProxyType(
+        {
+            f"args.{name}": history
+            for part in ("own", "inherited")
+            for name, history in record[part].items()
+        }
+    )
 
 
 @cache

@@ -13,7 +13,9 @@ from compat.merak import DIALECT
 __all__ = ["MerakArguments"]
 PREFIX = "args."
 DEFAULTS: Mapping[str, Any] = {
-    path.removeprefix(PREFIX): value for path, value in DIALECT.defaults(DIALECT.versions[-1]).items() if path.startswith(PREFIX)
+    path.removeprefix(PREFIX): value
+    for path, value in DIALECT.defaults(DIALECT.versions[-1]).items()
+    if path.startswith(PREFIX)
 }
 NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
 """Arguments that are whole numbers once they are given."""
@@ -43,7 +45,11 @@ def said(arguments: Any) -> dict[str, Any]:
     for name, value in DEFAULTS.items():
         given = getattr(arguments, name, value)
         given = getattr(given, "value", given)
-        usual = theirs[name].default if name in theirs and theirs[name].default is not MISSING else value
+        usual = (
+            theirs[name].default
+            if name in theirs and theirs[name].default is not MISSING
+            else value
+        )
         if (
             given not in (value, getattr(usual, "value", usual))
             and name not in LEFT

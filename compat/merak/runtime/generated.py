@@ -16,7 +16,13 @@ from torch.utils.data import Dataset
 from bridge.errors import ConfigError
 
 __all__ = ["DynamicGenDataset"]
-LENGTHS = ("seq_length", "max_position_embeddings", "n_positions", "embed_dim", "max_target_positions")
+LENGTHS = (
+    "seq_length",
+    "max_position_embeddings",
+    "n_positions",
+    "embed_dim",
+    "max_target_positions",
+)
 """Where a model's config says how long its sequences are; the first that is there."""
 WORDS = 1000
 IMAGE = 224
@@ -36,12 +42,16 @@ class DynamicGenDataset(Dataset[Sample]):
         seq_length: int | None = None,
     ) -> None:
         if mode not in KINDS:
-            raise ConfigError(f"DynamicGenDataset: found mode {mode!r}, expected one of {', '.join(KINDS)}")
+            raise ConfigError(
+                f"DynamicGenDataset: found mode {mode!r}, expected one of {', '.join(KINDS)}"
+            )
         inner = getattr(model_config, "text_config", model_config)
         said = (getattr(inner, name) for name in LENGTHS if hasattr(inner, name))
         self.seq_length = next(said, None) if seq_length is None else seq_length
         if self.seq_length is None and mode != PIXELS:
-            raise ConfigError(f"DynamicGenDataset: the model's config has none of {', '.join(LENGTHS)}; pass seq_length")
+            raise ConfigError(
+                f"DynamicGenDataset: the model's config has none of {', '.join(LENGTHS)}; pass seq_length"
+            )
         self.model_config, self.mode = model_config, mode
         self.dataset_size, self.image_size = dataset_size, image_size or IMAGE
         self._seed = torch.initial_seed()
@@ -58,7 +68,13 @@ class DynamicGenDataset(Dataset[Sample]):
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + index) % 2**63)
         return KINDS[self.mode](self, generator)
 
-    def words(self, generator: torch.Generator, most: int = WORDS, number: int | None = None, least: int = 1) -> Tensor:
+    def words(
+        self,
+        generator: torch.Generator,
+        most: int = WORDS,
+        number: int | None = None,
+        least: int = 1,
+    ) -> Tensor:
         """Numbers of words, as many as a sample has."""
         return torch.randint(least, most, (number or self.seq_length or 1,), generator=generator)
 
@@ -81,11 +97,18 @@ def _both(data: DynamicGenDataset, by: torch.Generator) -> Sample:
 
 
 def _images(data: DynamicGenDataset, by: torch.Generator) -> Sample:
-    return {"pixel_values": data.pixels(by), "labels": data.words(by, data.model_config.num_labels, 1, 0)}
+    return {
+        "pixel_values": data.pixels(by),
+        "labels": data.words(by, data.model_config.num_labels, 1, 0),
+    }
 
 
 def _pairs(data: DynamicGenDataset, by: torch.Generator) -> Sample:
-    return {"input_ids": data.words(by), "decoder_input_ids": data.words(by), "labels": data.words(by)}
+    return {
+        "input_ids": data.words(by),
+        "decoder_input_ids": data.words(by),
+        "labels": data.words(by),
+    }
 
 
 def _speech(data: DynamicGenDataset, by: torch.Generator) -> Sample:
@@ -94,12 +117,19 @@ def _speech(data: DynamicGenDataset, by: torch.Generator) -> Sample:
 
 def _heard(data: DynamicGenDataset, by: torch.Generator) -> Sample:
     features = data.rows(by, data.model_config.input_feat_per_channel)
-    return {"input_features": features, "decoder_input_ids": data.words(by), "labels": data.words(by)}
+    return {
+        "input_features": features,
+        "decoder_input_ids": data.words(by),
+        "labels": data.words(by),
+    }
 
 
 def _asked(data: DynamicGenDataset, by: torch.Generator) -> Sample:
     config = data.model_config
-    seen = {"visual_feats": data.rows(by, config.visual_feat_dim), "visual_pos": data.rows(by, config.visual_pos_dim)}
+    seen = {
+        "visual_feats": data.rows(by, config.visual_feat_dim),
+        "visual_pos": data.rows(by, config.visual_pos_dim),
+    }
     return {"input_ids": data.words(by), **seen, "labels": torch.zeros(1, dtype=torch.int64)}
 
 

@@ -53,7 +53,9 @@ def _number(axis: str) -> int:
 
 
 def _no_group(name: str) -> None:
-    raise BridgeError(f"mpu.{name}: groups of ranks are the engine's own; ask trainer.engine.comm, or torch.distributed")
+    raise BridgeError(
+        f"mpu.{name}: groups of ranks are the engine's own; ask trainer.engine.comm, or torch.distributed"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,9 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
             f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make them equal"
         )
     if sp > 1:
-        raise ConfigError(f"init: found sp={sp}; the engine has no axis for parts of the sequence; use sp=1")
+        raise ConfigError(
+            f"init: found sp={sp}; the engine has no axis for parts of the sequence; use sp=1"
+        )
     if comm.joined() is None:
         comm.connect(rank, world, found.address, "nccl" if torch.cuda.is_available() else "gloo")
     RUN.sizes, RUN.lists = {"pp": pp, "tp": tp, "dp": dp, "sp": sp}, None
@@ -63,10 +65,16 @@ def set_tp_layer_lists(
 ) -> None:
     """How tensor ranks split layers, by parts of their names. The split is proved on a few tokens before it is trained."""
     if conv_para_list:
-        raise ConfigError("set_tp_layer_lists: found conv_para_list; the engine splits linear layers; leave it out")
+        raise ConfigError(
+            "set_tp_layer_lists: found conv_para_list; the engine splits linear layers; leave it out"
+        )
     if not ((col_para_list and row_para_list) or weight_change_list or input_output_mapping):
-        raise ConfigError("set_tp_layer_lists: found no list, expected col_para_list and row_para_list, or a mapping")
-    shapes: Any = tuple((first, second, WAYS[way]) for first, second, way in input_output_mapping or ())
+        raise ConfigError(
+            "set_tp_layer_lists: found no list, expected col_para_list and row_para_list, or a mapping"
+        )
+    shapes: Any = tuple(
+        (first, second, WAYS[way]) for first, second, way in input_output_mapping or ()
+    )
     RUN.lists = TensorPlan(
         columns=tuple(col_para_list or ()),
         rows=tuple(row_para_list or ()),

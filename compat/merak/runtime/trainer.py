@@ -34,12 +34,23 @@ LABELS, TAG = "labels", "iter_"
 SCHEDULER = "scheduler"
 OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight_decay")
 """What the trainer does itself, as Merak's does: length, schedule and which weights decay."""
-MINE = ("args.learning_rate", "args.lr_scheduler", "args.warmup", "args.max_steps", "args.num_train_epochs", "args.eval_steps")
+MINE = (
+    "args.learning_rate",
+    "args.lr_scheduler",
+    "args.warmup",
+    "args.max_steps",
+    "args.num_train_epochs",
+    "args.eval_steps",
+)
 """Settings that no plan holds and the trainer reads."""
 
 
 HEADS = ("num_attention_heads", "all_head_size")
-BERT = TensorPlan(columns=("query", "key", "value", "intermediate.dense"), rows=("output.dense",), attributes=HEADS)
+BERT = TensorPlan(
+    columns=("query", "key", "value", "intermediate.dense"),
+    rows=("output.dense",),
+    attributes=HEADS,
+)
 LISTS: Mapping[str, TensorPlan] = {
     "bert": BERT,
     "vit": BERT,
@@ -63,7 +74,11 @@ def _as_objects(model: nn.Module) -> bool:
     return asked
 
 
-RULES: Mapping[type[torch.optim.Optimizer], str] = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
+RULES: Mapping[type[torch.optim.Optimizer], str] = {
+    torch.optim.AdamW: "adamw",
+    torch.optim.Adam: "adam",
+    torch.optim.SGD: "sgd",
+}
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -75,7 +90,11 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             " use torch.optim.AdamW, Adam or SGD"
         )
     given = optimizer.param_groups[0]
-    beside = {"optimizer.betas": tuple(given["betas"]), "optimizer.eps": given["eps"]} if "betas" in given else {}
+    beside = (
+        {"optimizer.betas": tuple(given["betas"]), "optimizer.eps": given["eps"]}
+        if "betas" in given
+        else {}
+    )
     momentum = {"optimizer.momentum": given["momentum"]} if "momentum" in given else {}
     return {"optimizer.name": name, **beside, **momentum}
 
@@ -125,12 +144,21 @@ class MerakTrainer:
             raise ConfigError("MerakTrainer: found no model or no args; pass both")
         if train_dataset is None and eval_dataset is None:
             raise ConfigError("MerakTrainer: found no data; pass train_dataset or eval_dataset")
-        self.model, self.args, self.train_dataset, self.eval_dataset = model, args, train_dataset, eval_dataset
+        self.model, self.args, self.train_dataset, self.eval_dataset = (
+            model,
+            args,
+            train_dataset,
+            eval_dataset,
+        )
         self.collate_fn, self.train_dataloader = data_collator, NO_LOADER
-        self.input_to_stage_dic = {0: [name for name in signature(model.forward).parameters if name != LABELS]}
+        self.input_to_stage_dic = {
+            0: [name for name in signature(model.forward).parameters if name != LABELS]
+        }
         self._tuples = _as_objects(model)
         self.log_history: list[dict[str, float]] = []
-        config = DIALECT.read({"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1])
+        config = DIALECT.read(
+            {"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1]
+        )
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
         ConfigError.raise_if(
             f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run it; leave it out"
@@ -138,7 +166,9 @@ class MerakTrainer:
             if finding.effect is Effect.NUMBERS
         )
         plan = lift(config)
-        self.plan = Plan.of({path: value for path, value in plan.values().items() if not path.startswith(OWN)})
+        self.plan = Plan.of(
+            {path: value for path, value in plan.values().items() if not path.startswith(OWN)}
+        )
         self.max_steps = self._length()
         self.optimizer = self.create_optimizer(model)
         self.plan = Plan.of({**self.plan.values(), **_rule(self.optimizer)})
@@ -154,7 +184,9 @@ class MerakTrainer:
         criterion = nn.CrossEntropyLoss()
 
         def loss_fn(outputs: Any, labels: Any) -> Tensor:
-            logits, wanted = (value[0] if isinstance(value, tuple) else value for value in (outputs, labels))
+            logits, wanted = (
+                value[0] if isinstance(value, tuple) else value for value in (outputs, labels)
+            )
             found: Tensor = criterion(logits.reshape(-1, logits.size(-1)), wanted.reshape(-1))
             return found
 
@@ -165,11 +197,21 @@ class MerakTrainer:
         if getattr(self.args, "adafactor", False):
             raise ConfigError("args.adafactor: the engine has no Adafactor; leave it out")
         norms = {
-            id(weight) for part in model.modules() if isinstance(part, nn.LayerNorm) for weight in part.parameters(recurse=False)
+            id(weight)
+            for part in model.modules()
+            if isinstance(part, nn.LayerNorm)
+            for weight in part.parameters(recurse=False)
         }
-        spared = [name for name, weight in model.named_parameters() if id(weight) in norms or "bias" in name]
+        spared = [
+            name
+            for name, weight in model.named_parameters()
+            if id(weight) in norms or "bias" in name
+        ]
         named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        kinds = ([name for name in named if name not in spared], [name for name in named if name in spared])
+        kinds = (
+            [name for name in named if name not in spared],
+            [name for name in named if name in spared],
+        )
         decays = (self.args.weight_decay, 0.0)
         groups = [
             {"params": [named[name] for name in names], "weight_decay": decay}
@@ -177,7 +219,9 @@ class MerakTrainer:
             if names
         ]
         betas = (self.args.adam_beta1, self.args.adam_beta2)
-        return torch.optim.AdamW(groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon)
+        return torch.optim.AdamW(
+            groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon
+        )
 
     def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         """The schedule that the arguments name, by transformers' own code."""
@@ -196,14 +240,18 @@ class MerakTrainer:
         if not isinstance(data, Mapping):
             return tuple(data)
         if LABELS not in data and type(self).get_loss_fn is MerakTrainer.get_loss_fn:
-            raise BridgeError(f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator")
+            raise BridgeError(
+                f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator"
+            )
         wanted = data.get(LABELS, torch.zeros(()))  # a loss of the script's own may need none
         return Arguments((wanted,), {name: value for name, value in data.items() if name != LABELS})
 
     def get_train_sampler(self) -> Sampler:
         """Which samples this data rank takes, microbatch by microbatch."""
         data = self.engine.data
-        return Sampler(len(self.train_dataset), self.args.per_device_train_batch_size, data.index, data.size)
+        return Sampler(
+            len(self.train_dataset), self.args.per_device_train_batch_size, data.index, data.size
+        )
 
     def create_dataloader(self) -> None:
         """Set `train_dataloader`."""
@@ -229,18 +277,31 @@ class MerakTrainer:
             self.optimizer.step()
             self.lr_scheduler.step()
             if self.steps % interval == 0:
-                self._log({"step": self.steps, "loss": loss, "grad_norm": self.engine.progress.grad_norm, "learning_rate": rate})
+                self._log(
+                    {
+                        "step": self.steps,
+                        "loss": loss,
+                        "grad_norm": self.engine.progress.grad_norm,
+                        "learning_rate": rate,
+                    }
+                )
             whole = self.steps % self._epoch_steps() == 0
             if self.args.do_eval and whole:
                 self.evaluation()
-            if self.args.output_dir and getattr(self.args, "save", False) and (whole or self.steps % self.args.save_steps == 0):
+            if (
+                self.args.output_dir
+                and getattr(self.args, "save", False)
+                and (whole or self.steps % self.args.save_steps == 0)
+            ):
                 self.save_checkpoint()
 
     def evaluation(self) -> float:
         """The mean loss over the first `eval_steps` batches (default: all), which all ranks run, as in Merak."""
         if self.eval_dataset is None:
             raise BridgeError("evaluation: found no eval_dataset; pass one to MerakTrainer")
-        loader = torch.utils.data.DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size, collate_fn=self.collate_fn)
+        loader = torch.utils.data.DataLoader(
+            self.eval_dataset, self.args.per_device_eval_batch_size, collate_fn=self.collate_fn
+        )
         number, total = int(self.args.eval_steps or len(loader)), 0.0
         for batch, _ in zip(loader, range(number), strict=False):
             total += float(self._evaluated(self._prepared(batch)))
@@ -264,7 +325,10 @@ class MerakTrainer:
         """Write a checkpoint of the native engine into `output_dir`, and keep the last `save_total_limit`, if that is above 0."""
         if not self.args.output_dir:
             raise BridgeError("save_checkpoint: found no output_dir; set args.output_dir")
-        state = {SCHEDULER: self.lr_scheduler.state_dict(), "rates": [group["lr"] for group in self.optimizer.param_groups]}
+        state = {
+            SCHEDULER: self.lr_scheduler.state_dict(),
+            "rates": [group["lr"] for group in self.optimizer.param_groups],
+        }
         path = self.engine.save_checkpoint(self.args.output_dir, f"{TAG}{self.steps:07d}", state)
         limit = self.args.save_total_limit or -1
         if self.engine.comm.rank == 0 and limit > 0:
@@ -275,7 +339,9 @@ class MerakTrainer:
     def load_checkpoint(self, resume_from_checkpoint: str | Path, peft_config: Any = None) -> int:
         """Continue from `output_dir` of another run, or from one of the folders in it; how many steps it stands for."""
         if peft_config is not None:
-            raise BridgeError("load_checkpoint: peft_config is not there; wrap the model with peft before MerakTrainer")
+            raise BridgeError(
+                "load_checkpoint: peft_config is not there; wrap the model with peft before MerakTrainer"
+            )
         path = Path(resume_from_checkpoint)
         place = (path.parent, path.name) if path.name.startswith(TAG) else (path, None)
         _, state = self.engine.load_checkpoint(*place)
@@ -294,7 +360,10 @@ class MerakTrainer:
 
     def _engine(self) -> Engine:
         own = {id(weight): name for name, weight in self.model.named_parameters()}
-        groups = [Group(frozenset(own[id(each)] for each in group["params"]), group) for group in self.optimizer.param_groups]
+        groups = [
+            Group(frozenset(own[id(each)] for each in group["params"]), group)
+            for group in self.optimizer.param_groups
+        ]
         loss_fn = self.loss_fn
         return bridge.engine.initialize(
             self.model,
@@ -317,7 +386,9 @@ class MerakTrainer:
         """The script's lists or Merak's own of that model, without numbers of heads that today's modules no longer have; the
         model's own plan where there is none. That the split model gives the same logits is proved either way.
         """
-        lists = RUN.lists or LISTS.get(getattr(getattr(self.model, "config", None), "model_type", ""))
+        lists = RUN.lists or LISTS.get(
+            getattr(getattr(self.model, "config", None), "model_type", "")
+        )
         if lists is None:
             return None
         there = {name for part in self.model.modules() for name in vars(part)}
@@ -331,7 +402,11 @@ class MerakTrainer:
         return self._epochs() * len(self.train_dataset) // self._samples()
 
     def _samples(self) -> int:
-        return int(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * sizes()["dp"])
+        return int(
+            self.args.per_device_train_batch_size
+            * self.args.gradient_accumulation_steps
+            * sizes()["dp"]
+        )
 
     def _epochs(self) -> int:
         whole: int = math.ceil(self.args.num_train_epochs)
@@ -356,7 +431,9 @@ class MerakTrainer:
         """Microbatches over and over."""
         self.create_dataloader()
         if self.train_dataloader is None:
-            raise BridgeError("create_dataloader: it set no train_dataloader; set self.train_dataloader in it")
+            raise BridgeError(
+                "create_dataloader: it set no train_dataloader; set self.train_dataloader in it"
+            )
         while True:
             for batch in self.train_dataloader:
                 yield self._prepared(batch)

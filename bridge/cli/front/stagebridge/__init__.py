@@ -23,7 +23,11 @@ def taken() -> str:
         spec = find_spec(name)
         folders = list(spec.submodule_search_locations or ()) if spec else []
         if not spec or not folders or not exists(join(folders[0], part)):
-            found = f"{spec.origin or folders[0]} is another package of that name" if spec else "it is not on the path"
+            found = (
+                f"{spec.origin or folders[0]} is another package of that name"
+                if spec
+                else "it is not on the path"
+            )
             return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
     import bridge
 

@@ -11,7 +11,9 @@ def clear_path() -> None:
         here = os.getcwd()
     except FileNotFoundError:
         here = ""
-    sys.path[:] = [entry for entry in sys.path if os.path.isabs(entry) and (entry != here or entry in named)]
+    sys.path[:] = [
+        entry for entry in sys.path if os.path.isabs(entry) and (entry != here or entry in named)
+    ]
 
 
 def main() -> None:

@@ -100,7 +100,9 @@ class Walk:
             return self._starter(at, at, STARTERS[word.name])
         if TRAINER.fullmatch(word.name):
             return self._end("program", at)
-        named = "/" in word.text or not any(char.isspace() for char in word.text)  # else it is no program that starts another
+        named = "/" in word.text or not any(
+            char.isspace() for char in word.text
+        )  # else it is no program that starts another
         further = self._ahead(at + 1) if named and word.name not in TEXT_ONLY else None
         if further is None and word.name.endswith(SCRIPT):
             self._end("file", at, at)
@@ -108,7 +110,9 @@ class Walk:
 
     def _ahead(self, start: int, known: bool = True) -> int | None:
         """Index of the next word that is certainly a program, or after an unknown word (`known` false) a training script."""
-        return next((at for at in range(start, len(self.words)) if self._is_program(at, known)), None)
+        return next(
+            (at for at in range(start, len(self.words)) if self._is_program(at, known)), None
+        )
 
     def _is_program(self, at: int, flagged: bool) -> bool:
         word, places = self.words[at], range(at + 1, len(self.words))
@@ -118,7 +122,9 @@ class Walk:
             flags = (self.words[place].spelling.lstrip().startswith("-") for place in places)
             return not self._is_value(at) and (not flagged or any(flags))
         after = self.words[at + 1] if places else None
-        runs = after is not None and (after.option or after.text is None or bool(TRAINER.fullmatch(after.name)))
+        runs = after is not None and (
+            after.option or after.text is None or bool(TRAINER.fullmatch(after.name))
+        )
         if word.name in SHELLS:
             return after is not None and bool(TEXT_OPTION.fullmatch(after.spelling))
         return word.name in LAUNCHERS or (runs and bool(PYTHON.fullmatch(word.name)))
@@ -186,7 +192,9 @@ class Walk:
                 else None
             )
         here = min(here + row.before, len(self.words))
-        while row.assigns and here < len(self.words) and ASSIGNMENT.match(self.words[here].spelling):
+        while (
+            row.assigns and here < len(self.words) and ASSIGNMENT.match(self.words[here].spelling)
+        ):
             here += 1
         self.links.append(Link(name, start, here))
         if here >= len(self.words):
@@ -198,7 +206,11 @@ class Walk:
             return self._end("input" if reads else "rest", here, start)
         if row.own and self.words[here].text is None:
             return self._opaque(here)
-        if row.module and row.own and not any(word.spelling in NO_PYTHON for word in self.words[start:here]):
+        if (
+            row.module
+            and row.own
+            and not any(word.spelling in NO_PYTHON for word in self.words[start:here])
+        ):
             return self._end("program", here)
         return here
 
@@ -220,7 +232,9 @@ class Walk:
     def _names_started(self, at: int, row: Starter) -> bool:
         """Whether the option at `at` names what is started."""
         option = self.words[at].spelling.partition("=")[0]
-        return (row.module and option in ("-m", "--module")) or (row.shell.startswith("-") and option == row.shell)
+        return (row.module and option in ("-m", "--module")) or (
+            row.shell.startswith("-") and option == row.shell
+        )
 
     def _past_options(self, at: int, row: Starter) -> int:
         """The place behind a starter's own options, or behind the one that names what is started."""
@@ -269,19 +283,30 @@ class Walk:
 
     def _starts(self, at: int) -> bool:
         name = self.words[at].name
-        return name in STARTERS or name in SHELLS or bool(PYTHON.fullmatch(name) or TRAINER.fullmatch(name))
+        return (
+            name in STARTERS
+            or name in SHELLS
+            or bool(PYTHON.fullmatch(name) or TRAINER.fullmatch(name))
+        )
 
     def _later(self, start: int) -> int | None:
         """The next word that may be a program, or an option that names a module."""
         places = range(start, len(self.words))
-        return next((at for at in places if self._starts(at) or self.words[at].text in ("-m", "--module")), None)
+        return next(
+            (at for at in places if self._starts(at) or self.words[at].text in ("-m", "--module")),
+            None,
+        )
 
     # Shells
 
     def _shell(self, start: int) -> int | None:
         """A shell with a text, a file or its input to read."""
         at, text, stdin = start + 1, False, False
-        while at < len(self.words) and (word := self.words[at].spelling).startswith(("-", "+")) and word != "-":
+        while (
+            at < len(self.words)
+            and (word := self.words[at].spelling).startswith(("-", "+"))
+            and word != "-"
+        ):
             cluster = word.startswith("-") and not word.startswith("--")
             text = text or (cluster and "c" in word)
             stdin = stdin or (cluster and "s" in word)

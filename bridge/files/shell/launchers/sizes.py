@@ -9,7 +9,13 @@ from bridge.files.shell.launchers.find import Walk, Word
 from bridge.files.shell.launchers.tables import STARTERS, Starter
 
 DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
-BY_NODE = {"ntasks-per-node": "node", "nodes": "nodes", "N": "nodes", "ntasks": "total", "n": "total"}
+BY_NODE = {
+    "ntasks-per-node": "node",
+    "nodes": "nodes",
+    "N": "nodes",
+    "ntasks": "total",
+    "n": "total",
+}
 """Options of a batch job that set the tasks of its launcher."""
 
 

@@ -45,7 +45,9 @@ class Starter:
     script: bool = False
 
 
-def starter(values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str) -> Starter:
+def starter(
+    values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str
+) -> Starter:
     """A row of the table.
 
     `values` is written `-x --name*2`: options with the number of arguments of each, by default one.
@@ -142,18 +144,52 @@ SINGULARITY = (
 
 STARTERS: Mapping[str, Starter] = {
     # launchers of ranks
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "ft_launcher", "torchrun_hpu", "torch_run"), TORCHRUN),
+    **dict.fromkeys(
+        ("torchrun", "torch.distributed.run", "ft_launcher", "torchrun_hpu", "torch_run"), TORCHRUN
+    ),
     "torch.distributed.launch": TORCHRUN,
     "nvidia_resiliency_ext.fault_tolerance.launcher": TORCHRUN,
-    **dict.fromkeys(("deepspeed", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "deepspeed.pt"), DEEPSPEED),
+    **dict.fromkeys(
+        (
+            "deepspeed",
+            "ds",
+            "deepspeed.launcher.runner",
+            "deepspeed.launcher.launch",
+            "deepspeed.pt",
+        ),
+        DEEPSPEED,
+    ),
     **dict.fromkeys(("srun", "yhrun"), SLURM),
-    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.mpich"), MPI),
+    **dict.fromkeys(
+        (
+            "mpirun",
+            "mpiexec",
+            "orterun",
+            "prterun",
+            "mpiexec.hydra",
+            "mpirun.openmpi",
+            "mpiexec.mpich",
+        ),
+        MPI,
+    ),
     "mpirun_rsh": starter("-hostfile", sizes="total:-np,-n", own=True, assigns=True),
     "aprun": starter("-d -cc -e -L -B*0 -j -S -b*0 -r -m", sizes="total:-n node:-N", own=True),
-    "jsrun": starter("-g -c -b -d -l -E -h -U -p*1 --smpiargs --bind --launch_distribution --latency_priority", own=True),
-    "flux": starter("-c -g -o --env --setopt -t", under="run|submit|alloc", sizes="total:-n,--ntasks nodes:-N,--nodes", own=True),
+    "jsrun": starter(
+        "-g -c -b -d -l -E -h -U -p*1 --smpiargs --bind --launch_distribution --latency_priority",
+        own=True,
+    ),
+    "flux": starter(
+        "-c -g -o --env --setopt -t",
+        under="run|submit|alloc",
+        sizes="total:-n,--ntasks nodes:-N,--nodes",
+        own=True,
+    ),
     "ibrun": starter("-o", sizes="total:-n,-np", own=True),
-    "horovodrun": starter("-H --hosts --hostfile -p --ssh-port --start-timeout --network-interface", sizes="total:-np", own=True),
+    "horovodrun": starter(
+        "-H --hosts --hostfile -p --ssh-port --start-timeout --network-interface",
+        sizes="total:-np",
+        own=True,
+    ),
     **dict.fromkeys(
         ("accelerate", "accelerate.commands.accelerate_cli"),
         starter(ACCELERATE, under="launch", sizes="total:--num_processes", own=True, module=True),
@@ -162,7 +198,10 @@ STARTERS: Mapping[str, Starter] = {
         ("accelerate-launch", "accelerate.commands.launch"),
         starter(ACCELERATE, sizes="total:--num_processes", own=True, module=True),
     ),
-    "composer": starter("--master_addr --master_port --node_rank --stdout --stderr", sizes="node:-n,--nproc total:--world_size"),
+    "composer": starter(
+        "--master_addr --master_port --node_rank --stdout --stderr",
+        sizes="node:-n,--nproc total:--world_size",
+    ),
     "colossalai": starter(
         "-H --host --hostfile --include --exclude --master_port --master_addr",
         under="run",
@@ -184,7 +223,11 @@ STARTERS: Mapping[str, Starter] = {
         under="job submit",
     ),
     "ssh": starter(
-        "-b -c -D -E -e -F -I -i -J -L -l -m -O -o -p -Q -R -S -W -w -B", before=1, shell="rest", stdin=True, apart=True
+        "-b -c -D -E -e -F -I -i -J -L -l -m -O -o -p -Q -R -S -W -w -B",
+        before=1,
+        shell="rest",
+        stdin=True,
+        apart=True,
     ),
     "rsh": starter("-l", before=1, shell="rest", apart=True),
     "pdsh": starter("-w -x -l -t -u -f -R -g -X", shell="rest", apart=True),
@@ -192,7 +235,12 @@ STARTERS: Mapping[str, Starter] = {
     "clush": starter("-w -x -g -X -l -f -t -u -o", shell="rest", apart=True),
     "pssh": starter("-h -H -l -p -o -e -t -O -x", shell="rest", apart=True),
     "parallel-ssh": starter("-h -H -l -p -o -e -t -O -x", shell="rest", apart=True),
-    "kubectl": starter("-n --namespace -c --container --context -it*0 -i*0 -t*0", before=1, under="exec", apart=True),
+    "kubectl": starter(
+        "-n --namespace -c --container --context -it*0 -i*0 -t*0",
+        before=1,
+        under="exec",
+        apart=True,
+    ),
     # environments
     "uv": starter(
         "--with --extra --group --python -p --project --directory --index --index-url --env-file --with-requirements "
@@ -205,24 +253,41 @@ STARTERS: Mapping[str, Starter] = {
     "poetry": starter("-C --directory -P --project", under="run"),
     **dict.fromkeys(("pdm", "pipenv", "rye"), starter("-p --project", under="run")),
     "hatch": starter("-e --env -p --project", under="run|env run"),
-    **dict.fromkeys(("conda", "mamba", "micromamba"), starter("-n --name -p --prefix --cwd -a --attach -e --env", under="run")),
-    "pixi": starter("-e --environment --manifest-path --concurrent-downloads --color -p --platform", under="run"),
+    **dict.fromkeys(
+        ("conda", "mamba", "micromamba"),
+        starter("-n --name -p --prefix --cwd -a --attach -e --env", under="run"),
+    ),
+    "pixi": starter(
+        "-e --environment --manifest-path --concurrent-downloads --color -p --platform", under="run"
+    ),
     "docker": starter(DOCKER, before=1, under="run|exec|container run|container exec", apart=True),
-    **dict.fromkeys(("podman", "nerdctl", "nvidia-docker"), starter(DOCKER, before=1, under="run|exec", apart=True)),
+    **dict.fromkeys(
+        ("podman", "nerdctl", "nvidia-docker"),
+        starter(DOCKER, before=1, under="run|exec", apart=True),
+    ),
     **dict.fromkeys(("singularity", "apptainer"), starter(SINGULARITY, before=1, under="exec|run")),
     "enroot": starter("-e --env -m --mount -c --conf", before=1, under="start|exec"),
     "shifter": starter("--image --module -V --volume -m -i -e --env --env-file --workdir -w"),
     # wrappers of one process
-    **dict.fromkeys(("nohup", "setsid", "unbuffer", "catchsegv", "builtin", "xvfb-run", "command", "coproc"), starter()),
+    **dict.fromkeys(
+        ("nohup", "setsid", "unbuffer", "catchsegv", "builtin", "xvfb-run", "command", "coproc"),
+        starter(),
+    ),
     "exec": starter("-a"),
     "time": starter("-o --output -f --format"),
     "nice": starter("-n --adjustment"),
     "ionice": starter("-c --class -n --classdata -p --pid"),
     "stdbuf": starter("-i --input -o --output -e --error"),
     "env": starter("-u --unset -C --chdir -S --split-string", assigns=True),
-    "sudo": starter("-u --user -g --group -h --host -p --prompt -C -D --chdir -R -r -t -T -U", assigns=True),
-    "timeout": starter("-k --kill-after -s --signal --foreground*0 --preserve-status*0 -v*0 --verbose*0", before=1),
-    "numactl": starter("-m --membind -N --cpunodebind -C --physcpubind -i --interleave -p --preferred -P -w -b*0 -a*0 -l*0"),
+    "sudo": starter(
+        "-u --user -g --group -h --host -p --prompt -C -D --chdir -R -r -t -T -U", assigns=True
+    ),
+    "timeout": starter(
+        "-k --kill-after -s --signal --foreground*0 --preserve-status*0 -v*0 --verbose*0", before=1
+    ),
+    "numactl": starter(
+        "-m --membind -N --cpunodebind -C --physcpubind -i --interleave -p --preferred -P -w -b*0 -a*0 -l*0"
+    ),
     "taskset": starter("-c*0 --cpu-list*0 -p*0 -a*0", before=1),
     "chrt": starter("-T -P -D", before=1),
     "flock": starter("-w --timeout -E", before=1, shell="-c"),
@@ -242,13 +307,21 @@ STARTERS: Mapping[str, Starter] = {
     "strace": starter("-o -e -s -p -P -E -u -I"),
     "gdb": starter("-ex -x -iex -ix -d -cd"),
     "valgrind": starter(),
-    "coverage": starter("--rcfile --source --data-file --omit --include --context", under="run", module=True),
+    "coverage": starter(
+        "--rcfile --source --data-file --omit --include --context", under="run", module=True
+    ),
     "script": starter("-O -I -B -T -E -m -o", shell="-c"),
     "su": starter("-s -g -G", before=1, shell="-c"),
     "watch": starter("-n --interval", shell="rest"),
     "screen": starter("-S -t -s -c -h -L*0 -Logfile -d*0 -m*0 -dm*0 -dmS"),
-    "tmux": starter("-s -n -t -c -e -x -y -F -L -S", under="new-session|new|new-window|neww|split-window", shell="rest"),
-    "xargs": starter("-a -d -E -I -i*0 -L -n -P -s --arg-file --max-args --max-procs --replace --delimiter"),
+    "tmux": starter(
+        "-s -n -t -c -e -x -y -F -L -S",
+        under="new-session|new|new-window|neww|split-window",
+        shell="rest",
+    ),
+    "xargs": starter(
+        "-a -d -E -I -i*0 -L -n -P -s --arg-file --max-args --max-procs --replace --delimiter"
+    ),
 }
 """Every program that starts another, by its name without the folder."""
 

@@ -26,7 +26,9 @@ class Accelerator:
         """A function of `torch.cuda`."""
         found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
         if found is None:
-            raise AttributeError(f"get_accelerator().{name}: neither this accelerator nor torch.cuda has it")
+            raise AttributeError(
+                f"get_accelerator().{name}: neither this accelerator nor torch.cuda has it"
+            )
         return found
 
     def device_name(self, device_index: int | None = None) -> str:
@@ -76,10 +78,16 @@ class Accelerator:
     def supported_dtypes(self) -> list[torch.dtype]:
         """The formats that it computes in."""
         dtypes = (torch.float, torch.half, torch.bfloat16)
-        has = {torch.float: True, torch.half: self.is_fp16_supported(), torch.bfloat16: self.is_bf16_supported()}
+        has = {
+            torch.float: True,
+            torch.half: self.is_fp16_supported(),
+            torch.bfloat16: self.is_bf16_supported(),
+        }
         return [dtype for dtype in dtypes if has[dtype]]
 
-    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
         """A copy that the device reads directly."""
         return tensor.pin_memory()
 
@@ -91,7 +99,9 @@ class Accelerator:
         """Whether a call returns only once it is done."""
         return self._name == "cpu"
 
-    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+    use_host_timers = resolves_data_dependency = handles_memory_backpressure = (
+        is_synchronized_device
+    )
 
     def is_triton_supported(self) -> bool:
         """Whether DeepSpeed's kernels in Triton run: the engine has none."""
@@ -126,7 +136,9 @@ class Processor(Accelerator):
         if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
             return lambda *_: None
         if name.startswith(("memory_", "max_memory_", "reset_max_memory_")):
-            return {"memory": self._held, "max": self._most, "reset": self._forget}[name.partition("_")[0]]
+            return {"memory": self._held, "max": self._most, "reset": self._forget}[
+                name.partition("_")[0]
+            ]
         raise AttributeError(f"get_accelerator().{name}: a CPU has none")
 
     def device_name(self, device_index: int | None = None) -> str:
@@ -205,7 +217,9 @@ class Processor(Accelerator):
         """True."""
         return True
 
-    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
         """The tensor itself."""
         return tensor
 

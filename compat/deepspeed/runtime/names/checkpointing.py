@@ -47,9 +47,14 @@ def configure(
     profile: bool | None = None,
 ) -> None:
     """Note that checkpointing is set up. Where activations are kept meanwhile changes memory only, and is said."""
-    named = dict(zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True))
+    named = dict(
+        zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
+    )
     for name in (name for name, value in named.items() if value):
-        logger.warning("checkpointing.configure: %s: inputs of what is computed again stay whole on the device (memory)", name)
+        logger.warning(
+            "checkpointing.configure: %s: inputs of what is computed again stay whole on the device (memory)",
+            name,
+        )
     _state.update(configured=True, mpu=mpu_)
 
 
@@ -94,7 +99,9 @@ class CudaRNGStatesTracker:
     def add(self, name: str, seed: int) -> None:
         """Have a generator `name` begin with `seed`."""
         if seed in self.seeds_ or name in self.states_:
-            raise BridgeError(f"rng tracker: {name!r} or seed {seed} is there already; call reset() first")
+            raise BridgeError(
+                f"rng tracker: {name!r} or seed {seed} is there already; call reset() first"
+            )
         place, before = get_accelerator(), get_accelerator().get_rng_state()
         place.manual_seed(seed)
         self.seeds_.add(seed)
@@ -127,7 +134,10 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
     """Seed the generator that ranks of a layer share, and the one that each has for its own part."""
-    sizes = (getattr(_state["mpu"], name, None) for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank"))
+    sizes = (
+        getattr(_state["mpu"], name, None)
+        for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank")
+    )
     rank = next((call() for call in sizes if call is not None), 0)
     _tracker.reset()
     get_accelerator().manual_seed(seed)

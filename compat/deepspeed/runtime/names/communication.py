@@ -71,7 +71,9 @@ def is_initialized() -> bool:
 
 def _needs_group(what: str) -> None:
     if not is_initialized():
-        raise BridgeError(f"deepspeed.comm.{what}: no process group is there; call deepspeed.init_distributed() first")
+        raise BridgeError(
+            f"deepspeed.comm.{what}: no process group is there; call deepspeed.init_distributed() first"
+        )
 
 
 def get_rank(group: Any = None) -> int:
@@ -130,14 +132,23 @@ def inference_all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = No
 
 
 def allgather_fn(
-    output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False, debug: Any = None
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    debug: Any = None,
 ) -> Any:
     """Gather into one tensor."""
     return torch_distributed.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
 
 def reduce_scatter_fn(
-    output_tensor: Tensor, tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, **_: Any
+    output_tensor: Tensor,
+    tensor: Tensor,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    **_: Any,
 ) -> Any:
     """Reduce one tensor into parts."""
     return torch_distributed.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
@@ -148,7 +159,9 @@ def has_all_gather_into_tensor() -> bool:
     return True
 
 
-has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = has_all_gather_into_tensor
+has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = (
+    has_all_gather_into_tensor
+)
 
 
 def set_backend() -> None:
@@ -161,4 +174,6 @@ def configure(*_: Any, **__: Any) -> None:
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Any:
     """Refused: the engine counts collectives itself."""
-    raise BridgeError("deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger")
+    raise BridgeError(
+        "deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger"
+    )

@@ -21,12 +21,21 @@ NAME = "pytorch_model.bin"
 
 
 def get_fp32_state_dict_from_zero_checkpoint(
-    checkpoint_dir: str | Path, tag: str | None = None, exclude_frozen_parameters: bool = False, lazy_mode: bool = False
+    checkpoint_dir: str | Path,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+    lazy_mode: bool = False,
 ) -> dict[str, Tensor]:
     """Parameters by their most exact copies, buffers and shared names, on the CPU. No pickle is executed."""
     hub = read(find(Path(checkpoint_dir), tag))
-    left = {name for name, held in hub.parameters.items() if exclude_frozen_parameters and not held.trained}
-    found = {name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left}
+    left = {
+        name
+        for name, held in hub.parameters.items()
+        if exclude_frozen_parameters and not held.trained
+    }
+    found = {
+        name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left
+    }
     found.update((name, held.whole()) for name, held in hub.buffers.items())
     found.update((alias, found[name]) for alias, name in hub.ties.items() if name in found)
     return found
@@ -48,15 +57,22 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         )
     from compat.deepspeed.runtime.engine import write
 
-    write(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters), Path(output_dir), NAME)
+    write(
+        get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters),
+        Path(output_dir),
+        NAME,
+    )
 
 
-def load_state_dict_from_zero_checkpoint(model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> nn.Module:
+def load_state_dict_from_zero_checkpoint(
+    model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None
+) -> nn.Module:
     """The model on the CPU with the weights of a checkpoint. Raises `SourceError` if the checkpoint lacks one of its names."""
     values = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     with torch.no_grad():
         missing = model.cpu().load_state_dict(values, strict=False).missing_keys
     SourceError.raise_if(
-        f"{checkpoint_dir}: has no {name} of the model; load it into the model that wrote it" for name in missing
+        f"{checkpoint_dir}: has no {name} of the model; load it into the model that wrote it"
+        for name in missing
     )
     return model

@@ -53,11 +53,15 @@ class AIOHandle:
         """Bytes that a tensor's size should be a multiple of in DeepSpeed; here any will do."""
         return int(self._kept["intra_op_parallelism"]) * ALIGNED
 
-    def read(self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
+    def read(
+        self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
+    ) -> int:
         """Fill a tensor from a file; 1."""
         return _read(buffer, filename, file_offset)
 
-    def write(self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
+    def write(
+        self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
+    ) -> int:
         """Write a tensor into a file; 1."""
         return _write(buffer, filename, file_offset)
 
@@ -77,11 +81,15 @@ class AIOHandle:
         """Start to write a tensor into a file, or into an open one by its number; 0. `wait` says how many were done."""
         return self._started(partial(_write, buffer, filename, file_offset), True)
 
-    def pread(self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0) -> int:
+    def pread(
+        self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
+    ) -> int:
         """Fill a tensor from a file, at once or beside other work."""
         return self._started(partial(_read, buffer, filename, file_offset), async_)
 
-    def pwrite(self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0) -> int:
+    def pwrite(
+        self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
+    ) -> int:
         """Write a tensor into a file, at once or beside other work."""
         return self._started(partial(_write, buffer, filename, file_offset), async_)
 
@@ -92,7 +100,9 @@ class AIOHandle:
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Tensor) -> Tensor:
         """A tensor of so many elements in the format of the other one, in memory that stays in place where there is a device."""
-        found = torch.empty(num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available())
+        found = torch.empty(
+            num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available()
+        )
         self._locked[found.data_ptr()] = found
         return found
 
@@ -122,7 +132,9 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
         while done < size and (got := file.readinto(view[done:])):
             done += got
     if done < size:
-        raise BridgeError(f"{filename}: found {done} bytes from {offset} on, expected {size}; read a file that is as large")
+        raise BridgeError(
+            f"{filename}: found {done} bytes from {offset} on, expected {size}; read a file that is as large"
+        )
     if held is not buffer:
         buffer.copy_(held)
     return 1
@@ -130,7 +142,11 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
 
 def _write(buffer: Tensor, filename: str | int, offset: int) -> int:
     view, done = _bytes(buffer.cpu()), 0
-    number = filename if isinstance(filename, int) else os.open(filename, os.O_WRONLY | os.O_CREAT, 0o644)
+    number = (
+        filename
+        if isinstance(filename, int)
+        else os.open(filename, os.O_WRONLY | os.O_CREAT, 0o644)
+    )
     try:
         while done < len(view):
             done += os.pwrite(number, view[done:], offset + done)

@@ -24,7 +24,13 @@ NAMES: dict[str, torch.dtype] = {
 }
 NAMES.update((str(name), dtype) for name, dtype in TORCH.items())
 SPLITS = ("mp_size", "ep_size", "moe")
-KERNELS = ("replace_with_kernel_inject", "enable_cuda_graph", "triangular_masking", "injection_policy", "use_triton")
+KERNELS = (
+    "replace_with_kernel_inject",
+    "enable_cuda_graph",
+    "triangular_masking",
+    "injection_policy",
+    "use_triton",
+)
 
 
 class InferenceEngine(nn.Module):
@@ -50,18 +56,26 @@ class InferenceEngine(nn.Module):
     def generate(self, *inputs: Any, **named: Any) -> Any:
         """The model's own `generate`."""
         if not hasattr(self.module, "generate"):
-            raise BridgeError(f"generate: {type(self.module).__name__} has none; call the engine itself")
+            raise BridgeError(
+                f"generate: {type(self.module).__name__} has none; call the engine itself"
+            )
         model: Any = self.module
         return model.generate(*inputs, **named)
 
 
-def init_inference(model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any) -> InferenceEngine:
+def init_inference(
+    model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any
+) -> InferenceEngine:
     """A model that only computes; `dtype` is fp16 unless said otherwise, as in DeepSpeed.
 
     Settings of kernels change no numbers beyond rounding and are said. Ranks that split the model, other formats than torch's and
     weights from a `checkpoint` are refused with `ConfigError`.
     """
-    said = json.loads(Path(config).read_text(encoding="utf-8")) if isinstance(config, str | Path) else dict(config or {})
+    said = (
+        json.loads(Path(config).read_text(encoding="utf-8"))
+        if isinstance(config, str | Path)
+        else dict(config or {})
+    )
     ConfigError.raise_if(
         f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it once"
         for name, value in kwargs.items()
@@ -69,7 +83,9 @@ def init_inference(model: nn.Module, config: str | Path | Mapping[str, Any] | No
     )
     said.update(kwargs)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; pass the pipeline's model")
+        raise ConfigError(
+            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; pass the pipeline's model"
+        )
     ConfigError.raise_if(_refused(said))
     for name in (name for name in KERNELS if said.get(name)):
         logger.warning("init_inference: %s: torch's own kernels run (same up to rounding)", name)

@@ -32,7 +32,11 @@ def note(native: Engine) -> None:
     named = dict(native.model.named_parameters())
     for index, flat in enumerate(native.layout.flats):
         for slot in flat.slots:
-            setattr(named[slot.parameter.name], PLACE, Place(weakref.ref(native), index, slot.parameter.name))
+            setattr(
+                named[slot.parameter.name],
+                PLACE,
+                Place(weakref.ref(native), index, slot.parameter.name),
+            )
 
 
 def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
@@ -69,9 +73,13 @@ def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> 
     for piece in flat.pieces(native.data.index):
         if piece.parameter.name == name:
             if tuple(value.shape) != tuple(piece.parameter.shape):
-                raise BridgeError(f"{name}: found a value of shape {tuple(value.shape)}, expected {tuple(piece.parameter.shape)}")
+                raise BridgeError(
+                    f"{name}: found a value of shape {tuple(value.shape)}, expected {tuple(piece.parameter.shape)}"
+                )
             length = piece.stop - piece.start
-            shard[piece.offset : piece.offset + length].copy_(value.detach().reshape(-1)[piece.start : piece.stop])
+            shard[piece.offset : piece.offset + length].copy_(
+                value.detach().reshape(-1)[piece.start : piece.stop]
+            )
 
 
 def master(native: Engine, index: int, name: str) -> Tensor:
@@ -115,7 +123,9 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
     """This rank's slice of what the optimizer keeps of a flat."""
     state = native.optimizer.state(trained(native, index))
     if key not in state:
-        raise BridgeError(f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}")
+        raise BridgeError(
+            f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}"
+        )
     return state[key]
 
 

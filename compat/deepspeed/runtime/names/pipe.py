@@ -23,7 +23,10 @@ class LayerSpec:
         self.typename, self.module_args, self.module_kwargs = typename, module_args, module_kwargs
 
     def __repr__(self) -> str:
-        given = [*map(repr, self.module_args), *(f"{name}={value!r}" for name, value in self.module_kwargs.items())]
+        given = [
+            *map(repr, self.module_args),
+            *(f"{name}={value!r}" for name, value in self.module_kwargs.items()),
+        ]
         return f"{self.typename.__name__}({', '.join(given)})"
 
     def build(self, log: bool = False) -> nn.Module:
@@ -45,7 +48,9 @@ class TiedLayerSpec(LayerSpec):
     ) -> None:
         super().__init__(typename, *module_args, **module_kwargs)
         self.key, self.forward_fn = key, forward_fn
-        self.tied_weight_attr = [tied_weight_attr] if isinstance(tied_weight_attr, str) else tied_weight_attr
+        self.tied_weight_attr = (
+            [tied_weight_attr] if isinstance(tied_weight_attr, str) else tied_weight_attr
+        )
 
 
 class Function(nn.Module):
@@ -94,7 +99,9 @@ class PipelineModule(nn.Sequential):
         dynamic_shape: bool = False,
     ) -> None:
         if num_stages is None and topology is None:
-            raise ConfigError("PipelineModule: found neither num_stages nor topology; pass num_stages")
+            raise ConfigError(
+                "PipelineModule: found neither num_stages nor topology; pass num_stages"
+            )
         if checkpointable_layers:
             raise ConfigError(
                 "PipelineModule: found checkpointable_layers; the engine computes chunks of layers again; leave it out"
@@ -102,7 +109,9 @@ class PipelineModule(nn.Sequential):
         stages: int = num_stages if num_stages is not None else topology.get_dim("pipe")
         world = torch_distributed.get_world_size() if torch_distributed.is_initialized() else 1
         if world % stages:
-            raise ConfigError(f"num_stages: found {stages}, which does not divide the {world} ranks; use a divisor")
+            raise ConfigError(
+                f"num_stages: found {stages}, which does not divide the {world} ranks; use a divisor"
+            )
         specs, ties = list(layers), dict[str, nn.Module]()
         seed: Callable[[int], Any] = seed_fn or torch.manual_seed
         built = []
@@ -112,16 +121,29 @@ class PipelineModule(nn.Sequential):
             built.append(_built(spec, ties, stages))
         super().__init__(*built)
         self.__dict__["loss_fn"] = loss_fn
-        self.num_stages, self.partition_method, self.dynamic_shape = stages, partition_method, dynamic_shape
+        self.num_stages, self.partition_method, self.dynamic_shape = (
+            stages,
+            partition_method,
+            dynamic_shape,
+        )
         self.activation_checkpoint_interval = activation_checkpoint_interval
-        self.tied_weight_attrs = {spec.key: spec.tied_weight_attr for spec in specs if isinstance(spec, TiedLayerSpec)}
+        self.tied_weight_attrs = {
+            spec.key: spec.tied_weight_attr for spec in specs if isinstance(spec, TiedLayerSpec)
+        }
 
     @property
     def code(self) -> dict[str, Any]:
         """What the script says beside the config."""
-        stages = {"pipeline_stages": self.num_stages, "partition_method": self.partition_method} if self.num_stages > 1 else {}
+        stages = (
+            {"pipeline_stages": self.num_stages, "partition_method": self.partition_method}
+            if self.num_stages > 1
+            else {}
+        )
         interval = self.activation_checkpoint_interval
-        return {**stages, **({"checkpointing": True, "checkpoint_interval": interval} if interval else {})}
+        return {
+            **stages,
+            **({"checkpointing": True, "checkpoint_interval": interval} if interval else {}),
+        }
 
     def num_pipeline_stages(self) -> int:
         """Number of stages."""
@@ -135,8 +157,12 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
     """The layer that an entry of the list stands for."""
     if isinstance(spec, TiedLayerSpec):
         known = spec.key in ties
-        module = ties.setdefault(spec.key, spec.build() if not known else ties.get(spec.key, nn.Identity()))
-        others = [name for name, _ in module.named_parameters() if name not in spec.tied_weight_attr]
+        module = ties.setdefault(
+            spec.key, spec.build() if not known else ties.get(spec.key, nn.Identity())
+        )
+        others = [
+            name for name, _ in module.named_parameters() if name not in spec.tied_weight_attr
+        ]
         if known and others and stages > 1:
             raise ConfigError(
                 f"TiedLayerSpec {spec.key!r}: {others[0]} is not in tied_weight_attr, so that stages would have one each; name it"
@@ -144,11 +170,15 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
             )
         return module if spec.forward_fn is None else Tied(module, spec.forward_fn)
     if isinstance(spec, PipelineModule):
-        raise BridgeError("PipelineModule: found another one among its layers; pass the layers themselves")
+        raise BridgeError(
+            "PipelineModule: found another one among its layers; pass the layers themselves"
+        )
     if isinstance(spec, nn.Module):
         return spec
     if isinstance(spec, LayerSpec):
         return spec.build()
     if callable(spec):
         return Function(spec)
-    raise ConfigError(f"PipelineModule: found {type(spec).__name__} among the layers, expected a module, a spec or a function")
+    raise ConfigError(
+        f"PipelineModule: found {type(spec).__name__} among the layers, expected a module, a spec or a function"
+    )

@@ -47,4 +47,6 @@ class DeepSpeedConfig:
         sections = {"optimizer_params": "optimizer", "scheduler_params": "scheduler"}
         if name in sections:
             return (self._param_dict.get(sections[name]) or {}).get("params")
-        raise BridgeError(f"DeepSpeedConfig.{name}: is not there; it has {', '.join([*NAMES, *sections, 'zero_enabled'])}")
+        raise BridgeError(
+            f"DeepSpeedConfig.{name}: is not there; it has {', '.join([*NAMES, *sections, 'zero_enabled'])}"
+        )

@@ -138,7 +138,9 @@ def set_random_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None) -> Any:
+def move_to_device(
+    item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
+) -> Any:
     """The same lists, tuples and dictionaries with what meets the criterion, or all tensors, on a device."""
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
@@ -153,12 +155,18 @@ def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool]
 def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
     """Copies on a device, without the storage that they are parts of, of all tensors in lists, tuples and dictionaries."""
     if isinstance(item, Tensor):
-        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
+        return (
+            item.detach().clone()
+            if torch.device(device) == item.device
+            else item.detach().to(device)
+        )
     if isinstance(item, list | tuple):
         found = [clone_tensors_for_torch_save(value, device) for value in item]
         return found if isinstance(item, list) else tuple(found)
     if isinstance(item, dict):
-        return type(item)({name: clone_tensors_for_torch_save(value, device) for name, value in item.items()})
+        return type(item)(
+            {name: clone_tensors_for_torch_save(value, device) for name, value in item.items()}
+        )
     return item
 
 
@@ -184,15 +192,21 @@ def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
     wanted = list(classes)
     for module in model.modules():
         names = (type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}")
-        if any(name in names if isinstance(name, str) else isinstance(module, name) for name in wanted):
+        if any(
+            name in names if isinstance(name, str) else isinstance(module, name) for name in wanted
+        ):
             yield module
 
 
-def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+def set_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True
+) -> list[nn.Module]:
     """Note modules whose weights are gathered together. The engine gathers blocks as a whole, so that this changes nothing."""
     found = list(_leaves(model, leaf_module_classes))
     if not found and raise_if_not_found:
-        raise BridgeError(f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}")
+        raise BridgeError(
+            f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}"
+        )
     for module in found:
         set_z3_leaf_module(module, True)
     return found

@@ -16,7 +16,13 @@ from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
 from compat.deepspeed.runtime.names import parts
 
-__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "ZeroParamType", "register_external_parameter"]
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "ZeroParamStatus",
+    "ZeroParamType",
+    "register_external_parameter",
+]
 EARLY = "_stagebridge_early"
 """Marks parameters that were made within `Init`, before an engine holds them."""
 
@@ -46,7 +52,11 @@ def mark(native: Engine) -> None:
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
         if place is not None and native.plan.zero.effective_stage == 3:
-            state = ZeroParamStatus.NOT_AVAILABLE if parts.in_turns(native, place[1]) else ZeroParamStatus.AVAILABLE
+            state = (
+                ZeroParamStatus.NOT_AVAILABLE
+                if parts.in_turns(native, place[1])
+                else ZeroParamStatus.AVAILABLE
+            )
             facts = {"id": number, "shape": weight.shape, "numel": weight.numel(), "status": state}
             for name, value in facts.items():
                 setattr(weight, f"ds_{name}", value)
@@ -58,7 +68,9 @@ class Init(AbstractContextManager["Init"]):
     DeepSpeed takes them.
     """
 
-    def __init__(self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any) -> None:
+    def __init__(
+        self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any
+    ) -> None:
         self.enabled = enabled
         self._before: Callable[..., None] | None = None
         for weight in module.parameters() if module is not None and enabled else ():
@@ -89,7 +101,11 @@ class GatheredParameters(AbstractContextManager[None]):
     """
 
     def __init__(
-        self, params: Any, modifier_rank: int | None = None, fwd_module: nn.Module | None = None, enabled: bool = True
+        self,
+        params: Any,
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
     ) -> None:
         given = [params] if isinstance(params, Tensor) else list(params)
         self.modifier_rank = modifier_rank
@@ -125,7 +141,9 @@ class GatheredParameters(AbstractContextManager[None]):
             return
         for number, native in engines.items():
             for *_, value in changed[number]:
-                native.comm.broadcast("modified parameters", value, *_source(native, self.modifier_rank))()
+                native.comm.broadcast(
+                    "modified parameters", value, *_source(native, self.modifier_rank)
+                )()
             parts.set_masters(native, changed[number])
         self._spread()
 
@@ -145,7 +163,9 @@ def _source(native: Engine, rank: int) -> tuple[Any, int]:
     if native.tensor.size == native.line.size == 1:
         return native.data, rank
     if rank:
-        raise BridgeError(f"GatheredParameters: found modifier_rank={rank} where ranks hold parts of layers; use 0")
+        raise BridgeError(
+            f"GatheredParameters: found modifier_rank={rank} where ranks hold parts of layers; use 0"
+        )
     return native.data, 0
 
 
@@ -153,7 +173,9 @@ def register_external_parameter(module: Any, parameter: Any) -> None:
     """Have `parameter` whole while `module` runs, though another module holds it. Must come before `initialize`."""
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
         found = type(parameter if isinstance(module, nn.Module) else module).__name__
-        raise BridgeError(f"register_external_parameter: found {found}, expected a torch.nn.Module and a torch.nn.Parameter")
+        raise BridgeError(
+            f"register_external_parameter: found {found}, expected a torch.nn.Module and a torch.nn.Parameter"
+        )
     own = {id(weight) for weight in module.parameters()}
     if id(parameter) in own or id(parameter) in {id(weight) for weight in also_uses(module)}:
         return
