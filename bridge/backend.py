@@ -196,8 +196,8 @@ class Backend(ABC):
         return hub
 
     def following(self, config: Config) -> Backend:
-        """The engine for runs that go on from checkpoints of `config`; the config of such a run may
-        be a smaller one.
+        """The engine for runs that go on from checkpoints of `config`. Such a run may train a
+        smaller model.
         """
         return self
 

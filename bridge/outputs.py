@@ -674,7 +674,7 @@ class Lengths(TypedDict):
 
 
 class Proved(TypedDict):
-    """Both sides of a move, some steps further."""
+    """The result of training both sides of a move further."""
 
     verdict: Verdict
     steps: int

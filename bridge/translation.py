@@ -273,8 +273,8 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
-    """Findings on the `changed` paths of one rule, of which the plan fields `lost` changed their
-    meaning.
+    """Findings on the `changed` paths of one rule. `lost` are its plan fields whose meaning
+    changed.
     """
     config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
     if not lost and not any(path in config.given for path in changed):

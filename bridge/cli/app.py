@@ -538,7 +538,7 @@ def diff(
     job: Job,
     other: Annotated[
         str,
-        typer.Argument(metavar="OTHER", help="The config to compare it with.", show_default=False),
+        typer.Argument(metavar="OTHER", help="The config to compare FILE with.", show_default=False),
     ],
     view: View,
     gate: Any,
@@ -1104,7 +1104,7 @@ def trace_run(
     ] = None,
     every: Annotated[
         int,
-        typer.Option("--every", metavar="N", min=1, help="Log tensors of steps that N divides."),
+        typer.Option("--every", metavar="N", min=1, help="Log tensors in every Nth step."),
     ] = 1,
     ranks: Annotated[
         Optional[str],  # noqa: UP045

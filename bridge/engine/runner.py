@@ -485,7 +485,7 @@ class Engine:
             )
 
     def _refuse_moved(self) -> None:
-        """Raise if a parameter was frozen or released since: buffers and masters are laid out once.
+        """Raise if a parameter was frozen or unfrozen later: buffers and masters are laid out once.
         """
         for name, weight, trained in self._trained:
             if weight.requires_grad != trained:
@@ -503,7 +503,7 @@ class Engine:
             )
 
     def _weight(self) -> Tensor | float:
-        """The weight of the loss of the open passes among the others."""
+        """How much the loss of the open passes weighs beside other losses."""
         if not self._turns:
             raise BridgeError(
                 "backward: no forward pass is open; call engine(...) in training mode first"
@@ -536,7 +536,7 @@ class Engine:
         who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
         left = "all ranks leave the step, no weight changed"
         raise DataEnded(
-            f"step {step}: the data of {who} ended; {left}; give all ranks as much data"
+            f"step {step}: the data of {who} ended; {left}; give all ranks the same amount of data"
         )
 
     def _ended(self, number: int) -> str:

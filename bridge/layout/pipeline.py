@@ -274,7 +274,7 @@ def _name_problems(
     if order != sorted(order):
         yield (
             "stages: not in the order of the model's layers;"
-            " begin each stage with the layer after the one before"
+            " begin each stage with the layer after the last one of the stage before"
         )
     for stage, part in enumerate(found):
         if not part:

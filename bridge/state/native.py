@@ -259,7 +259,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """States of the generators by rank; none if the source had none and the one here was made anew.
+    """States of the generators by rank; none if the source had none, so that those of this file are
+    new.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}

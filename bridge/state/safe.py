@@ -213,7 +213,8 @@ def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
-    """A checkpoint of weights alone. Tensors that float are parameters, others are buffers."""
+    """A checkpoint of weights alone. Tensors of floating-point numbers are parameters, others are
+    buffers."""
     # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
     ties = {

@@ -344,7 +344,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
     told = ", ".join(f"{factor:.4g}" for factor in factors)
-    what = "A weighs microbatches otherwise than B, as where one takes a mean over tokens and the other over microbatches"
+    what = "A and B weigh microbatches differently: one may take a mean over tokens, the other over microbatches"
     return what, [
         f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"
     ]

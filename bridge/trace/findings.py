@@ -132,7 +132,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "computing a layer again for backward gave other values: its random numbers were not kept"
     ),
     "accumulation-differs": Meaning(
-        "a step had another number of passes than the run was told: gradients are scaled by the wrong one"
+        "a step had another number of passes than the run was set to: its gradients are scaled by the wrong number"
     ),
 }
 """By id; an id never changes its meaning."""

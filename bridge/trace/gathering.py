@@ -1,4 +1,4 @@
-"""Gathering: small tensors of all ranks in a group, wherever these keep theirs."""
+"""Gathering: small tensors from all ranks of a group, whatever device they are on."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class LayerLog:
         return None if found is None else found * factors.get("parameter", 1.0)
 
     def _rate(self, step: int) -> None:
-        """The learning rates of the step, beside what they are applied to, and other settings whenever they change."""
+        """Log the learning rates and changed settings, if gradients or updates are logged."""
         level = self.debug.all_param_gradients or self.debug.param_update
         for held in self.source.tensors("state") if level else ():
             name = Name(step, "reduce", held.layer, None, held.kind, held.tensor)

@@ -77,7 +77,7 @@ class Placement:
         return held, place[held]
 
     def places(self) -> Tensor:
-        """Where in the whole, in row-major order, each element that is held lies."""
+        """The place of each held element in the whole, in row-major order."""
         found = torch.arange(self.start, self.stop)
         place = torch.zeros_like(found)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):

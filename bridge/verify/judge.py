@@ -182,7 +182,7 @@ def verify(
     bench = bench or Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
     steps = bench.steps
     bench.course.further(_parts(pair, (engines or backends).values()))
-    note(f"native engine: what the source means, {steps} steps on {bench.world} ranks")
+    note(f"native engine: runs what the source means, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     # The same plan in the next wider format: its distance is what this format rounds away.
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(
@@ -370,7 +370,7 @@ class Court:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
         held = f"the plan does not hold {', '.join(lost)}{self.pair.said(lost)}"
-        fault = held if lost else f"it reads the file otherwise than {backend.title} runs it"
+        fault = held if lost else f"stagebridge reads the file otherwise than {backend.title} runs it"
         return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:

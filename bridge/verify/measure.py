@@ -74,8 +74,8 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
     """Run some steps. All ranks get the same answer. With `padded`, half of every third sample has
     no targets.
 
-    Raises `BridgeError` on every rank if one of them cannot, and `StrandedError` if the others wait
-    for it elsewhere.
+    Raises `BridgeError` on every rank if one of them fails, and `StrandedError` if the others wait
+    for it in a collective.
     """
     found, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a

@@ -18,8 +18,8 @@ LAYERS, SEQUENCE = 4, 16
 WARMUP, LENGTH, WINDOW = 2, 8, 2
 """Steps of warmup, of a whole schedule and of a loss-scale window at most, so that a few steps see their shape."""
 FEW, ENOUGH = 3, 6
-"""Steps that are enough for a constant rate; and for the end of a warmup, a window that passes, or
-a schedule that bends.
+"""Steps to run: with a constant rate; and with a warmup, a loss-scale window, or a schedule that is
+not constant.
 """
 SCALE = 2.0**10
 """First loss scale at most: a larger one would skip all of a few steps."""

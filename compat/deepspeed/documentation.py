@@ -42,7 +42,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "activation_checkpointing.partition_activations",
         "spelled partitioned_activations in the docstring",
-        "only partition_activations is read; the other name is ignored without a word",
+        "only partition_activations is read; the other name is ignored silently",
         "docstring of deepspeed/runtime/activation_checkpointing/config.py",
         "deepspeed/runtime/activation_checkpointing/config.py: get_scalar_param",
     ),

@@ -407,7 +407,7 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
     if plan.get("model.sequence") is None:
         yield Finding(
             "--sequence",
-            "add the tokens in a sample: no source gives them",
+            "add the length of a sample in tokens: no source gives it",
             Effect.STOPS,
             how=How.MISSING,
         )

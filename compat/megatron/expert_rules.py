@@ -109,7 +109,7 @@ def _read_router(values: Group, context: Context) -> Group:
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
         f"{MOE}top_groups": grouped,
-        # A group is ranked by the sum of its best top_k // groups experts.
+        # A group is ranked by the sum of its best top_k // group_topk experts.
         f"{MOE}group_best": (values.get(TOP_K) or 0) // grouped or None if grouped else None,
         f"{MOE}balance_bias": biased,
         f"{MOE}balance_rate": values.get("moe_router_bias_update_rate") if biased else None,
@@ -172,9 +172,9 @@ ROUTER = convert(
     _write_router,
     sees=("num_experts", COUNT, KIND, TOP_K, f"{MOE}top_k", f"{MOE}balance"),
     carries=ROUTED,
-    lossy="Megatron's expert weights sum to one unless a softmax comes before the choice or one expert is chosen; it"
-    " ranks groups "
-    "by the best top_k // groups of their experts; a balancing bias needs another score function than softmax",
+    lossy="Megatron's expert weights sum to one, unless a softmax comes before the choice or one expert is chosen;"
+    " Megatron ranks a group of experts by its best top_k // group_topk ones; a balancing bias needs another"
+    " score function than softmax",
     note=SCRIPT,
     source="moe/moe_utils.py: topk_routing_with_score_function; moe/router.py",
     model=True,

@@ -284,7 +284,8 @@ def stage_rules() -> tuple[Rule, ...]:
                 "recompute.granularity",
                 "recompute.ratio",
             ),
-            lossy="Merak's schedules are all variants of 1F1B, with other pairs of messages and other times of recomputation",
+            lossy="Merak's schedules are all variants of 1F1B, which differ in the messages that they send"
+            " together and in when they recompute",
             blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",
         ),

@@ -235,7 +235,7 @@ CAUSES: Mapping[str, Cause] = {
     "gradients summed over ranks": Cause(
         plants("backward", planting.summed, None), ("FSDP2", "DDP"), "2 times B's.*data ranks", "torchtitan#2318"
     ),
-    "loss by token, by microbatch": Cause(by_token, ("DDP", "FSDP2"), "weighs microbatches", "transformers#24725", padded),
+    "loss by token, by microbatch": Cause(by_token, ("DDP", "FSDP2"), "weigh microbatches", "transformers#24725", padded),
     "learning rate": Cause(sets(rate=2e-2), ("DeepSpeed ZeRO 1", "DDP"), "learning rate", "huggingface/blog#2133"),
     "decay of norms and biases": Cause(
         sets(group=everything), ("FSDP2", "DDP"), "weight decay", "verl#5070", sets(decay=0.3, group=matrices)

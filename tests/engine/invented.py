@@ -276,7 +276,7 @@ def engine_rate(loop: Loop, step: int) -> None:
 SEEN = ("data-repeated",)
 ITSELF = "is the first to give something else"
 INVENTED: Mapping[str, Planted] = {
-    "V1": Planted(counted, r"1/backward/", "the loss, its targets|weighs", (), "DDP", padded),
+    "V1": Planted(counted, r"1/backward/", "the loss, its targets|weigh", (), "DDP", padded),
     "V2": Planted(divided, r"1/backward/", r"0\.5 times B's", (), "FSDP2"),
     "V3": Planted(drops_last, r"2/backward/", "the loss .* is 0 times", (), "accelerate"),
     "V4": Planted(again, r"2/forward/.*input", "other data", SEEN, "DDP"),

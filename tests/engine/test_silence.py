@@ -53,7 +53,7 @@ def short(rank: int, world: int, level: int, pipeline: int, number: int) -> tupl
 @pytest.mark.parametrize(("level", "pipeline", "number"), [(0, 1, 0), (3, 1, 1), (1, 2, 1)])
 def test_data_that_ends_on_one_rank_ends_the_step_on_all(run: Any, level: int, pipeline: int, number: int) -> None:
     first, last = run(2, short, level, pipeline, number)
-    left = "all ranks leave the step, no weight changed; give all ranks as much data"
+    left = "all ranks leave the step, no weight changed; give all ranks the same amount of data"
     assert first[0] == f"step 2: the data of rank 1 ended; {left}"
     assert last[0] == f"train_batch: data ended after {number} microbatches of a step, expected 2; give more data"
     assert first[1:] == last[1:] == ([1, 0, 8, 2], True)

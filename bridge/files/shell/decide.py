@@ -276,7 +276,10 @@ FILE = ("-e", "-a", "-f", "-r", "-s")
 
 
 def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
-    """`-n text`, `-v name` and tests of files: those of a file that is there, or that the script has removed."""
+    """Whether `-n text`, `-v name` or a test of a file is true.
+
+    A file's test is known if the file is there, or if the script has removed it.
+    """
     if sign in ("-n", "-z"):
         blank = empty(pieces)
         return blank if sign == "-z" else _not(blank)

@@ -20,7 +20,7 @@ from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
 
 SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
-"""Phases and kinds whose sizes are shown, in the order in which a map takes the first that was logged."""
+"""Phases and kinds whose norms are shown. The map of layers shows the first of them that was logged."""
 WORDS: Mapping[tuple[str, str], str] = {
     ("reduce", "gradient"): "gradients",
     ("forward", "output"): "outputs",

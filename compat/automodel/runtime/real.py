@@ -38,7 +38,7 @@ OVERWRITTEN = frozenset(
     PP + name
     for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size")
 )
-"""Values that it works out even then."""
+"""Values that a class works out even if they are given."""
 SAMPLES = 10**6
 """Batches of the data set that a step scheduler is built for."""
 

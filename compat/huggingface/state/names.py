@@ -166,7 +166,7 @@ class Runtime(Naming):
     stack = "huggingface"
 
     def tables(self) -> Sequence[Table]:
-        """The only table that differs from the saved files."""
+        """The only table of names whose names in a running model are not those of saved files."""
         return (EXPERTS_RUNNING,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:

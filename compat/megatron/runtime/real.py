@@ -51,9 +51,10 @@ Parts = dict[str, Group]
 
 
 def posed(config: Config) -> tuple[Parts, Group]:
-    """Fields to build each class with, and what these should hold then, by `Class.field`.
+    """Fields to build each class with, and the values that they should hold then, by `Class.field`.
 
-    A config that leaves sizes of the model open is asked about with sizes that fit, or as a `ModelParallelConfig` alone.
+    Sizes of the model that a config leaves open are filled in; if they cannot be, `ModelParallelConfig`
+    alone is built.
     """
     whole = _completed(config)
     asking = _of_flags if config.entry == "flags" else _of_object

@@ -1,4 +1,5 @@
-"""Going on from a checkpoint: Megatron-Core's own loading, asked for what Megatron-LM's training asks it."""
+"""Going on from a checkpoint: Megatron-Core's own loading, called as Megatron-LM's training calls
+it."""
 
 from __future__ import annotations
 
