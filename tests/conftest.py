@@ -34,7 +34,9 @@ if find_spec("stagebridge") is None:  # a checkout that is not installed: this p
     sys.path += places
     os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-sys.path.append(str(HOME / "tests"))  # behind all else: what tests of several folders share
+# What tests of several folders share. `tests` itself must not be on the path: its folders have names
+# of stacks, and where a stack is not installed Python would take them for it.
+sys.path.append(str(HOME / "tests" / "common"))
 
 collect_ignore = [] if find_spec("torch") else list(NEED_TORCH)
 
