@@ -20,6 +20,8 @@ from torch import nn
 import compat.deepspeed
 from bridge.cli import run as cli
 from bridge.engine import initialize
+from bridge.engine.models import slicing
+from bridge.engine.models.blocks import Call
 from bridge.engine.models.cutting import Uncut, cut_of
 from bridge.engine.models.slicing import sliced
 from bridge.engine.models.splitting import proved, tensor_plan
@@ -167,12 +169,28 @@ def test_modules_that_need_whole_sequences_are_found() -> None:
     assert found is not None
     assert found.whole == tuple(f"model.layers.{number}" for number in range(4)), "what each layer adds is for all tokens"
     dropped = small("gpt_neox", hidden_dropout=0.1)
-    split = sliced(dropped, [])
-    assert split.whole == split_blocks(dropped), "dropout draws its mask for whole sequences"
+    assert sliced(dropped, []).whole == cut_of(dropped).blocks, "dropout draws its mask for whole sequences"
 
 
-def split_blocks(model: nn.Module) -> tuple[str, ...]:
-    return cut_of(model).blocks
+class Twice(nn.Module):
+    """A block that runs its product once more for each token that it gets beyond four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(4, 4)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        for _ in range(2 if stream.shape[1] <= 4 else 1):
+            stream = stream + self.product(stream)
+        return stream
+
+
+def test_a_block_that_calls_its_modules_more_often_for_fewer_tokens_takes_whole_sequences() -> None:
+    model, stream = nn.Sequential(Twice()), torch.ones(2, 8, 4)
+    seen = slicing._Unit([(((stream,), {}), model[0].product(stream))])
+    run = slicing._Run(Call([stream], {}), stream, model(stream), {"0.product": seen})
+    with torch.no_grad():
+        assert not slicing._by_token(model, "0", run)
 
 
 def watched(rank: int, world: int, folder: Path) -> None:
