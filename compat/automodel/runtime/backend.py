@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from bridge.backend import MICRO, Backend, Trainer, Workload, unkept
 from bridge.dialect import Config
 from bridge.engine.plain import torch_release
@@ -36,12 +38,12 @@ class FullyShardedBackend(Backend):
     modules = ("compat.automodel.runtime.fsdp",)
 
     @property
+    @override
     def release(self) -> str | None:
-        """See `Backend`."""
         return torch_release()
 
+    @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         whole = completed(plan)
         try:
             undriven = tuple(_undriven(lower(whole, DIALECT, None, world)))
@@ -49,8 +51,8 @@ class FullyShardedBackend(Backend):
             return error.problems
         return (*undriven, *unkept(whole, DIALECT, None, world))
 
+    @override
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """See `Backend`."""
         from compat.automodel.runtime import fsdp
 
         world = fsdp.join()

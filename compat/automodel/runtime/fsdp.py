@@ -44,7 +44,10 @@ def join() -> int:
 
 
 class FullyShardedTrainer:
-    """Trains the native model of the workload as `config` says; see `Trainer`."""
+    """Trains the native model of the workload as `config` says.
+
+    `bridge.backend.Trainer` documents the methods.
+    """
 
     def __init__(self, config: Config, workload: Workload) -> None:
         BridgeError.raise_if(
@@ -109,7 +112,7 @@ class FullyShardedTrainer:
         return make(grouped, **given)  # type: ignore[no-any-return]
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`. As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
+        """As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
         taken = [
             (tokens.to(self.device), targets.to(self.device))
             for tokens, targets in islice(batches, self.accumulation)
@@ -134,7 +137,7 @@ class FullyShardedTrainer:
         return Step(sum(everyones(total)) / sum(counts), norm, lr * self._ratios[0])
 
     def resume(self, place: Path) -> int:
-        """See `Trainer`: as users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""
+        """As users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
         load(state, checkpoint_id=str(place))
@@ -148,15 +151,14 @@ class FullyShardedTrainer:
         return self.steps
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`. Every rank gets all."""
+        """Every rank gets all."""
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """See `Trainer`: nothing is left but the group of all ranks."""
+        """Nothing is left but the group of all ranks."""
 
 
 def _blocks(model: Any) -> list[nn.Module]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from bridge import __version__
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config, Written
@@ -49,24 +51,24 @@ class _DropIn(Backend):
     modules = ("compat.deepspeed.runtime.native",)
 
     @property
+    @override
     def release(self) -> str:
-        """See `Backend`."""
         return __version__
 
+    @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         return ()
 
+    @override
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """See `Backend`."""
         from compat.deepspeed.runtime.native import DropInTrainer
 
         if isinstance(run, Plan):
             raise VersionError("deepspeed: its interface takes a config of DeepSpeed's own")
         return DropInTrainer(run, workload)
 
+    @override
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """See `Backend`."""
         return BACKEND.edited(config, changes, world)
 
 
@@ -79,33 +81,33 @@ class DeepSpeedBackend(Backend):
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ({"code.manual_accumulation": None},)
 
     @property
+    @override
     def release(self) -> str | None:
-        """See `Backend`."""
         try:
             return live.installed()
         except VersionError:
             return None
 
+    @override
     def load(self) -> None:
-        """See `Backend`."""
         from compat.deepspeed.runtime.trainers import loaded
 
         loaded()
 
+    @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._known(), world))))
 
+    @override
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """See `Backend`."""
         from compat.deepspeed.runtime import trainers
 
         world = trainers.join()
         config = run if isinstance(run, Config) else self.written(run, world)
         return trainers.opened(config, workload)  # type: ignore[arg-type]
 
+    @override
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
-        """See `Backend`."""
         from compat.deepspeed.runtime import script, trainers
 
         trainers.join()
@@ -115,8 +117,9 @@ class DeepSpeedBackend(Backend):
         """The config that stands for `plan` on so many ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 
+    @override
     def taken(self, hub: Hub) -> Hub:
-        """See `Backend`: parameters are not dealt out, and on CPU torch's Adam runs, which keeps its step as a tensor."""
+        """Parameters are not dealt out, and on CPU torch's Adam runs, which keeps its step as a tensor."""
         from torch.cuda import is_available
 
         from compat.deepspeed.runtime.trainers import undealt
@@ -141,8 +144,9 @@ class DeepSpeedBackend(Backend):
             },
         )
 
+    @override
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """See `Backend`: a scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that
+        """A scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that
         accumulates by itself are counted as the file counts them.
         """
         if config.effective.get("code.manual_accumulation"):
@@ -167,8 +171,9 @@ class DeepSpeedBackend(Backend):
         said = {path: value for path, value in lengths.items() if path in config.effective}
         return without(edited(config, others, world), said)
 
+    @override
     def meaning(self, config: Config) -> Plan:
-        """See `Backend`: a script that accumulates by itself means all of its calls of `backward`."""
+        """A script that accumulates by itself means all of its calls of `backward`."""
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
             return plan

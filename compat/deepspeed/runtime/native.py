@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DropInTrainer:
-    """Trains the model of the workload as `config` says; see `Trainer`."""
+    """Trains the model of the workload as `config` says. `bridge.backend.Trainer` documents the methods."""
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         here = detect()
@@ -58,7 +58,6 @@ class DropInTrainer:
         )
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`."""
         engine, total = self.engine, 0.0
         lr, scale = engine.get_lr()[0], engine.cur_scale
         for tokens, targets in islice(batches, self.accumulation):
@@ -72,19 +71,16 @@ class DropInTrainer:
         )
 
     def resume(self, place: Path) -> int:
-        """See `Trainer`."""
         found, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
         BridgeError.raise_if([] if found else [f"{place}: nothing to go on from"])
         return self.engine.global_steps
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`."""
         return {
             name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()
         }
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         found = self.engine.native.bytes()
         return {
             "weights": found["weights"],
@@ -93,5 +89,4 @@ class DropInTrainer:
         }
 
     def close(self) -> None:
-        """See `Trainer`."""
         self.engine.native.weights.settle()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from bridge.engine.models.dense import native
 from bridge.errors import BridgeError
@@ -54,13 +55,13 @@ class ScriptTrainer(DeepSpeedTrainer):
         super().__init__(config, workload)
 
     @property
+    @override
     def data(self) -> tuple[int, int]:
-        """See `Trainer`."""
         rank, ranks = self.script.place(self.engine)
         return int(rank), int(ranks)
 
+    @override
     def model(self, workload: Workload) -> nn.Module:
-        """See `DeepSpeedTrainer`."""
         module: nn.Module = self.script.build(str(self.described))
         self.stages = getattr(module, "num_stages", 1)
         own = {
@@ -96,15 +97,16 @@ class ScriptTrainer(DeepSpeedTrainer):
             SimpleNamespace(model=str(self.described), deepspeed_config=str(path))
         )
 
+    @override
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """See `DeepSpeedTrainer`."""
         yield from (
             (self._whole_name(name), weight)
             for name, weight in self.engine.module.named_parameters()
         )
 
+    @override
     def run(self, batches: list[Batch]) -> float:
-        """See `DeepSpeedTrainer`. Samples come to the script by their numbers; where some are padded, as they are."""
+        """Samples come to the script by their numbers; where some are padded, as they are."""
         rank, ranks = self.data
         rows: dict[int, Tensor] = {}
         for part, (tokens, targets) in enumerate(batches):
@@ -119,16 +121,17 @@ class ScriptTrainer(DeepSpeedTrainer):
         self.step += 1
         return loss
 
+    @override
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """See `DeepSpeedTrainer`; under the native names."""
+        """Under the native names."""
         held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
         return _parted(
             self.made,
             {name: _put_together(held[name], shape) for name, shape in self.shapes.items()},
         )
 
+    @override
     def close(self) -> None:
-        """See `Trainer`."""
         super().close()
         self.place.cleanup()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from bridge.trace.module import ModuleSource
 from bridge.trace.record import Unit
@@ -20,7 +21,7 @@ def takes(target: Any) -> bool:
 
 
 def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpeedSource:
-    """See `bridge.trace.attach`. The engine knows its optimizer and how many microbatches a step has."""
+    """What `bridge.trace.attach` is told of an engine. The engine knows its optimizer and how many microbatches a step has."""
     return DeepSpeedSource(engine)
 
 
@@ -39,13 +40,15 @@ class DeepSpeedSource(ModuleSource):
         super().__init__(engine, engine.optimizer, engine.gradient_accumulation_steps())
 
     @property
+    @override
     def plain(self) -> bool:
-        """See `ModuleSource`. DeepSpeed moves gradients into buffers of its own."""
+        """DeepSpeed moves gradients into buffers of its own."""
         return False
 
     @property
+    @override
     def at_hand(self) -> bool:
-        """See `ModuleSource`. Under ZeRO, DeepSpeed puts parts together between ranks."""
+        """Under ZeRO, DeepSpeed puts parts together between ranks."""
         return not self.engine.zero_optimization()
 
     def watch(self) -> None:
@@ -64,8 +67,9 @@ class DeepSpeedSource(ModuleSource):
 
         self.engine.step = watched
 
+    @override
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale.
+        """DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale.
         Gradients are those after clipping, which it does within its step.
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
@@ -89,8 +93,8 @@ class DeepSpeedSource(ModuleSource):
         ]
         return float(torch.stack(norms).norm()) if norms else None
 
+    @override
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """See `Source`."""
         if kind == "replica":
             if self.engine.zero_optimization_stage() in (1, 2):
                 yield from (
@@ -106,8 +110,8 @@ class DeepSpeedSource(ModuleSource):
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
         return replace(found, placement=replace(found.placement, replicas=())) if apart else found
 
+    @override
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """See `ModuleSource`."""
         from deepspeed.utils import (
             safe_get_full_fp32_param,
             safe_get_full_grad,
@@ -137,8 +141,8 @@ class DeepSpeedSource(ModuleSource):
             flat = partitions[mapping.param_group_index]
             mapping.set_optim_state_fragment(flat, self.engine.optimizer.optimizer.state[flat])
 
+    @override
     def settings(self) -> Mapping[str, object]:
-        """See `Source`."""
         return {
             **super().settings(),
             "zero_optimization.stage": self.engine.zero_optimization_stage(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from bridge import comm
 from bridge.backend import Step, Workload
@@ -194,7 +195,7 @@ def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
 
 
 class DeepSpeedTrainer:
-    """What both of DeepSpeed's engines share; see `Trainer`."""
+    """What both of DeepSpeed's engines share. `bridge.backend.Trainer` documents the methods."""
 
     def __init__(self, config: DeepSpeedFile, workload: Workload) -> None:
         self.config, self.workload, self.ds = config, workload, loaded()
@@ -231,18 +232,16 @@ class DeepSpeedTrainer:
 
     @property
     def micro(self) -> int:
-        """See `Trainer`."""
         return int(self.engine.train_micro_batch_size_per_gpu())
 
     @property
     def accumulation(self) -> int:
-        """See `Trainer`."""
         return int(self.engine.gradient_accumulation_steps())
 
     @property
     @abstractmethod
     def data(self) -> tuple[int, int]:
-        """See `Trainer`."""
+        """This rank's place among the data ranks, and their number."""
 
     @abstractmethod
     def model(self, workload: Workload) -> nn.Module:
@@ -260,7 +259,6 @@ class DeepSpeedTrainer:
         """Add to the file what belongs to this model."""
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`."""
         lr, self._gradients, scale = (
             self.engine.get_lr()[0],
             0,
@@ -277,13 +275,11 @@ class DeepSpeedTrainer:
         )
 
     def resume(self, place: Path) -> int:
-        """See `Trainer`."""
         found, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
         BridgeError.raise_if([] if found else [f"{place}: DeepSpeed loads nothing from it"])
         return int(self.engine.global_steps)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`."""
         kept = masters(self.engine)
         own = {name: _full(weight, kept).detach().float().cpu() for name, weight in self.named()}
         return self.joined(self._everyones(own))
@@ -298,7 +294,6 @@ class DeepSpeedTrainer:
         return found
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         weights = list(stored(self.engine))
         return {
             "weights": _bytes(weights),
@@ -307,7 +302,6 @@ class DeepSpeedTrainer:
         }
 
     def close(self) -> None:
-        """See `Trainer`."""
         F.linear = self._linear
         self.engine.destroy()
         self.ds.utils.groups._release_process_group_references()
@@ -322,8 +316,8 @@ class EngineTrainer(DeepSpeedTrainer):
         return PASSES if self.config.effective.get("code.manual_accumulation") else 1
 
     @property
+    @override
     def accumulation(self) -> int:
-        """See `Trainer`."""
         return super().accumulation * self.passes
 
     @property
@@ -336,18 +330,18 @@ class EngineTrainer(DeepSpeedTrainer):
         return max(sizes)
 
     @property
+    @override
     def data(self) -> tuple[int, int]:
-        """See `Trainer`."""
         rank, world = self.ds.comm.get_rank(), self.ds.comm.get_world_size()
         return rank // self.tensor, world // self.tensor
 
+    @override
     def model(self, workload: Workload) -> nn.Module:
-        """See `DeepSpeedTrainer`."""
         module: nn.Module = called(workload)
         return module
 
+    @override
     def run(self, batches: list[Batch]) -> float:
-        """See `DeepSpeedTrainer`."""
         total = torch.zeros((), dtype=torch.float64)
         for at, (tokens, targets) in enumerate(batches):
             loss = mean_cross_entropy(logits_in(self.engine(tokens)), targets)
@@ -359,8 +353,8 @@ class EngineTrainer(DeepSpeedTrainer):
         self.ds.comm.all_reduce(total)
         return total.item() / (self.accumulation * int(self.ds.comm.get_world_size()))
 
+    @override
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """See `DeepSpeedTrainer`."""
         return iter(self.engine.module.named_parameters())
 
     def adapt(self, data: dict[str, Any]) -> None:
@@ -395,8 +389,8 @@ class EngineTrainer(DeepSpeedTrainer):
                     module.split_over(self.ds.comm.get_rank() % self.tensor, self.tensor)
         return engine
 
+    @override
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """See `DeepSpeedTrainer`."""
         if self.tensor == 1:
             return parts[0]
         names = self.workload.architecture.tensor_plan(self.tensor)
@@ -417,13 +411,13 @@ class PipelineTrainer(DeepSpeedTrainer):
     """DeepSpeed's pipeline engine over a `PipelineModule` of the same layers."""
 
     @property
+    @override
     def data(self) -> tuple[int, int]:
-        """See `Trainer`."""
         grid = self.engine.grid
         return int(grid.get_data_parallel_rank()), int(grid.get_data_parallel_world_size())
 
+    @override
     def model(self, workload: Workload) -> nn.Module:
-        """See `DeepSpeedTrainer`."""
         from deepspeed.pipe import PipelineModule
 
         whole, values = native(workload), self.config.effective
@@ -442,12 +436,12 @@ class PipelineTrainer(DeepSpeedTrainer):
                 weight.copy_(first[name])
         return module
 
+    @override
     def run(self, batches: list[Batch]) -> float:
-        """See `DeepSpeedTrainer`."""
         return float(self.engine.train_batch(iter(batches)))
 
+    @override
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """See `DeepSpeedTrainer`."""
         return self._named(self.engine.module)
 
     def _named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from bridge.backend import MICRO, Backend, Workload, unkept
 from bridge.dialect import Config
 from bridge.errors import ConfigError
@@ -42,20 +44,20 @@ class MegatronBackend(Backend):
     samples: int | None = None
 
     @property
+    @override
     def release(self) -> str | None:
-        """See `Backend`."""
         return live.installed_version()
 
+    @override
     def load(self) -> None:
-        """See `Backend`."""
         from bridge.engine.compiling import uncompiled
         from compat.megatron.runtime.cpu import quiet
 
         with uncompiled(), quiet():
             import compat.megatron.runtime.trainer  # noqa: F401
 
+    @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """See `Backend`."""
         lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
         return (
             *_limits(plan.values()),
@@ -66,15 +68,16 @@ class MegatronBackend(Backend):
         """The installed release where our tables know it, else the newest that they know."""
         return self.release if self.release in DIALECT.versions else None
 
+    @override
     def open(self, run: Config | Plan, workload: Workload) -> MegatronTrainer:
-        """See `Backend`."""
         self.load()
         from compat.megatron.runtime.trainer import MegatronTrainer
 
         return MegatronTrainer(self.config(run, workload), workload, self.samples)
 
+    @override
     def following(self, config: Config) -> MegatronBackend:
-        """See `Backend`: checkpoints count samples where a schedule counts steps."""
+        """Checkpoints count samples where a schedule counts steps."""
         return MegatronBackend(lift(config).batch.global_)
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:

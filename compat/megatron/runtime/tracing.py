@@ -39,7 +39,10 @@ def takes(target: Any) -> bool:
 
 
 def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> MegatronSource:
-    """See `bridge.trace.attach`: one chunk, or a list with one for each virtual stage."""
+    """What `bridge.trace.attach` is told of `chunks`: one, or a list with one for each virtual stage.
+
+    Raises `BridgeError` if the optimizer or the number of microbatches is not given.
+    """
     if optimizer is None or accumulation is None:
         raise BridgeError(
             "attach: chunks of Megatron-Core need optimizer= and accumulation=, the microbatches of a step"
@@ -108,6 +111,7 @@ class MegatronSource:
     `shape` is that of the native GPT, where a padded vocabulary hides it. Weights are those that the optimizer updates. What the
     distributed optimizer keeps in parts is put together over data ranks, which all take part. Raises `BridgeError` if the loss
     is per token: how much a microbatch counts is then known at the end of a step only.
+    `bridge.trace.source.Source` documents the methods.
     """
 
     def __init__(
@@ -173,12 +177,12 @@ class MegatronSource:
 
     @cached_property
     def comm(self) -> Comm:
-        """See `Source`: Megatron's groups."""
+        """Megatron's groups."""
         return comm()
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """See `Source`: those of other pipeline ranks too, which nothing is seen of here."""
+        """Those of other pipeline ranks too, which nothing is seen of here."""
         return {name: Window() for name in self.shape.names} | dict(self._windows())
 
     def _windows(self) -> Iterator[tuple[str, nn.Module]]:
@@ -195,7 +199,6 @@ class MegatronSource:
 
     @property
     def entrance(self) -> str:
-        """See `Source`."""
         return next(self._windows())[0]
 
     @property
@@ -205,12 +208,11 @@ class MegatronSource:
 
     @property
     def recomputes(self) -> bool:
-        """See `Source`."""
         return bool(self.models[0].config.recompute_granularity == "full")
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """See `Source`: the first and the last pipeline rank, if the embeddings are tied."""
+        """The first and the last pipeline rank, if the embeddings are tied."""
         return [self._tied] if self._tied else ()
 
     @cached_property
@@ -232,13 +234,12 @@ class MegatronSource:
         return max(0, min(rows, self.shape.vocab - self.share.index * rows))
 
     def now(self) -> Now:
-        """See `Source`."""
         ranks = self.comm.group("data")
         place = max(self._passes[self._running] - 1, 0) % self.accumulation
         return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
 
     def factors(self) -> Mapping[Unit, float]:
-        """See `Source`. Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale. Gradients
+        """Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale. Gradients
         are those after clipping, which Megatron does within its step.
         """
         scale = float(self.optimizer.get_loss_scale())
@@ -252,7 +253,7 @@ class MegatronSource:
         }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """See `Source`. Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
+        """Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
         shape, (index, ranks) = tuple(tensor.shape), (self.share.index, self.share.ranks)
         if ranks == 1:
             return Placement.full(shape)
@@ -269,7 +270,6 @@ class MegatronSource:
         )
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """See `Source`."""
         if kind == "state":
             yield self._counters()
         elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathered):
@@ -335,18 +335,16 @@ class MegatronSource:
         )
 
     def batch(self) -> Iterator[Held]:
-        """See `Source`. Tensor ranks take the same microbatch."""
+        """Tensor ranks take the same microbatch."""
         for index, tensor in enumerate(self._batch):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
             )
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
-        """See `Source`."""
         self._calls[moment].append(call)
 
     def settings(self) -> Mapping[str, object]:
-        """See `Source`."""
         configs = {"model": self.models[0].config, "optimizer": self.states.part.config}
         named = (
             (f"{part}.{name}", value)
@@ -356,7 +354,6 @@ class MegatronSource:
         return {name: value for name, value in named if live.is_plain(value)}
 
     def about(self) -> Mapping[str, object]:
-        """See `Source`."""
         formats = {
             str(weight.dtype).removeprefix("torch.")
             for chunk in self.chunks

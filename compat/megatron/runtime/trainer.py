@@ -51,6 +51,7 @@ class MegatronTrainer:
     folder describes has them from the checkpoint that it resumes.
 
     `samples` are those of a step in the runs whose checkpoints it goes on from, where that is another number than its own.
+    `bridge.backend.Trainer` documents the methods.
     """
 
     def __init__(
@@ -137,7 +138,6 @@ class MegatronTrainer:
 
     @property
     def data(self) -> tuple[int, int]:
-        """See `Trainer`."""
         group = self.comm.group("data")
         return group.index, group.size
 
@@ -148,7 +148,6 @@ class MegatronTrainer:
         return Share(group.index, group.size)
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """See `Trainer`."""
         taken = list(islice(batches, self.accumulation))
         if len(taken) < self.accumulation:
             raise BridgeError(
@@ -235,7 +234,7 @@ class MegatronTrainer:
 
     @torch.no_grad()
     def resume(self, place: Path) -> int:
-        """See `Trainer`. Megatron-LM's scheduler counts samples, this one steps."""
+        """Megatron-LM's scheduler counts samples, this one steps."""
         BridgeError.raise_if(
             [f"{place}: Megatron-FSDP loads a format of its own alone"]
             if self._fully_sharded
@@ -253,7 +252,7 @@ class MegatronTrainer:
         return int(found["iteration"])
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `Trainer`. Every rank gets all."""
+        """Every rank gets all."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
         found = {
@@ -281,7 +280,6 @@ class MegatronTrainer:
         return wholes(self.shape)
 
     def bytes(self) -> Mapping[str, int]:
-        """See `Trainer`."""
         weights = list(self.states.weights())
         held = {weight.untyped_storage().data_ptr() for weight in weights}
         return {
@@ -295,7 +293,7 @@ class MegatronTrainer:
         }
 
     def close(self) -> None:
-        """See `Trainer`. A process group that was made for this rank alone ends too."""
+        """A process group that was made for this rank alone ends too."""
         groups = [
             group for group in parallel_state._global_process_group_list or () if group is not None
         ]
