@@ -137,10 +137,8 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         data = json.loads(text)
         rows = data["known"] if data["stagebridge"] == 1 else None
         return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BridgeError(
-            f"{where}: not a baseline file ({type(error).__name__}); write it with --write-baseline"
-        ) from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BridgeError(f"{where}: not a baseline file; write it with --write-baseline") from None
 
 
 # Formats

@@ -96,15 +96,11 @@ def verdict(
     findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
 ) -> str:
     """One line: the words of `same` for the same run, else the number of things that stop or change
-    it.
+    it; and how many settings are still to be added.
     """
     found = list(_once(findings))
     told = causes(finding for finding in found if finding.how is not How.MISSING)
-    open_ = [
-        finding
-        for finding in found
-        if finding.how is How.MISSING and finding.effect.reaches(Effect.NUMBERS)
-    ]
+    open_ = [finding for finding in found if finding.how is How.MISSING]
     lacks = f"{_number(len(open_), 'setting')} still to be added" if open_ else ""
     for effect, words in ((Effect.STOPS, "will not start"), (Effect.NUMBERS, other)):
         count = sum(cause.effect is effect for cause in told)
@@ -114,13 +110,15 @@ def verdict(
         if count or stopped:
             parts = [_number(count, "thing")] if count else []
             return f"{words}: {', '.join([*parts, lacks] if lacks else parts)}"
-    if lacks:
+    # A setting that no number depends on leaves the same run, which still does not start without it.
+    if any(finding.effect.reaches(Effect.NUMBERS) for finding in open_):
         return f"incomplete: {lacks}"
     worst = min(
         (cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE
     )
     cost = sum(cause.effect is Effect.COST for cause in told)
-    return same[worst] + (f"; {_number(cost, 'thing')} of memory or speed" if cost else "")
+    parts = [f"{_number(cost, 'thing')} of memory or speed"] if cost else []
+    return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
 def _number(count: int, word: str) -> str:
@@ -368,8 +366,12 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
             )
             named = finding.path in what.replace("-", "_")
             console.print(Hung(marked(escape(what if named else f"{finding.path}: {what}")), 2, 6))
-        why = f": {escape(cause.message)}" if cause.findings[0].cause else ""
-        console.print(Hung(marked(f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]{why}"), 4, 4))
+        # Whether numbers hang on it is no news here: the run does not start without it.
+        stops = cause.effect is Effect.STOPS
+        parts = [f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]"] if stops else []
+        parts += [escape(cause.message)] if cause.findings[0].cause else []
+        if parts:
+            console.print(Hung(marked(": ".join(parts)), 4, 4))
 
 
 def remarks(title: str, findings: Iterable[Finding]) -> Grid:

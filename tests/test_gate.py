@@ -16,8 +16,10 @@ import pytest
 from ruamel.yaml import YAML
 
 import bridge
+import compat
 from bridge.cli import run
 from bridge.cli.demo import launch
+from bridge.cli.patterns import refuse_strange
 from bridge.gate import Choice, fits, known_of, settings_of
 
 HOME = Path(__file__).resolve().parents[1]
@@ -208,7 +210,29 @@ class TestChoice:
 
     def test_they_decide_the_exit_code(self, said: Said) -> None:
         words = ("check", "configs/deep/odd.json", "--fail-on", "same numbers")
-        assert (said(*words)[0], said(*words, "--select", "nothing/*")[0]) == (2, 0)
+        assert (said(*words)[0], said(*words, "--select", "gradient_clipping")[0]) == (2, 0)
+
+    @pytest.mark.parametrize(
+        ("pattern", "instead"),
+        [
+            ("gradient_cliping", "did you mean gradient_clipping?"),
+            ("zero_optimization", "zero_optimization.* takes all settings of the section"),
+            ("disable_allgather/no-efect", "disable_allgather has disable_allgather/no-effect-drop-it"),
+            ("difference/nothing", "check --json names the rule"),
+            ("nothing/*", "check --json names the rule"),
+        ],
+    )
+    def test_a_pattern_that_fits_no_rule_is_refused(self, said: Said, pattern: str, instead: str) -> None:
+        """Misspelled, --select would let every finding through, and the gate would be open."""
+        for option in ("select", "ignore"):
+            code, _, err = said("check", "configs/deep/odd.json", f"--{option}", pattern)
+            assert code == 1 and f"error: {option}: {pattern}: no rule has this id" in err and instead in err
+
+    def test_patterns_that_a_rule_may_fit_are_taken(self) -> None:
+        taken = ("*", "*/remark", "zero_*", "release", "difference", "difference/optimizer.*", "world_size/*", "load/dropped")
+        refuse_strange(taken, ("made_up_key/remark", *taken))
+        everyone = [check.rule for name in compat.names() for check in compat.load(name).checks]
+        refuse_strange(everyone, everyone)
 
     def test_the_stars_of_a_refusal_are_no_finding(self, said: Said, tmp_path: Path) -> None:
         written(tmp_path, "wrong.json", WRONG)

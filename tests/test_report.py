@@ -73,7 +73,15 @@ class TestVerdict:
             ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
             ([finding(Effect.STOPS, how=How.MISSING)], "will not start: 1 setting still to be added"),
             ([finding(Effect.NUMBERS, how=How.MISSING)], "incomplete: 1 setting still to be added"),
-            ([finding(Effect.NONE, how=How.MISSING)], "same run"),
+            ([finding(Effect.NONE, how=How.MISSING)], "same run; 1 setting still to be added"),
+            (
+                [finding(Effect.COST), finding(Effect.NONE, how=How.MISSING)],
+                "same run; 1 thing of memory or speed; 1 setting still to be added",
+            ),
+            (
+                [finding(Effect.NUMBERS, how=How.MISSING), finding(Effect.NONE, how=How.MISSING, path="y")],
+                "incomplete: 2 settings still to be added",
+            ),
             (
                 [finding(Effect.NUMBERS), finding(Effect.NUMBERS, how=How.MISSING)],
                 "different numbers: 1 thing, 1 setting still to be added",
@@ -134,6 +142,9 @@ class TestRows:
         part = text.partition("You still have to add\n")[2].partition("\n\n")[0]
         assert "  add --num-layers or --encoder-num-layers\n  add --hidden-size\n" in part
         assert part.count("Megatron refuses to start without it") == 1
+        count = len(re.findall("^  add ", part, re.MULTILINE))
+        assert f", {count} settings still to be added\n" in text and count > 6
+        assert not re.search("same numbers|different numbers", part), "a run that does not start has no numbers"
 
     @pytest.mark.parametrize("width", ["60", "80"])
     def test_a_setting_that_goes_on_stands_deeper_than_the_reason(

@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.cli.gathering import at_hand, expanded, within
 from bridge.cli.job import Job
+from bridge.cli.patterns import refuse_strange
 from bridge.cli.terminal import complain, console, print_json, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
@@ -86,6 +87,7 @@ def gate_of(
         )
     rows = known_of(read_text(place), str(place)) if place else frozenset()
     choice = Choice((*settings.select, *(select or ())), (*settings.ignore, *(ignore or ())), rows)
+    refuse_strange(choice.select, choice.ignore)
     return Gate(choice, chosen, write_baseline, settings.fail_on, settings.exclude)
 
 

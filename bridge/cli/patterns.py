@@ -1,0 +1,81 @@
+"""Patterns of --select and --ignore that fit no rule: a misspelled one would let everything through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from bridge import plan, stacks
+from bridge.config import fields
+from bridge.difference import RULE
+from bridge.errors import BridgeError, nearest
+from bridge.findings import UNKNOWN
+from bridge.gate import fits
+from bridge.rules import How
+
+ENDS = (*map(str, How), "remark")
+"""Second halves of the ids of findings that no check made."""
+WHERE = "; check --json names the rule of every finding"
+
+
+def refuse_strange(select: Sequence[str], ignore: Sequence[str]) -> None:
+    """Raise `BridgeError` for each pattern that no rule of any stack can fit."""
+    if select or ignore:
+        problems = (*_strange("select", select), *_strange("ignore", ignore))
+        BridgeError.raise_if(problems)
+
+
+def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:
+    for pattern in patterns:
+        if option == "ignore" and pattern.endswith("/remark"):
+            # Remarks are also about keys that no stack knows, under --lenient.
+            continue
+        if not _possible(pattern):
+            yield f"{option}: {pattern}: no rule has this id{_instead(pattern) or WHERE}"
+
+
+def _possible(pattern: str) -> bool:
+    head, slash, tail = pattern.rstrip("/").partition("/")
+    if head == RULE:
+        return not tail or _names(tail, (*_paths(), "world_size"))
+    if not _names(head, (*_paths(), *_heads())):
+        return _names(pattern, _ids())
+    made = tail in ENDS or any(fnmatchcase(end, tail) for end in ENDS)
+    return not slash or made or any(fits(rule, pattern) for rule in _ids())
+
+
+def _names(pattern: str, known: Iterable[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for name in known)
+
+
+def _instead(pattern: str) -> str:
+    head, _, tail = pattern.partition("/")
+    if any(path.startswith(f"{head}.") for path in _paths()):
+        return f"; {head}.* takes all settings of the section"
+    if tail and (own := _heads().get(head)):
+        return f"; {head} has {', '.join(own)}"
+    return nearest(head, (*_paths(), *_heads()))
+
+
+@cache
+def _paths() -> frozenset[str]:
+    """Settings of all stacks, and the fields of a plan: what a finding may be about."""
+    own = (path for name in stacks.names() for path in fields(stacks.load(name).schema))
+    return frozenset((*own, *plan.paths()))
+
+
+@cache
+def _ids() -> tuple[str, ...]:
+    """The ids of the checks of all stacks, and the one of a release that is not known."""
+    own = (check.rule for name in stacks.names() for check in stacks.load(name).checks)
+    return tuple(dict.fromkeys((*own, UNKNOWN)))
+
+
+@cache
+def _heads() -> Mapping[str, Sequence[str]]:
+    """Ids of checks by the settings that they are about."""
+    found: dict[str, list[str]] = {}
+    for rule in _ids():
+        found.setdefault(rule.partition("/")[0], []).append(rule)
+    return found
