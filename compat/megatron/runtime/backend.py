@@ -1,4 +1,4 @@
-"""A plan on Megatron-Core itself: on GPUs, and on CPU with its requests for CUDA redirected."""
+"""Runs plans on Megatron-Core itself, on GPUs or on CPUs that answer its requests for CUDA."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ OPEN: Mapping[str, Any] = {
     "precision.compute": "fp32",
     "zero.stage": 0,
 }
-"""Values for fields that a plan leaves open: the native engine's defaults, as Megatron has others.
+"""Values of fields that a plan leaves open. They are the native engine's defaults, because
+Megatron's own differ.
 """
 
 
@@ -65,7 +66,7 @@ class MegatronBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """The installed release where our tables know it, else the newest that they know."""
+        """The installed release; None, so that the newest one is assumed, if the tables lack it."""
         return self.release if self.release in DIALECT.versions else None
 
     @override
@@ -77,11 +78,14 @@ class MegatronBackend(Backend):
 
     @override
     def following(self, config: Config) -> MegatronBackend:
-        """Checkpoints count samples where a schedule counts steps."""
+        """The backend for a run that resumes from a checkpoint of `config`.
+
+        The checkpoint counts samples, so the schedule needs the number of samples per step.
+        """
         return MegatronBackend(lift(config).batch.global_)
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
-        """The config that runs: a plan in Megatron's words with the sizes of the workload, or a config as it is written."""
+        """The config that runs: the given one, or a plan lowered with the sizes of the workload."""
         world, release = _world(), installed()
         if isinstance(run, Plan):
             names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
@@ -101,7 +105,7 @@ class MegatronBackend(Backend):
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parallel.context": (
         (1,),
-        "its attention without Transformer Engine is not split by tokens; use 1",
+        "without Transformer Engine, Megatron's attention cannot be split by tokens; use 1",
     ),
     "model.experts": ((1,), "the model that is trained has no experts; use 1"),
     "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
@@ -109,51 +113,53 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
     "zero.offload.optimizer": (
         ("none", "cpu"),
-        "Megatron offloads to the host's memory alone; use cpu",
+        "Megatron offloads only to the host's memory; use cpu",
     ),
 }
-"""The values of a field that run, beyond what its config can say, and why others do not."""
+"""By plan field: the values that this backend can run (the config allows more), and the reason
+why it cannot run others."""
 
 
 UNDRIVEN: Mapping[str, str] = {
-    "use_torch_fsdp2": "torch's FSDP is not driven here; use the distributed optimizer",
+    "use_torch_fsdp2": "this backend does not run torch's FSDP; use the distributed optimizer",
     "fp8": "8-bit products need Transformer Engine; drop it",
 }
-"""Arguments under which a run would not be the one that is opened here."""
+"""Arguments that this backend cannot run if they are set, each with the reason."""
 
 
 FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_sharding_strategy": (
         ("optim_grads", "optim_grads_params"),
-        "of Megatron-FSDP optim_grads and optim_grads_params are driven here",
+        "this backend runs Megatron-FSDP only with optim_grads and optim_grads_params",
     ),
     "tensor_model_parallel_size": (
         (None, 1),
-        "with tensor ranks Megatron-FSDP needs Transformer Engine's layers; use 1",
+        "with several tensor ranks, Megatron-FSDP needs Transformer Engine's layers; use 1",
     ),
     "pipeline_model_parallel_size": (
         (None, 1),
-        "Megatron-FSDP stops with a pipeline when it wraps the model; use 1",
+        "with a pipeline, Megatron-FSDP stops when it wraps the model; use 1",
     ),
     "fp16": (
         (None, False),
-        "Megatron-FSDP stops under fp16 where a rank holds no part of a parameter; use bf16",
+        "in fp16, Megatron-FSDP stops if a rank holds no part of a parameter; use bf16",
     ),
     "num_distributed_optimizer_instances": (
         (None, 1),
-        "Megatron-FSDP is driven here on one group of data ranks; use 1",
+        "this backend runs Megatron-FSDP only with one group of data ranks; use 1",
     ),
 }
-"""Values of arguments under which Megatron-FSDP runs here, and why others do not."""
+"""By argument: the values with which this backend runs Megatron-FSDP, and the reason why it
+cannot run others."""
 
 
 def _described(workload: Workload) -> dict[str, Any]:
-    """What a plan says of the model that is trained, where it is more than its shape."""
+    """The plan fields of the workload's model; empty if only the model's shape is known."""
     return dict(Plan(model=workload.model).values()) if workload.model else {}
 
 
 def _model(run: Config, workload: Workload, release: str, world: int) -> dict[str, Any]:
-    """The flags of the model, for a file that leaves it to its user: none of them where it says its own."""
+    """The flags of the workload's model; empty if `run` describes a model itself."""
     if workload.model is None or run.given.get("num_layers") is not None:
         return {}
     whole = lower(Plan.of({**lift(run).values(), **_described(workload)}), DIALECT, release, world)
@@ -168,11 +174,17 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
     if args.get("num_experts") and workload.model is None:
         yield f"num_experts: found {args['num_experts']!r}; the model that is trained has no experts; drop it"
     if "lr" not in args:
-        yield "megatron: found a config object, which says nothing of batches and the optimizer; expected flags, or a recipe"
+        yield (
+            "megatron: found a config object, which has no batch size and no optimizer; "
+            "expected flags, or a recipe"
+        )
     elif args["lr"] is None:
-        yield "lr: not given; Megatron stops when it builds the optimizer: give one"
+        yield "lr: missing; without it Megatron stops when it builds the optimizer; add --lr"
     if args.get("use_custom_fsdp") and not args.get("use_megatron_fsdp"):
-        yield "use_custom_fsdp: found True; Megatron-FSDP is driven here since 0.14; use the distributed optimizer"
+        yield (
+            "use_custom_fsdp: found True; this backend runs Megatron-FSDP since 0.14; "
+            "use the distributed optimizer"
+        )
     if args.get("use_megatron_fsdp"):
         shown = ((name, args.get(name), runs, reason) for name, (runs, reason) in FSDP.items())
         yield from (
@@ -191,7 +203,10 @@ def _limits(values: Mapping[str, Any]) -> Iterator[str]:
     name = values.get("optimizer.name")
     if values.get("zero.stage") and name not in (None, "adam", "adamw"):
         level = values["zero.stage"]
-        yield f"optimizer.name: found {name!r} with zero.stage {level}; Megatron's sharded optimizer takes adam only, or use 0"
+        yield (
+            f"optimizer.name: found {name!r} with zero.stage {level}; "
+            "Megatron's sharded optimizer supports only adam; use adam, or zero.stage 0"
+        )
     if (values.get("zero.stage") or 0) > 1 and (values.get("parallel.tensor") or 1) > 1:
         yield f"zero.stage: found {values['zero.stage']} with tensor ranks; {FSDP['tensor_model_parallel_size'][1]}"
     for path, (runs, reason) in LIMITS.items():
@@ -208,14 +223,20 @@ def _world() -> int:
 
 
 def completed(plan: Plan, micro: int) -> Plan:
-    """The plan with what it leaves open, as the native engine takes it; `micro` counts where nothing else says."""
+    """The plan with the native engine's defaults for open fields.
+
+    `micro` is the microbatch size if the plan does not determine it.
+    """
     batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
     momentum = {"optimizer.momentum": 0.0} if plan.optimizer.name == "sgd" else {}
     return Plan.of({**OPEN, **batch, **momentum, **plan.values()})
 
 
 def architecture(config: MegatronConfig) -> Architecture:
-    """The shape of the native GPT that computes what Megatron's flags describe. Raises `ConfigError` if there is none."""
+    """The shape of the native GPT that computes the same as the model of these flags.
+
+    Raises `ConfigError` if there is none.
+    """
     args = config.args
     ConfigError.raise_if(_others(args, {**UNDRAWN, **NATIVE}))
     shape = Architecture.of(lift(config).model)
@@ -229,9 +250,10 @@ def architecture(config: MegatronConfig) -> Architecture:
 
 
 def workload(config: MegatronConfig) -> Workload:
-    """What these flags train: the native GPT where it computes what they describe, else the model that their plan describes.
+    """The workload of these flags: the native GPT if it can compute their model, else the model
+    that the lifted plan describes.
 
-    Raises `ConfigError` if there is neither.
+    Raises `ConfigError` if neither is possible.
     """
     args = config.args
     if not any(_others(args, NATIVE)):
@@ -242,7 +264,7 @@ def workload(config: MegatronConfig) -> Workload:
 
 
 def _others(args: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each argument that is not as expected."""
+    """Yield a message for each argument that has another value than the expected one."""
     yield from (
         f"{name}: found {args[name]!r}; expected {value!r}, or nothing"
         for name, value in expected.items()
@@ -251,11 +273,13 @@ def _others(args: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[st
 
 
 NATIVE: Mapping[str, Any] = {"num_experts": None, "multi_latent_attention": False}
-"""What the native GPT does not do otherwise; a model that a plan describes does."""
+"""Values of arguments that the native GPT requires, and a model described by a plan does not."""
 WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 0.0}
-"""What Megatron takes from its own flags, and the model whose first weights it starts from does not have."""
+"""Values of plan fields for the model that provides the initial weights: it has no losses of
+experts. Megatron takes their coefficients from its own flags."""
 UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-"""What each engine draws in its own way, so that none is compared with it."""
+"""Values of arguments of dropout. Each engine draws its own random numbers, so runs with dropout
+cannot be compared."""
 
 
 BACKEND = MegatronBackend()

@@ -1,4 +1,4 @@
-"""Megatron-Core's requests for CUDA answered by the CPU: for tests and demos where there is no accelerator."""
+"""Answers Megatron-Core's requests for CUDA on the CPU, for tests and demos without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 
 class _Index(int):
-    """The number of a device, where one is spelled; the CPU, where one is asked for."""
+    """Index of a CUDA device that can be printed as a number and is replaced by the CPU in calls.
+    """
 
 
 INDEX = _Index(0)
@@ -29,8 +30,9 @@ INDEX = _Index(0)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While inside, Megatron does not say what nobody can act upon without a GPU: which kernels it misses, and what it finds
-    outdated in itself.
+    """Context that silences Megatron's warnings about missing kernels and its own deprecations.
+
+    Without a GPU nobody can act on them.
     """
     with (
         warnings.catch_warnings(),
@@ -42,13 +44,16 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def redirected() -> Iterator[None]:
-    """While inside, what is asked of CUDA is done by the CPU: devices, types' names, random states, waits.
+    """Context in which the CPU answers requests for CUDA: devices, names of tensor types, random
+    states and synchronization.
 
-    Megatron's arithmetic and its messages stay as they are. Raises `BridgeError` where there is CUDA: it needs no help.
+    Megatron's arithmetic and its messages between ranks stay as they are. Raises `BridgeError` if
+    the machine has CUDA, because Megatron then needs no redirection.
     """
     if torch.cuda.is_available():
         raise BridgeError(
-            "cpu.redirected: this machine has CUDA, which Megatron-Core uses itself; leave the redirection out"
+            "cpu.redirected: found CUDA on this machine, which Megatron-Core can use directly; "
+            "do not redirect"
         )
     from megatron.core.pipeline_parallel import p2p_communication as messages
     from megatron.core.tensor_parallel import random
@@ -63,7 +68,7 @@ def redirected() -> Iterator[None]:
         stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_kept, messages._p2p_ops)))
         stack.enter_context(
             patch.object(moe_utils, "te_general_gemm", None, create=True)
-        )  # a router looks whether it is there
+        )  # The router checks whether this function exists.
         stack.enter_context(quiet())
         stack.enter_context(_Redirection())
         yield
@@ -79,19 +84,21 @@ def _set_state(state: Tensor, device: Any = None, graph_safe: bool = False) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """A message under way, with what it holds."""
+    """A message that is being sent, with a reference to its tensor."""
 
     work: Any
     tensor: Tensor
 
     def wait(self) -> None:
-        """Until it is sent."""
+        """Wait until the message is sent."""
         self.work.wait()
 
 
 def _kept(start: Callable[..., dict[str, Any]], **messages: Any) -> dict[str, Any]:
-    """Messages whose contents live until they are sent. Megatron frees outputs (deallocate_output_tensor) once their sending
-    has begun, which CUDA's streams allow and gloo does not: it would send what came to lie there.
+    """Start messages, and keep their tensors alive until they are sent.
+
+    Megatron frees an output as soon as its sending has begun (deallocate_output_tensor). CUDA's
+    streams allow that; gloo would send whatever is written to the memory next.
     """
     sent = {
         name.removeprefix("tensor_"): value.detach()
@@ -109,11 +116,14 @@ _CUDA: Mapping[str, Any] = {
     "set_rng_state": _set_state,
     "manual_seed": lambda seed: torch.manual_seed(seed),
 }
-"""What is asked of `torch.cuda`, and the answer."""
+"""Replacements of functions of `torch.cuda`, by name."""
 
 
 class _Redirection(TorchFunctionMode):
-    """Torch's functions with every device that is CUDA replaced; `Tensor.type` names the type that CUDA would have."""
+    """Runs torch's functions with the CPU for every CUDA device.
+
+    `Tensor.type` still returns the name of the CUDA type.
+    """
 
     def __torch_function__(
         self,
@@ -132,7 +142,7 @@ class _Redirection(TorchFunctionMode):
 
 
 def _place(value: Any) -> Any:
-    """The value, or the CPU for a CUDA device."""
+    """The value itself, or the CPU if it is a CUDA device."""
     if value is INDEX:
         return CPU
     if isinstance(value, torch.device):

@@ -1,4 +1,5 @@
-"""Megatron-FSDP, which shards gradients and weights: its wrapper, what it keeps of each parameter, and how it runs on CPU."""
+"""Megatron-FSDP, which shards gradients and weights: its wrapper, its optimizer state by parameter,
+and its redirection to the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from compat.megatron.runtime.states import NOTHING, is_state
 
 
 def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
-    """Parts of the model as training wraps them."""
+    """Wrap the parts of the model as Megatron's training does."""
     from megatron.core.distributed import FullyShardedDataParallel
 
     device = {} if torch.cuda.is_available() else {"device": CPU}
@@ -33,7 +34,7 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
 
 
 class Shards:
-    """What is kept of each parameter on this rank; the interface of `States`."""
+    """Optimizer state, gradients and weights on this rank, with the interface of `States`."""
 
     sharded = True
 
@@ -61,25 +62,26 @@ class Shards:
         return list(getattr(self.optimizer, "chained_optimizers", [self.optimizer]))
 
     def owned(self, weight: nn.Parameter) -> slice:
-        """The elements of a parameter of which this rank keeps state."""
+        """The range of a parameter's elements whose optimizer state this rank keeps."""
         group, number = self._places[weight]
         start, end = self._masters(group).locate_item_in_global_item(number)
         return slice(start, end) if end > start else NOTHING
 
     def gradient(self, weight: nn.Parameter) -> Tensor:
-        """Its gradient once data ranks have reduced it."""
+        """The reduced gradient of the elements that this rank owns."""
         group, number = self._places[weight]
         found: Tensor = group.main_grad_buffer.get_item(number, only_shard=True)
         return found.view(-1)
 
     def master(self, weight: nn.Parameter) -> Tensor:
-        """What the optimizer updates."""
+        """The elements of this rank in the precision that the optimizer updates."""
         group, number = self._places[weight]
         found: Tensor = self._masters(group).get_item(number, only_shard=True)
         return found.detach().view(-1)
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
-        """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
+        """The other optimizer state of these elements by name, without scalars such as step counts.
+        """
         states = (part.optimizer.state.get(self._kept[weight], {}) for part in self._optimizers)
         found: Mapping[str, Any] = next(filter(None, states), {})
         # Of a state that is a DTensor, `_local_tensor` is this rank's part.
@@ -96,19 +98,20 @@ class Shards:
             yield from self.moments(weight).values()
 
     def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """In the shape of the parameter: what is kept of it, and zeros where other ranks keep it."""
+        """A tensor of the parameter's shape: `kept` at the elements of this rank, zeros elsewhere.
+        """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=kept.device)
         found.view(-1)[self.owned(weight)] = kept
         return found
 
     def weights(self) -> Iterator[Tensor]:
-        """What is held of the weights that compute."""
+        """Yield the memory of the weights that the model computes with."""
         yield from (
             group.model_weight_buffer.data for group in self._groups() if group.model_weight_buffer
         )
 
     def gradients(self) -> Iterator[Tensor]:
-        """What is held of gradients."""
+        """Yield the memory of the gradients."""
         yield from (
             group.main_grad_buffer.data for group in self._groups() if group.main_grad_buffer
         )
@@ -118,15 +121,16 @@ class Shards:
 
     @staticmethod
     def _masters(group: Any) -> Any:
-        """The buffer that the optimizer updates: that of the weights themselves where they are kept in fp32."""
+        """The buffer that the optimizer updates; without masters it is the buffer of the weights.
+        """
         return group.main_weight_buffer or group.model_weight_buffer
 
 
 class _Done:
-    """A collective that has ended."""
+    """The handle of a collective that has already ended."""
 
     def wait(self) -> None:
-        """It has."""
+        """Return at once."""
 
 
 def _finished(
@@ -138,7 +142,10 @@ def _finished(
 
 @contextmanager
 def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iterator[_Done]:
-    """Collectives that NCCL would send together, each to its end: gloo has none that are sent so."""
+    """Context that runs collectives one after the other.
+
+    NCCL would send them together, which gloo cannot do.
+    """
     with patch.object(
         dist, "all_gather_into_tensor", partial(_finished, dist.all_gather_into_tensor)
     ):
@@ -146,25 +153,28 @@ def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iter
 
 
 def _scaled(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
-    """A product and a sum, for which NCCL has one operation and gloo none."""
+    """Scale the gradient, and return the sum as the operation of its reduction.
+
+    NCCL has one operation for both, gloo has none.
+    """
     if factor is not None:
         gradient.mul_(factor)
     return dist.ReduceOp.SUM
 
 
 class _Stream:
-    """Work on a CPU is done once it is asked for: there is nothing to wait for."""
+    """A stand-in for a CUDA stream. Work on the CPU is synchronous, so it never has to wait."""
 
     def wait_stream(self, other: Any) -> None:
-        """Nothing is under way."""
+        """Return at once."""
 
     def record_event(self, event: Any = None) -> _Done:
-        """An event that has been."""
+        """An event that has already happened."""
         return _Done()
 
 
 def redirected() -> AbstractContextManager[Any]:
-    """While inside, what Megatron-FSDP asks of NCCL and of CUDA's streams is done by gloo, in order."""
+    """Context in which gloo runs Megatron-FSDP's collectives one by one, without CUDA's streams."""
     from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
 
     stack, here = ExitStack(), _Stream()

@@ -1,4 +1,4 @@
-"""Megatron-Core's own GPT in the shape of the native one, built from the config objects of the installed release."""
+"""Builds Megatron-Core's own GPT in the shape of the native one, from real config objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ RUN = (
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
     *("calculate_per_token_loss", "attention_softmax_in_fp32", "fp32_residual_connection"),
 )
-"""Fields of TransformerConfig beside those of ModelParallelConfig that tell of the run, not of the model."""
+"""Names of fields of TransformerConfig that describe the run rather than the model; all fields of
+ModelParallelConfig do so too."""
 
 KERNELS: Mapping[str, Any] = {
     "use_cpu_initialization": True,
@@ -50,22 +51,27 @@ KERNELS: Mapping[str, Any] = {
     "cross_entropy_loss_fusion": False,
     "tp_comm_overlap": False,
 }
-"""Kernels that only Apex, Transformer Engine or a GPU have: off. With them sums are rounded otherwise."""
+"""Settings that switch off kernels which need Apex, Transformer Engine or a GPU. Without these
+kernels, sums are rounded differently."""
 
 
 STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-"""Number formats of an optimizer that knows several."""
+"""Names of the settings of number formats that the precision-aware optimizer has."""
 
 EXPERTS: Mapping[str, Any] = {
     "moe_grouped_gemm": False,
     "moe_token_dispatcher_type": "allgather",
     "moe_permute_fusion": False,
 }
-"""How experts run without the kernels of a GPU: one after the other, on tokens that are gathered."""
+"""Settings with which experts need no GPU kernels: one expert after the other, on gathered tokens.
+"""
 
 
 def described_config(config: MegatronConfig) -> Any:
-    """The real TransformerConfig of a launch that describes its model: as it is, but for dropout and kernels."""
+    """The real TransformerConfig of a launch that describes its model.
+
+    Only dropout and kernels differ from the launch.
+    """
     args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
     whole = objects.transformer(args, config.version)
     kernels = {**KERNELS, FUSED: whole[FUSED] and whole["activation_func"] == "gelu"}
@@ -80,11 +86,13 @@ def described_config(config: MegatronConfig) -> Any:
 
 
 FUSED = "bias_activation_fusion"
-"""A kernel that runs anywhere, and whose gelu is the approximate one: with it the model is another."""
+"""Name of the setting of a fused kernel that needs no GPU. It computes the approximate GELU, so the
+model differs without it."""
 
 
 def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
-    """The real TransformerConfig: the run as `config` says it, the model in the `shape` of the native one."""
+    """The real TransformerConfig with the run settings of `config` and a model of the given shape.
+    """
     whole = objects.transformer({**config.args.flat(), **_sizes(shape)}, config.version)
     run = {name: whole[name] for name in (*config.model_parallel, *RUN)}
     return built(TRANSFORMER, {**run, **_sizes(shape), **_shape(shape), **KERNELS})
@@ -96,8 +104,11 @@ def ddp_config(config: MegatronConfig) -> Any:
 
 
 def optimizer_config(config: MegatronConfig) -> Any:
-    """The real OptimizerConfig. Where all of its states are fp32, the optimizer that knows other formats, which only Transformer
-    Engine has, does what torch's does. Without a GPU states lie in the host's memory, offloaded or not.
+    """The real OptimizerConfig.
+
+    The precision-aware optimizer needs Transformer Engine. Without it, torch's optimizer takes its
+    place if all state is fp32, because both then compute the same. Without a GPU, offload is
+    switched off, because the state is in the host's memory anyway.
     """
     settings = config.optimizer.flat()
     formats = {str(settings[name]) for name in STATES if name in settings}
@@ -132,8 +143,10 @@ def _shape(shape: Architecture) -> dict[str, Any]:
 
 
 class Norm(nn.Module):
-    """A norm in plain torch, zero-centred where the config says so, its weights marked as Megatron's own norms mark theirs, which
-    need Apex or Transformer Engine: under sequence parallelism their gradients are summed over the tensor group.
+    """A norm in plain torch, zero-centred if the config says so.
+
+    Megatron's own norms need Apex or Transformer Engine. This one marks its weights like them, so
+    that sequence parallelism sums their gradients over the tensor group.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:
@@ -155,7 +168,7 @@ class Norm(nn.Module):
 
 
 def block_spec(config: Any, place: int | None) -> Any:
-    """Megatron's spec of this rank's layers, of its own modules alone, with norms that run here."""
+    """Megatron's local spec of this rank's layers, with `Norm` for its norms."""
     return _normed(
         get_gpt_decoder_block_spec(
             config, False, normalization=config.normalization, vp_stage=place
@@ -164,7 +177,7 @@ def block_spec(config: Any, place: int | None) -> Any:
 
 
 def _normed(spec: Any) -> Any:
-    """A spec with `Norm` in place of Megatron's wrapper of torch's norms."""
+    """The spec with `Norm` in place of Megatron's wrapper of torch's norms."""
     if spec is WrappedTorchNorm:
         return Norm
     if isinstance(spec, list):
@@ -192,7 +205,7 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
 
 
 def positions(args: Mapping[str, Any]) -> dict[str, Any]:
-    """What GPTModel takes of a launch beside its config: how positions enter."""
+    """The arguments of GPTModel for positions, which are not in its config."""
     return {
         "rotary_percent": args["rotary_percent"],
         "rotary_base": args["rotary_base"],
@@ -225,12 +238,12 @@ def _part(
 
 
 def padded(shape: Architecture, ranks: int) -> int:
-    """The vocabulary, filled up to a multiple of the tensor ranks, which Megatron divides it by."""
+    """The size of the vocabulary, rounded up to a multiple of the number of tensor ranks."""
     return -(-shape.vocab // ranks) * ranks
 
 
 def _unpadded(vocab: int) -> Any:
-    """Logits of padding never win, and pass no gradient: the loss is that of the vocabulary itself."""
+    """A hook that masks the logits of padding, so that the loss is that of the real vocabulary."""
 
     def hook(module: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         logits, rest = output
@@ -245,12 +258,14 @@ def _unpadded(vocab: int) -> Any:
 
 
 def bare(chunk: Any) -> Any:
-    """The GPT itself, without what training wraps around it."""
+    """The GPT itself, without the wrappers of training."""
     return bare(chunk.module) if hasattr(chunk, "module") else chunk
 
 
 def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of all parts, each once, with layers by their number in the whole model."""
+    """Yield each parameter of all parts once, with the layer's index in the whole model in its
+    name.
+    """
     for chunk in map(bare, chunks):
         # A rank numbers its own layers from 0; `layer_number` counts those of the whole model from
         # 1.

@@ -37,24 +37,24 @@ PLACES = {
     DDP: "megatron.core.distributed",
     OPTIMIZER: "megatron.core.optimizer",
 }
-"""Where each class is imported from."""
+"""The package that each class is imported from."""
 ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
-"""Fields that hold a function or a member of an enumeration, which are compared by name."""
+"""Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
 LOOSER = False
-"""What the classes are asked about is all theirs to check."""
+"""Whether the asked classes check less than a run does. They do not."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
-"""Sizes that the class of a model wants, and a config may leave open."""
+"""Names of sizes that the class of a model requires, and a config may leave open."""
 
 Group = dict[str, Any]
 Parts = dict[str, Group]
 
 
 def posed(config: Config) -> tuple[Parts, Group]:
-    """Fields to build each class with, and the values that they should hold then, by `Class.field`.
+    """Fields to build each class with, and the expected values afterwards by `Class.field`.
 
-    Sizes of the model that a config leaves open are filled in; if they cannot be, `ModelParallelConfig`
-    alone is built.
+    Model sizes that a config leaves open are filled in. If no sizes fit, only
+    `ModelParallelConfig` is built.
     """
     whole = _completed(config)
     asking = _of_flags if config.entry == "flags" else _of_object
@@ -85,7 +85,7 @@ def _completed(config: Config) -> Config | None:
 
 
 def _sizes(values: Values) -> Iterator[Group]:
-    """Sizes that fit what is given, more and more layers."""
+    """Yield sizes that fit the given values, with a growing number of layers."""
     tensor, stages = (
         values.get("tensor_model_parallel_size") or 1,
         values.get("pipeline_model_parallel_size") or 1,
@@ -113,7 +113,10 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Any) -> Parts | None:
-    """The question about flags that we refuse as a class of the release would; None where it has nothing to say of them."""
+    """Fields to build a class with from flags that we refuse in its name.
+
+    None if the refusal does not stand for one of the class.
+    """
     version = config.version
     try:
         given = config.dialect.parse(source, version, False).given.flat()
@@ -146,12 +149,12 @@ def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
         asked[DDP], held[DDP] = fed(args, version, DDP, DDP_FEEDS), objects.ddp(args, version)
         asked[DDP]["bucket_size"] = held[DDP][
             "bucket_size"
-        ]  # training.py works it out before it builds the class
+        ]  # training.py computes it before it builds the class
     return {cls: _said(fields, version, cls) for cls, fields in asked.items()}, held
 
 
 def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
-    """What differs from the class's own defaults."""
+    """The fields that differ from the class's own defaults."""
     own = defaults(version, cls)
     return {
         name: value
@@ -161,13 +164,16 @@ def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
 
 
 def answer(question: Mapping[str, Any]) -> Group:
-    """What the installed classes hold, by `Class.field`; `ConfigError` with the reason of the first that refuses."""
+    """Values of the installed classes' fields by `Class.field`.
+
+    Raises `ConfigError` with the reason of the first class that refuses.
+    """
     with _on_a_cluster():
         return _joined({cls: held(built(cls, fields)) for cls, fields in question.items()})
 
 
 def installed() -> str:
-    """The release that would answer; `VersionError` if there is none."""
+    """The installed release; raises `VersionError` if there is none."""
     version = live.installed_version()
     if version is None:
         raise VersionError("megatron-core: not installed; pip install megatron-core")
@@ -187,7 +193,7 @@ FUSED = {
         "fused_unpermute",
     ),
 }
-"""What the classes ask Transformer Engine for, by the module that they ask."""
+"""Names of Transformer Engine's functions that the classes look for, by module."""
 NEWEST = "99.0"
 
 
@@ -199,7 +205,10 @@ def _adam(
 
 @contextmanager
 def _on_a_cluster() -> Iterator[None]:
-    """Checks that ask for Transformer Engine find a new one while inside, and this is rank 0; no config class runs a kernel."""
+    """Context in which checks find a recent Transformer Engine, and this process is rank 0.
+
+    The stand-ins suffice, because no config class runs a kernel.
+    """
     from packaging.version import Version
 
     names = (
@@ -231,7 +240,10 @@ def _on_a_cluster() -> Iterator[None]:
 
 
 def built(name: str, fields: Mapping[str, Any]) -> Any:
-    """A real config object of the installed release from plain `fields`; raises `ConfigError` with the reason of a refusal."""
+    """A real config object of the installed release, made of plain `fields`.
+
+    Raises `ConfigError` with the reason if the class refuses them.
+    """
     cls = getattr(import_module(PLACES[name]), name)
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:
@@ -245,7 +257,9 @@ def built(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _live(field: Any, value: Any) -> Any:
-    """A value as the class takes it: dtypes, members of enumerations and activation functions by their names."""
+    """The object that a class expects for a name: a dtype, an enumeration's member or an
+    activation.
+    """
     import torch
 
     if isinstance(value, str) and value.startswith("torch."):
@@ -256,7 +270,9 @@ def _live(field: Any, value: Any) -> Any:
 
 
 def _function(name: str) -> Any:
-    """The function that the classes compare with: torch's, or Megatron's from a place that moved with the releases."""
+    """The activation function of that name: Megatron's, whose module differs by release, or
+    torch's.
+    """
     from torch.nn import functional
 
     for place in ("megatron.core.fusions.fused_bias_geglu", "megatron.core.activations"):
@@ -267,7 +283,11 @@ def _function(name: str) -> Any:
 
 
 def _stand_in(name: str) -> Any:
-    """A function of that name, for those that older releases define inside of arguments.py; configs hold it, none calls it."""
+    """A function of that name that cannot be called.
+
+    It stands for functions that older releases define inside a function of arguments.py. Configs
+    only keep it.
+    """
 
     def stand_in(x: Any) -> Any:
         raise NotImplementedError(name)
@@ -277,7 +297,8 @@ def _stand_in(name: str) -> Any:
 
 
 def held(built: Any) -> Group:
-    """The plain fields of a real config object; dtypes, members of enumerations and the activation by name."""
+    """Plain fields of a real config object; dtypes, enumeration members and the activation by name.
+    """
     found = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
     return {
         name: _named(value)

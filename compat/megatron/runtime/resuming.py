@@ -1,5 +1,4 @@
-"""Going on from a checkpoint: Megatron-Core's own loading, called as Megatron-LM's training calls
-it."""
+"""Resumes from a checkpoint with Megatron-Core's own loader, called as Megatron-LM calls it."""
 
 from __future__ import annotations
 
@@ -19,10 +18,12 @@ from compat.megatron.state import run
 
 
 def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, Any]:
-    """Put weights and the optimizer's state from the `torch_dist` checkpoint `place` into a run, on whatever ranks it was saved.
+    """Load weights and optimizer state from the `torch_dist` checkpoint `place` into a run.
 
-    What lies beside them: `iteration`, the scheduler's state, and the arguments, where there are any
-    (training/checkpointing.py: load_checkpoint). Raises `SourceError` where one of them is missing.
+    The checkpoint may come from another number of ranks. Returns the checkpoint's other content:
+    the iteration, the scheduler's state and, if it has them, the arguments
+    (training/checkpointing.py: load_checkpoint). Raises `SourceError` if the iteration or the
+    scheduler's state is missing.
     """
     parts = list(map(bare, chunks))
     names = ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
@@ -42,7 +43,7 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
         found: dict[str, Any] = dist_checkpointing.load(wanted, str(place))
         missing = [name for name in ("iteration", "opt_param_scheduler") if name not in found]
         SourceError.raise_if(
-            f"{place}: no {name} in it, which Megatron-LM goes on by; {run.DAMAGED}"
+            f"{place}: no {name} in it, which Megatron-LM needs to resume; {run.DAMAGED}"
             for name in missing
         )
         for name, part in zip(names, parts, strict=True):
@@ -53,8 +54,10 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
 
 @contextmanager
 def _stepping(optimizer: Any) -> Iterator[None]:
-    """Torch's Adam counts the steps of each parameter, Transformer Engine's those of all: where the latter is not there, what
-    Megatron does for it alone is done here, and steps are no state of elements.
+    """Context in which Megatron's distributed optimizer can load into torch's Adam.
+
+    Torch's Adam has a step count for each parameter, Transformer Engine's has one for all, and
+    Megatron prepares only the latter for loading. Step counts are not loaded as state of elements.
     """
     if find_spec("transformer_engine") is not None:
         yield
@@ -79,6 +82,5 @@ def _stepping(optimizer: Any) -> Iterator[None]:
         yield
     for part in optimizer.chained_optimizers:
         for kept in part.optimizer.state.values():
-            kept["step"] = kept[
-                "step"
-            ].clone()  # one tensor for all of them, on which each would count
+            # The loaded tensor is shared: without a copy, each parameter would increase it.
+            kept["step"] = kept["step"].clone()

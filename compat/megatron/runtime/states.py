@@ -1,4 +1,4 @@
-"""What Megatron's optimizers keep of each parameter on this rank, whichever of them it is."""
+"""The state of each parameter on this rank, in any of Megatron's optimizers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 NOTHING = slice(0, 0)
-"""The elements that a rank keeps of a parameter that is all kept by others."""
+"""The empty range: this rank keeps no elements of the parameter."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Looks into an `optimizer` of `get_megatron_optimizer`. What is kept of a parameter is flat: the elements `owned`."""
+    """Reads the state of an `optimizer` of `get_megatron_optimizer`.
+
+    Each tensor of state is flat, and has the elements of the parameter that `owned` names.
+    """
 
     optimizer: Any
     chunks: Sequence[Any] = ()
@@ -27,11 +30,12 @@ class States:
 
     @property
     def sharded(self) -> bool:
-        """Whether data ranks keep different elements: Megatron's distributed optimizer."""
+        """Whether data ranks keep the state of different elements, as in the distributed optimizer.
+        """
         return bool(self.part.config.use_distributed_optimizer)
 
     def owned(self, weight: nn.Parameter) -> slice:
-        """The elements of a parameter of which this rank keeps state."""
+        """The range of a parameter's elements whose optimizer state this rank keeps."""
         if not self.sharded:
             return slice(0, weight.numel())
         if weight not in self.part.model_param_gbuf_map:
@@ -40,17 +44,18 @@ class States:
         return slice(found.start, found.end)
 
     def gradient(self, weight: nn.Parameter) -> Tensor:
-        """Its gradient once data ranks have reduced it."""
+        """The reduced gradient of the elements that this rank owns."""
         gradient: Tensor = weight.main_grad  # type: ignore[attr-defined]
         return gradient.view(-1)[self.owned(weight)]
 
     def master(self, weight: nn.Parameter) -> Tensor:
-        """What the optimizer updates."""
+        """The elements of this rank in the precision that the optimizer updates."""
         found: Tensor = self._states(weight)["param"]
         return found.detach().view(-1)
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
-        """Its other state, by the optimizer's names; numbers such as counts of steps left out."""
+        """The other optimizer state of these elements by name, without scalars such as step counts.
+        """
         return {
             name: value.view(-1)
             for name, value in self._states(weight).items()
@@ -69,7 +74,7 @@ class States:
 
     @property
     def _names(self) -> list[str]:
-        """Names of state, as any parameter's has them."""
+        """The names of the optimizer's state, read from the first parameter that has any."""
         states = (state for state in self.part.state.values() if state)
         return [name for name, value in next(states, {}).items() if is_state(value)]
 
@@ -82,21 +87,22 @@ class States:
                 yield from filter(is_state, state.values())
 
     def weights(self) -> Iterator[Tensor]:
-        """What is held of the weights that compute."""
+        """Yield the memory of the weights that the model computes with."""
         for chunk in self.chunks:
             yield from chunk.parameters()
 
     def gradients(self) -> Iterator[Tensor]:
-        """What is held of gradients."""
+        """Yield the memory of the gradients."""
         yield from (buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers)
 
     def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """In the shape of the parameter: what is kept of it, and zeros where other ranks keep it."""
+        """A tensor of the parameter's shape: `kept` at the elements of this rank, zeros elsewhere.
+        """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=weight.device)
         found.view(-1)[self.owned(weight)] = kept
         return found
 
 
 def is_state(value: Any) -> bool:
-    """Whether it is state of a parameter's elements."""
+    """Whether an entry of the state is a tensor with a value for each element."""
     return isinstance(value, Tensor) and value.dim() > 0

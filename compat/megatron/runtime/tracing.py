@@ -1,4 +1,4 @@
-"""Real Megatron-Core models as a source of traces, in the names and shapes of the native GPT; the models stay as they are."""
+"""Traces unmodified Megatron-Core models, with the names and shapes of the native GPT."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from compat.megatron.runtime.weights import Share, pieces
 
 GATHER = "whole tensors of the trace"
 TIED = "embedding.tokens.weight"
-"""The parameter of which the last pipeline rank holds a copy too, where embeddings are tied."""
+"""Name of the parameter of which the last pipeline rank has a copy if the embeddings are tied."""
 TOKENS = 1
-"""The dimension of native activations (batch, sequence, width) that sequence parallelism splits."""
+"""Index of the dimension of native activations (batch, sequence, width) that sequence parallelism
+splits."""
 
 
 def takes(target: Any) -> bool:
@@ -39,13 +40,14 @@ def takes(target: Any) -> bool:
 
 
 def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> MegatronSource:
-    """What `bridge.trace.attach` is told of `chunks`: one, or a list with one for each virtual stage.
+    """The source of traces of `chunks`, a model chunk or a list with one for each virtual stage.
 
     Raises `BridgeError` if the optimizer or the number of microbatches is not given.
     """
     if optimizer is None or accumulation is None:
         raise BridgeError(
-            "attach: chunks of Megatron-Core need optimizer= and accumulation=, the microbatches of a step"
+            "attach: chunks of Megatron-Core need optimizer=, and accumulation= (microbatches per "
+            "step)"
         )
     return MegatronSource(
         chunks if isinstance(chunks, list | tuple) else [chunks], optimizer, accumulation
@@ -53,8 +55,11 @@ def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> Megatron
 
 
 class Window(nn.Module):
-    """A native layer, seen through Megatron's modules: hooks on it see the input of `first` and the output of `last` as the
-    native layer has them, (batch, sequence, width) instead of (sequence, batch, width). Without modules it is elsewhere.
+    """Stands for a native layer on top of Megatron's modules.
+
+    Its hooks get the input of `first` and the output of `last` in the native shape: (batch,
+    sequence, width) instead of (sequence, batch, width). Without modules, the layer is on another
+    rank, and hooks are never called.
     """
 
     def __init__(
@@ -67,7 +72,10 @@ class Window(nn.Module):
         self._ends, self._columns = (first, last), columns
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
-        """Call `hook` with the input as (input,); gradients come back through what it sees."""
+        """Call `hook` with (input,) before each forward pass.
+
+        The input that the hook gets is in the autograd graph, so it can watch its gradient.
+        """
 
         def seen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
             given = inputs[0] if inputs else named.get(HIDDEN)
@@ -83,7 +91,7 @@ class Window(nn.Module):
         return first.register_forward_pre_hook(seen, with_kwargs=True) if first else Nothing()
 
     def register_forward_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
-        """Call `hook` with the output."""
+        """Call `hook` with the output after each forward pass."""
 
         def seen(module: nn.Module, inputs: Any, output: Any) -> None:
             stream = output[0] if isinstance(output, tuple) else output
@@ -94,24 +102,28 @@ class Window(nn.Module):
 
 
 HIDDEN = "hidden_states"
-"""The name under which a layer is given its input."""
+"""Name of the keyword argument with a layer's input."""
 
 
 class Nothing:
-    """A hook that is elsewhere."""
+    """The handle of a hook on a layer of another rank."""
 
     def remove(self) -> None:
-        """There is nothing to remove."""
+        """Do nothing."""
 
 
 class MegatronSource:
-    """Tells traces of GPT models `chunks`, one for each virtual stage, as training wraps them (DistributedDataParallel), whose
-    steps are those of `optimizer` (`get_megatron_optimizer`), each after `accumulation` microbatches by Megatron's schedules.
+    """Source of traces of a training run with Megatron-Core's GPT.
 
-    `shape` is that of the native GPT, where a padded vocabulary hides it. Weights are those that the optimizer updates. What the
-    distributed optimizer keeps in parts is put together over data ranks, which all take part. Raises `BridgeError` if the loss
-    is per token: how much a microbatch counts is then known at the end of a step only.
-    `bridge.trace.source.Source` documents the methods.
+    `chunks` are the wrapped model parts (DistributedDataParallel), one for each virtual stage.
+    `optimizer` comes from `get_megatron_optimizer`; each of its steps follows `accumulation`
+    microbatches of Megatron's schedules. `shape` is the shape of the native GPT; it is needed if
+    the vocabulary is padded, because the chunks only have the padded size. Weights are the masters
+    that the optimizer updates. State that the distributed optimizer shards is gathered, so all data
+    ranks have to read it together.
+
+    Raises `BridgeError` if the loss is averaged per token, because the weight of a microbatch is
+    then known only at the end of a step. `bridge.trace.source.Source` documents the methods.
     """
 
     def __init__(
@@ -125,12 +137,14 @@ class MegatronSource:
         self.models = [model.bare(chunk) for chunk in self.chunks]
         if self.chunks[0].ddp_config.use_megatron_fsdp:
             raise BridgeError(
-                "attach: this Megatron-Core run shards its weights (Megatron-FSDP); trace one without it"
+                "attach: this Megatron-Core run shards its weights (Megatron-FSDP); "
+                "trace a run without it"
             )
         self.states, self.shape = States(optimizer), shape or _shape(self.models[0])
         if self.models[0].config.calculate_per_token_loss:
             raise BridgeError(
-                "attach: this Megatron-Core run averages its loss per token; trace one with a loss per microbatch"
+                "attach: this Megatron-Core run averages its loss per token; "
+                "trace a run with a loss per microbatch"
             )
         self._step, self._running = 1, 0
         self._norm: float | None = None
@@ -156,7 +170,7 @@ class MegatronSource:
         return hook
 
     def _watch(self) -> None:
-        """Gradients are whole where a step of the optimizer begins; a step is over where it ends."""
+        """Report the moments of a step: gradients are reduced when the optimizer's step begins."""
         step = self.optimizer.step
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -182,7 +196,7 @@ class MegatronSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Those of other pipeline ranks too, which nothing is seen of here."""
+        """All layers of the model; the hooks on layers of other pipeline ranks are never called."""
         return {name: Window() for name in self.shape.names} | dict(self._windows())
 
     def _windows(self) -> Iterator[tuple[str, nn.Module]]:
@@ -203,7 +217,7 @@ class MegatronSource:
 
     @property
     def at_hand(self) -> bool:
-        """Whether weights and gradients can be looked at without moving anything between ranks."""
+        """Whether weights and gradients can be read without communication between ranks."""
         return not self.states.sharded
 
     @property
@@ -217,19 +231,19 @@ class MegatronSource:
 
     @cached_property
     def _tied(self) -> tuple[int, ...]:
-        """The pipeline ranks that hold copies of the tied embeddings, where there are several."""
+        """The pipeline ranks that have copies of the tied embedding; empty for a single copy."""
         ranks = self.comm.mesh.sizes["pipeline"]
         return (0, ranks - 1) if self.shape.tied and ranks > 1 else ()
 
     @property
     def share(self) -> Share:
-        """This rank's place among the tensor ranks."""
+        """The index of this rank among the tensor ranks, and their number."""
         group = self.comm.group("tensor")
         return Share(group.index, group.size)
 
     @property
     def _columns(self) -> int:
-        """Words of the vocabulary, without padding, that this rank has logits of."""
+        """Number of tokens of the vocabulary, without padding, whose logits this rank computes."""
         rows = model.padded(self.shape, self.share.ranks) // self.share.ranks
         return max(0, min(rows, self.shape.vocab - self.share.index * rows))
 
@@ -239,8 +253,10 @@ class MegatronSource:
         return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
 
     def factors(self) -> Mapping[Unit, float]:
-        """Schedules divide the loss by the number of microbatches; it is multiplied with the loss scale. Gradients
-        are those after clipping, which Megatron does within its step.
+        """Factors by which recorded tensors differ from those of an unscaled loss.
+
+        Gradients of activations contain the loss scale. Gradients of parameters are read after
+        clipping, which Megatron does within its step.
         """
         scale = float(self.optimizer.get_loss_scale())
         clip = float(getattr(getattr(self.optimizer, "config", None), "clip_grad", 0.0) or 0.0)
@@ -253,7 +269,9 @@ class MegatronSource:
         }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Logits are split by the vocabulary, and under sequence parallelism the stream by tokens."""
+        """Logits are split by the vocabulary; with sequence parallelism, other activations by
+        tokens.
+        """
         shape, (index, ranks) = tuple(tensor.shape), (self.share.index, self.share.ranks)
         if ranks == 1:
             return Placement.full(shape)
@@ -279,11 +297,14 @@ class MegatronSource:
 
     @property
     def _gathered(self) -> bool:
-        """Whether data ranks have put the weights together by the end of a step; with overlap they do in the next one."""
+        """Whether sharded weights are gathered by the end of a step.
+
+        With overlap they are gathered in the next step.
+        """
         return self.states.sharded and not self.chunks[0].ddp_config.overlap_param_gather
 
     def _held(self, name: str, weight: nn.Parameter, kind: Kind) -> Iterator[Held]:
-        """The native parameters that lie in one of Megatron's."""
+        """Yield the native parameters that one of Megatron's parameters consists of."""
         replicas = () if self.states.sharded and kind != "replica" else ("data",)
         for part, tensor in self._of(weight, kind):
             for piece in pieces(name, self.shape, self.share):
@@ -297,7 +318,9 @@ class MegatronSource:
                 )
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
-        """What there is of that kind of a parameter, in its shape, by what it adds to its name."""
+        """Yield the tensors of that kind for a parameter, in its shape, each with a suffix of its
+        name.
+        """
         states = self.states
         if kind == "replica":
             yield "", weight.detach()
@@ -314,7 +337,7 @@ class MegatronSource:
             )
 
     def _whole(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """Put together over data ranks, where each keeps a part."""
+        """A parameter's whole tensor from `kept`; parts of several data ranks are gathered."""
         if not self.states.sharded:
             return kept.detach().view(weight.shape)
         found = self.states.filled(weight, kept.detach())
@@ -335,7 +358,7 @@ class MegatronSource:
         )
 
     def batch(self) -> Iterator[Held]:
-        """Tensor ranks take the same microbatch."""
+        """Yield the tensors of the microbatch, which is the same on all tensor ranks."""
         for index, tensor in enumerate(self._batch):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
@@ -369,7 +392,8 @@ class MegatronSource:
 
 
 def comm() -> Comm:
-    """The mesh of Megatron's process groups, whose data ranks may vary slower or faster than its pipeline ranks."""
+    """Groups of the mesh in Megatron's order of ranks, which may have data before pipeline or not.
+    """
     sizes = {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -384,7 +408,7 @@ def comm() -> Comm:
 
 
 def _shape(part: Any) -> Architecture:
-    """The native shape of a GPT of Megatron's."""
+    """The shape of the native GPT that corresponds to a GPT of Megatron."""
     config = part.config
     return Architecture(
         layers=config.num_layers,

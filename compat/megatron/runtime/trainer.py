@@ -1,4 +1,4 @@
-"""A run on Megatron-Core itself: its process groups, model, optimizer and schedules, and its numbers in native names."""
+"""Trains on Megatron-Core itself: process groups, model, optimizer, schedules, and native names."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ DATA_LAST = "tp-cp-ep-pp-dp"
 
 
 class MegatronTrainer:
-    """Trains Megatron-Core's GPT as `config` says, with the weights that the native GPT of the workload starts from; one that a
-    folder describes has them from the checkpoint that it resumes.
+    """Trains Megatron-Core's GPT as `config` says.
 
-    `samples` are those of a step in the runs whose checkpoints it goes on from, where that is another number than its own.
+    The initial weights are those of the workload's native GPT. A model that is described by a
+    folder gets its weights from the checkpoint that the run resumes. `samples` is the number of
+    samples per step in the run that wrote this checkpoint; the default is the number in this run.
     `bridge.backend.Trainer` documents the methods.
     """
 
@@ -103,8 +104,8 @@ class MegatronTrainer:
         self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
         for weight, values in exact.items():
             self.states.master(weight).copy_(values.view(-1)[self.states.owned(weight)])
-        # Whose schedule takes effect when a run goes on: without either flag Megatron stops unless
-        # both are the same one.
+        # Without either flag, Megatron refuses to resume unless the checkpoint's schedule equals
+        # the run's.
         kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
         self.scheduler = OptimizerParamScheduler(
             self.optimizer,
@@ -120,7 +121,10 @@ class MegatronTrainer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Where there is no CUDA, with its requests redirected; what Megatron refuses is a `BridgeError`."""
+        """Context for calls of Megatron: without CUDA its requests are redirected to the CPU.
+
+        Megatron's refusals are raised as `ConfigError`.
+        """
         with ExitStack() as stack:
             if not torch.cuda.is_available():
                 stack.enter_context(redirected())
@@ -143,7 +147,7 @@ class MegatronTrainer:
 
     @property
     def share(self) -> Share:
-        """This rank's place among the tensor ranks."""
+        """The index of this rank among the tensor ranks, and their number."""
         group = self.comm.group("tensor")
         return Share(group.index, group.size)
 
@@ -166,7 +170,10 @@ class MegatronTrainer:
             return Step(self._mean(losses), norm, lr, bool(updated), float(scale))
 
     def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
-        """All microbatches forward and backward, by Megatron's own schedule; losses and what they count on the last stage."""
+        """Run all microbatches forward and backward with Megatron's own schedule.
+
+        Returns each microbatch's loss with its weight on the last stage.
+        """
         rows, tokens = batches[0][1].shape
         found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
             forward_step_func=self._forward,
@@ -192,7 +199,7 @@ class MegatronTrainer:
         )
 
     def _loss(self, targets: Tensor, losses: Tensor) -> tuple[Any, ...]:
-        """As training's own loss function gives it: a sum with its count, or a mean."""
+        """The loss in the form of Megatron's own loss function: a sum with a count, or a mean."""
         counts = targets != IGNORED
         total, count = (losses.float() * counts).sum(), counts.sum()
         if self.settings.calculate_per_token_loss:
@@ -201,9 +208,9 @@ class MegatronTrainer:
         return mean, (mean.detach().clone(), torch.ones_like(count))
 
     def _mean(self, losses: list[tuple[Tensor, Tensor]]) -> float:
-        """Over all microbatches of all data ranks."""
+        """The weighted mean of the losses of all microbatches and data ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
-        # Tensor ranks compute the same loss: the first adds it, once for all of them.
+        # Tensor ranks compute the same loss, so only the first of them adds it.
         if self.share.index == 0:
             for loss, weight in losses:
                 total += torch.stack([loss.double(), weight.double()])
@@ -211,19 +218,21 @@ class MegatronTrainer:
         return float(total[0] / total[1].clamp(min=1))
 
     def named(self) -> Iterator[tuple[nn.Parameter, tuple[Piece, ...]]]:
-        """This rank's parameters, each with the native ones that lie in it."""
+        """Yield this rank's parameters, each with the native parameters that it consists of."""
         for name, weight in self._weights:
             yield weight, tuple(pieces(name, self.shape, self.share))
 
     def _first(self) -> Mapping[str, Tensor] | None:
-        """The weights that the run starts from, under the native names; None: those of the checkpoint that it resumes."""
+        """The initial weights by native name; None if they come from the resumed checkpoint."""
         if self.workload.first is not None or self.workload.folder is not None:
             return self.workload.first
         return dict(native(self.workload).named_parameters())
 
     @torch.no_grad()
     def _load(self, wholes: Mapping[str, Tensor] | None) -> Mapping[nn.Parameter, Tensor]:
-        """Into the weights; what they are before they are rounded, for the masters."""
+        """Copy `wholes` into the weights; return the unrounded values, which the masters start
+        from.
+        """
         found: dict[nn.Parameter, Tensor] = {}
         for weight, parts in self.named() if wholes is not None else ():
             exact = found[weight] = torch.zeros_like(weight, dtype=torch.float32)
@@ -234,9 +243,9 @@ class MegatronTrainer:
 
     @torch.no_grad()
     def resume(self, place: Path) -> int:
-        """Megatron-LM's scheduler counts samples, this one steps."""
+        """Load a checkpoint, and convert its scheduler's counts of samples into steps."""
         BridgeError.raise_if(
-            [f"{place}: Megatron-FSDP loads a format of its own alone"]
+            [f"{place}: Megatron-FSDP loads only its own format; resume without Megatron-FSDP"]
             if self._fully_sharded
             else []
         )
@@ -252,7 +261,7 @@ class MegatronTrainer:
         return int(found["iteration"])
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every rank gets all."""
+        """All weights by native name, on every rank."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
         found = {
@@ -260,8 +269,8 @@ class MegatronTrainer:
             for (name, shape), part in zip(self._shapes.items(), flat, strict=True)
         }
         for weight, parts in self.named():
-            # Of copies only one is taken, as all ranks are summed: the first data rank's, and not a
-            # tied weight on a later stage.
+            # The ranks are summed below, so each weight is added once: by the first data rank, and
+            # not by the later stage of a tied weight.
             taken = (self.states.sharded or self.data[0] == 0) and not getattr(
                 weight, "shared", False
             )
@@ -276,7 +285,7 @@ class MegatronTrainer:
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the native GPT's parameters by name."""
+        """Shapes of the native GPT's parameters, by name."""
         return wholes(self.shape)
 
     def bytes(self) -> Mapping[str, int]:
@@ -293,7 +302,7 @@ class MegatronTrainer:
         }
 
     def close(self) -> None:
-        """A process group that was made for this rank alone ends too."""
+        """Destroy Megatron's process groups, and the default one if it has only this rank."""
         groups = [
             group for group in parallel_state._global_process_group_list or () if group is not None
         ]
@@ -305,8 +314,10 @@ class MegatronTrainer:
 
 
 def _unseen(mask: Tensor) -> Tensor:
-    """(rows, 1, tokens, tokens): what a token does not attend to, of a mask (rows, tokens) that is 0 at padding. A row sees at
-    least itself, so that padding has numbers.
+    """A mask (samples, 1, tokens, tokens) that is true where a token does not attend to another.
+
+    The given mask (samples, tokens) is 0 at padding. Each token attends to itself at least, so that
+    the softmax is defined at padding.
     """
     tokens = mask.shape[1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).triu(1)
@@ -315,7 +326,9 @@ def _unseen(mask: Tensor) -> Tensor:
 
 
 def _join(place: Environment) -> bool:
-    """Join the process group; whether it was made just now for one rank alone, which Megatron needs too."""
+    """Join the process group. Returns whether a group of one rank was created, which Megatron
+    needs.
+    """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(place.local_rank)
@@ -329,7 +342,7 @@ def _join(place: Environment) -> bool:
 
 
 def _groups(plan: Plan, args: Mapping[str, Any]) -> None:
-    """Megatron's process groups, as its own initialization makes them."""
+    """Create Megatron's process groups as its own initialization does."""
     parallel = plan.parallel
     parallel_state.initialize_model_parallel(
         parallel.tensor or 1,
@@ -342,7 +355,9 @@ def _groups(plan: Plan, args: Mapping[str, Any]) -> None:
 
 
 def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What schedules call of a part of the model so that its collectives overlap compute (training.py: train)."""
+    """Yield the config fields with callbacks that overlap collectives, and the chunk's method for
+    each (training.py: train).
+    """
     if args.get("overlap_grad_reduce"):
         yield "no_sync_func", "no_sync"
         if args.get("align_grad_reduce"):
@@ -352,7 +367,7 @@ def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
-    """What training gives its scheduler (training.py: get_optimizer_param_scheduler), in optimizer steps."""
+    """The scheduler's arguments in optimizer steps (training.py: get_optimizer_param_scheduler)."""
     total = (
         args.get("lr_decay_iters")
         or args.get("train_iters")
@@ -361,7 +376,8 @@ def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
     )
     if total is None and args["lr_decay_style"] != "constant":
         raise ConfigError(
-            f"lr_decay_style: found {args['lr_decay_style']}, which has no end; set train_iters or lr_decay_iters"
+            f"lr_decay_style: found {args['lr_decay_style']}, without the length of the decay; "
+            "set train_iters or lr_decay_iters"
         )
     total = total or ENDLESS
     fraction, batch = args.get("lr_warmup_fraction"), args.get("global_batch_size") or 1
@@ -384,7 +400,7 @@ def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ENDLESS = 1 << 40
-"""Steps after which a constant learning rate would end."""
+"""Number of steps that stands for a schedule without an end."""
 
 
 def _iterations(args: Mapping[str, Any], name: str) -> float | None:
@@ -393,7 +409,7 @@ def _iterations(args: Mapping[str, Any], name: str) -> float | None:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages that tensors live in, each once."""
+    """Total bytes of the tensors' storages; a shared storage is counted once."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }

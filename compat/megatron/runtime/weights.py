@@ -1,4 +1,4 @@
-"""Which parameters of the native GPT lie in each parameter of Megatron's, and where."""
+"""The native parameters in each parameter of Megatron's GPT, and where they are stored in it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bridge.trace.placement import Placement
 from compat.megatron.state.names import IN_LAYER
 
 LAYERS = "decoder.layers."
-"""What precedes the number of a layer in the names of Megatron's parameters."""
+"""Prefix before the layer's index in the names of Megatron's parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tensor rank and how many there are."""
+    """The index of a tensor rank, and the number of tensor ranks."""
 
     index: int = 0
     ranks: int = 1
@@ -25,8 +25,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Piece:
-    """A native parameter within one of Megatron's. `pick` takes this rank's part out of the tensor, as a view; it is of
-    the `whole` shape, from `start` on along `dim` (None: tensor ranks hold replicas).
+    """This rank's part of a native parameter, inside a parameter of Megatron's.
+
+    `pick` returns the part as a view of Megatron's tensor. The native parameter has the shape
+    `whole`, and the part begins at `start` along `dim` (None: all tensor ranks have replicas).
     """
 
     name: str
@@ -36,20 +38,20 @@ class Piece:
     pick: Callable[[Tensor], Tensor]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This rank's part, in its native shape: `tensor` is the parameter, its gradient or its state."""
+        """This rank's part of `tensor` (parameter, gradient or state), in its native shape."""
         return self.pick(tensor).reshape(-1, *tensor.shape[1:])
 
     def load(self, tensor: Tensor, whole: Tensor) -> None:
-        """Copy this rank's part of `whole` into its place in `tensor`."""
+        """Copy this rank's part of the native tensor `whole` into Megatron's `tensor`."""
         view = self.pick(tensor)
         view.copy_(self.within(whole, self.of(tensor).shape).reshape(view.shape))
 
     def within(self, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Of a whole tensor, the part of that shape which is this rank's."""
+        """This rank's part of a whole native tensor; the part has the given shape."""
         return whole if self.dim is None else whole.narrow(self.dim, self.start, shape[self.dim])
 
     def placement(self, shape: tuple[int, ...], replicas: tuple[str, ...] = ()) -> Placement:
-        """Where a part of that shape lies in the whole."""
+        """The offsets of a part of that shape in the whole tensor."""
         offsets = tuple(self.start * (dim == self.dim) for dim in range(len(self.whole)))
         return Placement.box(
             self.whole,
@@ -60,7 +62,8 @@ class Piece:
 
 
 def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of the native model's parameters by name, those of experts by their number."""
+    """Shapes of the native model's parameters by name; names of experts contain the expert's index.
+    """
     parts = [part for layer in shape.indices for part in shape.parts(layer)]
     found: dict[str, tuple[int, ...]] = {}
     for part in parts:
@@ -78,7 +81,10 @@ EXPERTS = ".mlp.experts."
 
 
 def pieces(name: str, shape: Architecture, share: Share) -> Iterator[Piece]:
-    """What lies in the parameter `name` of Megatron's GPT (layers by their number in the whole model)."""
+    """Yield the native parameters inside the parameter `name` of Megatron's GPT.
+
+    The name contains the layer's index in the whole model.
+    """
     sizes = wholes(shape)
     for native, dim, pick in _within(name, shape, share):
         whole = sizes[native]
@@ -90,7 +96,8 @@ Found = tuple[str, int | None, Callable[[Tensor], Tensor]]
 
 VOCABULARY = ("embedding.tokens.weight", "head.logits.weight")
 SPLIT = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv": 0, "linear_fc1": 0}
-"""Along which dimension tensor ranks hold parts, by how names in a layer go on; others are replicas."""
+"""The dimension that tensor ranks split, by a part of the parameter's name in a layer. All other
+parameters of a layer are replicated."""
 
 
 def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
@@ -128,7 +135,11 @@ def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
 
 
 def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Group by group: the queries of a group, then its key, then its value (attention.py: get_query_key_value_tensors)."""
+    """Yield the native projections inside linear_qkv, and a function that picks each.
+
+    Megatron stores the queries of a group, then its key, then its value
+    (attention.py: get_query_key_value_tensors).
+    """
     groups, queries, width = (
         shape.kv_heads // share.ranks,
         shape.heads // shape.kv_heads,
@@ -146,7 +157,7 @@ def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[T
 
 
 def _native(module: str) -> str:
-    """The native name of what has a feed-forward layer: a block, an expert, or the shared ones together."""
+    """The native name of a feed-forward layer: a block's own, an expert, or the shared experts."""
     return (
         module.rpartition(".")[0]
         .replace("experts.local_experts", "experts")
@@ -155,7 +166,10 @@ def _native(module: str) -> str:
 
 
 def _halves(shape: Architecture, name: str) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """On each tensor rank its part of the gate, then its part of what is gated (mlp.py: glu)."""
+    """Yield the native matrices inside linear_fc1, and a function that picks each.
+
+    A tensor rank stores its part of the gate, then its part of the up projection (mlp.py: glu).
+    """
     if not shape.gated:
         yield f"{name}.up", _all
         return
@@ -164,12 +178,12 @@ def _halves(shape: Architecture, name: str) -> Iterator[tuple[str, Callable[[Ten
 
 
 def _rows(shape: Architecture, share: Share) -> int:
-    """Rows of the padded vocabulary on each tensor rank."""
+    """Number of rows of the padded vocabulary on each tensor rank."""
     return -(-shape.vocab // share.ranks)
 
 
 def _known(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
-    """The rows of this rank that are no padding."""
+    """A function that picks the rows of this rank that are not padding."""
     kept = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
     return lambda tensor: tensor[:kept]
 
