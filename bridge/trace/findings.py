@@ -131,6 +131,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "recompute-differs": Meaning(
         "computing a layer again for backward gave other values: its random numbers were not kept"
     ),
+    "check-ended": Meaning(
+        "a check of the trace itself failed and is left out from here on: what it looks for is not found",
+        "remark",
+    ),
     "accumulation-differs": Meaning(
         "a step had another number of passes than the run was set to: its gradients are scaled by the wrong number"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from inspect import Parameter, Signature, signature
 from typing import Any
@@ -48,6 +48,20 @@ class ModuleSource:
         )
         self._step, self._passes = 1, 0
         self._stepped: set[int] = set()
+        self._whole = False
+        """Whether it was told that the step's gradients are whole."""
+        self._open: dict[int, tuple[int, int]] = {}
+        """By optimizer, how many calls of its step() are under way, one within the other, and how many forward passes had begun
+        then: one that ended with an error does not count once others have.
+        """
+        self._entered = 0
+        """Forward passes that have begun."""
+        self.late = False
+        """Whether weights were updated before anybody looked at the gradients: it was attached within the step."""
+        self._ready: set[int] = set()
+        """The optimizers whose gradients are."""
+        self.stepping: list[Callable[[int], None]] = []
+        """What is called as an optimizer is about to step, with its number."""
         self.quiet, self.evaluating = False, 0
         """Whether a forward pass runs that is not for training."""
         self._calls: dict[Moment, list[Callable[[], None]]] = {
@@ -97,18 +111,56 @@ class ModuleSource:
         """Have `before` and `after` called around each step."""
 
         def stepped(number: int) -> None:
+            depth, began = self._open.get(number, (1, 0))
+            self._open[number] = max(0, depth - 1), began
+            if depth != 1:
+                return
+            self.late = number not in self._ready
+            self.before(number)
             self._stepped.add(number)
             if len(self._stepped) == len(self.optimizers):
                 self.after()
 
         for number, optimizer in enumerate(self.optimizers):
-            optimizer.register_step_pre_hook(lambda *_: self.before())
+            optimizer.register_step_pre_hook(
+                lambda _, given, named, number=number: self._begun(number, given, named)
+            )
             optimizer.register_step_post_hook(lambda *_, number=number: stepped(number))
 
-    def before(self) -> None:
-        """Gradients are whole."""
-        if self._stepped:
+    def _begun(self, number: int, given: Any, named: Any) -> Any:
+        """A step begins. Where it is given a closure, that runs forward and backward, and gradients are whole after it."""
+        place = 1 if len(given) > 1 else None
+        closure = given[1] if place else named.get("closure")
+        # A class that has its own step() and calls that of its base has hooks around both.
+        depth, began = self._open.get(number, (0, 0))
+        inner = depth > 0 and began == self._entered
+        self._open[number] = (depth + 1 if inner else 1), self._entered
+        if inner:
+            return None
+        if number in self._stepped:
+            self.after()  # the others left this one out
+        if not callable(closure):
+            self.before(number)
+            return None
+
+        def computed() -> Any:
+            result = closure()
+            self.before(number)
+            return result
+
+        if place:
+            return (given[0], computed, *given[2:]), named
+        return given, {**named, "closure": computed}
+
+    def before(self, number: int = 0) -> None:
+        """Gradients are whole, of the optimizer with that number at least."""
+        if number not in self._ready:
+            self._ready.add(number)
+            for call in self.stepping:
+                call(number)
+        if self._whole:
             return
+        self._whole = True
         if self.meeting is not None:
             self.meeting.met()
         self._tell("reduced")
@@ -120,6 +172,8 @@ class ModuleSource:
         self._step += 1
         self._passes = self.evaluating = 0
         self._stepped.clear()
+        self._ready.clear()
+        self._whole = self.late = False
 
     def _tell(self, moment: Moment) -> None:
         for call in self._calls[moment]:
@@ -297,6 +351,7 @@ class ModuleSource:
         if kind == "gradient":
             # Zeros for none: the parameter is in the log, and can be compared.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradient = gradient if gradient.layout == torch.strided else gradient.to_dense()
             return {"": gradient.detach()} if parameter.requires_grad else {}
         states = (optimizer.state.get(parameter, {}) for optimizer in self.optimizers)
         found = {name: value for state in states for name, value in state.items()}
@@ -320,6 +375,20 @@ class ModuleSource:
     def groups(self) -> list[Mapping[str, Any]]:
         """The groups of parameters of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def moving(self) -> Sequence[int]:
+        """The numbers of the optimizers that take part in this step, as far as they have begun to."""
+        return sorted(self._ready)
+
+    def owned(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+        """By its id, the group of each parameter that those optimizers hold."""
+        return {
+            id(weight): group
+            for number in numbers
+            for group in self.optimizers[number].param_groups
+            for weight in group["params"]
+        }
 
     def settings(self) -> Mapping[str, object]:
         named = (
@@ -380,6 +449,7 @@ class ModuleSource:
         # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
+        self._entered += 1
         self.quiet = not (self.trains and torch.is_grad_enabled())
         if self.quiet:
             # Without gradients, evaluation is meant; with them, train() may have been forgotten.

@@ -80,7 +80,7 @@ class Summary:
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
     """(7,) fp64 with a summary's values, on the tensor's device; on a GPU without waiting for it."""
-    values = tensor.detach() if tensor.is_floating_point() else tensor.detach().double()
+    values = _real(tensor.detach())
     if not values.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
     total = values.sum(dtype=torch.float64)
@@ -92,6 +92,14 @@ def measure(tensor: Tensor) -> Tensor:
     low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
     clean = values.where(finite, 0)
     return _measured(clean, clean.sum(dtype=torch.float64), low, high, odd)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """As numbers that have a size: of a complex tensor both parts, of a sparse one all elements."""
+    whole = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    if whole.is_complex():
+        return torch.view_as_real(whole.resolve_conj())
+    return whole if whole.is_floating_point() else whole.double()
 
 
 EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)

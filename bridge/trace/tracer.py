@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.source import Moment, Now, Source
+
+logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,26 @@ class Tracer:
         for observer in () if self._over else self.observers:
             # Ranks that do not step together would wait for each other in collectives.
             if together or getattr(observer, "alone", False):
-                observer.reached(moment)
+                self._asked(observer, observer.reached, moment)
+
+    def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
+        """What goes wrong in the trace itself ends that part of it, and not the training. What it says on purpose is raised."""
+        try:
+            call(given)
+        except BridgeError:
+            raise
+        except Exception as error:
+            self.observers = [other for other in self.observers if other is not observer]
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            logger.warning(
+                "trace: %s fails in step %s, is left out from here on, and the training goes on: %s: %s (%s, line %s)",
+                type(observer).__name__,
+                self.source.now().step,
+                type(error).__name__,
+                str(error).partition("\n")[0],
+                Path(at.filename).name,
+                at.lineno,
+            )
 
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
         now = self.source.now()
@@ -202,7 +227,7 @@ class Tracer:
         sight = Sight(name, local, placement, now.microbatch, again)
         for observer in self.observers:
             if observer.wants(kind):
-                observer.saw(sight)
+                self._asked(observer, observer.saw, sight)
 
 
 def recomputing() -> bool:

@@ -166,4 +166,4 @@ def attached(rank: int, world: int, way: str, folder: Path) -> list[str]:
     logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
     tracer = (plain if way == "plain" else WAYS[way][1])(rank, world, folder)
     tracer.remove()
-    return [str(finding) for finding in tracer.findings.found if finding.severity == "fault"]
+    return [str(finding) for finding in tracer.findings.found if finding.severity == "fault" or finding.id == "check-ended"]

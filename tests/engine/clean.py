@@ -336,7 +336,7 @@ def main() -> int:
                     print(f"{model}, {name}: DID NOT RUN: {str(error).strip().splitlines()[-1][:300]}", flush=True)
                     pools[way.ranks].close()
                     continue
-            faults = [text for text, severity in run if severity == "fault"]
+            faults = [text for text, severity in run if severity == "fault" or text.startswith("check-ended")]
             runs, alarms, remarks = runs + 1, alarms + bool(faults), remarks + bool(len(run) - len(faults))
             for text in faults:
                 print(f"{model}, {name}: {text}", flush=True)

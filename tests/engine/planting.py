@@ -1108,7 +1108,7 @@ def row(found: Outcome) -> str:
     """A line of the table."""
     told = {True: "right", False: "WRONG", None: "none"}[found.right]
     ids = dict.fromkeys(f"{id} ({step})" + "?" * (severity == "remark") for id, step, _, severity in found.alone)
-    alarms = [id for id, _, _, severity in found.alarms if severity == "fault"]
+    alarms = [id for id, _, _, severity in found.alarms if severity == "fault" or id == "check-ended"]
     cells = (found.name, known()[found.name].stack, "yes" if found.located else "NO" if found.named else "MISSED", found.named)
     more = (told, found.claim, "yes" if found.caught else "no", ", ".join(ids), f"CLEAN RUN: {alarms}" if alarms else "")
     return " | ".join((*cells, *more))

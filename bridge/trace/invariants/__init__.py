@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from bridge.trace import naming
 from bridge.trace.findings import Finding, Findings
 from bridge.trace.gathering import gathered, texts
 from bridge.trace.invariants.causality import Causal
-from bridge.trace.invariants.check import Check
+from bridge.trace.invariants.check import NOTHING, Check
 from bridge.trace.invariants.copies import Buffers, Calls, Ties
 from bridge.trace.invariants.explained import Explained
 from bridge.trace.invariants.gradients import Cleared, Reduced
@@ -45,6 +45,7 @@ CHECKS: Sequence[type[Check]] = (
     ),
     *(Recomputed, Causal, Late, Schedules, Explained),
 )
+POINTS = ("saw", "passing", "passed", "backward", "ended")
 ROWS, SAID = "invariants", "findings"
 
 
@@ -70,9 +71,21 @@ class Invariants:
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
     """What this rank's group of data ranks found in the step, if there are other ranks to tell."""
+    _sizes: dict[bool, dict[Check, int]] = field(default_factory=dict)
+    """How many numbers the row of each check has, before and after the update, as all ranks know."""
+    _calls: dict[str, list[Callable[..., Any]]] = field(default_factory=dict)
+    """What checks do at the points of a forward pass that some of them look at."""
+    _said: set[Check] = field(default_factory=set)
+    """Checks that went wrong and were reported."""
 
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
+        for name in POINTS:
+            self._calls[name] = [
+                check.safe(getattr(check, name))
+                for check in self.checks
+                if getattr(type(check), name) is not getattr(Check, name)
+            ]
         self.source.passing.append(self._passing)
         # Other ranks than data ranks meet in collectives inside of the model.
         if self.source.comm.mesh.world == self.source.data.size > 1:
@@ -87,26 +100,26 @@ class Invariants:
         return kind == OUTPUT
 
     def saw(self, sight: Sight) -> None:
-        for check in self.checks:
-            check.saw(sight)
+        self._point("saw", sight)
+
+    def _point(self, name: str, *given: Any) -> None:
+        for call in self._calls[name]:
+            call(*given)
 
     def _passing(self, given: Sequence[Any], named: Any) -> None:
-        for check in self.checks:
-            check.passing(given, named)
+        self._point("passing", given, named)
 
     def _passed(self, module: Any, given: Any, output: Any) -> None:
         if self.source.quiet:
             return
-        for check in self.checks:
-            check.passed()
+        self._point("passed")
         fired: list[bool] = []
 
         def begins(gradient: Tensor) -> None:
             # A forward pass may have several outputs; its backward begins once.
             if not fired:
                 fired.append(True)
-                for check in self.checks:
-                    check.backward()
+                self._point("backward")
 
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -120,10 +133,29 @@ class Invariants:
             self._gather(step, False)
         elif moment == "updated":
             self._gather(step, True)
-            self._tell(finding for check in self.checks for finding in check.local(step))
+            self._tell([*self._each("local", step), *self._failed(step)])
         else:
-            for check in self.checks:
-                check.ended()
+            self._point("ended")
+
+    def _each(self, name: str, *given: Any) -> Iterator[Finding]:
+        """What all checks answer to that question."""
+        for check in self.checks:
+            yield from self._asked(check, name, *given)
+
+    @staticmethod
+    def _asked(check: Check, name: str, *given: Any) -> Sequence[Finding]:
+        return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
+
+    def _failed(self, step: int) -> Iterator[Finding]:
+        """Checks that went wrong themselves are said, and left out: they must not end a training."""
+        for check in self.checks:
+            error = check.error
+            if error is None or check in self._said:
+                continue
+            self._said.add(check)
+            check.close()
+            told = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Finding("check-ended", step, type(check).__name__, told)
 
     def _start(self) -> None:
         flat = flat_pieces(self.source.module)  # whose parts have a shape of their own on each rank
@@ -136,27 +168,49 @@ class Invariants:
             self._kept.append(
                 Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it")
             )
-        self._tell(finding for check in self.checks for finding in check.start())
+        self._tell([*self._each("start"), *self._failed(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
         """Rows of all checks in one call."""
         if not self._alike:
             return
-        own = [check.later(step) if updated else check.row(step) for check in self.checks]
+        asked = [check for check in self.checks if not check.over]
+        own = {check: check.safe(check.later if updated else check.row)(step) for check in asked}
+        sizes = {check: size for check, size in self._agreed(updated, own).items() if size and not check.over}
         # A row has as many numbers on all ranks: all leave here, or none.
-        if not sum(map(len, own)):
+        if not sizes:
             return
-        rows = gathered(self.source.comm, ROWS, torch.cat(own), self.source.data)
-        parts = torch.split(rows, [len(part) for part in own], 1)
-        for check, part in zip(self.checks, parts, strict=True):
-            found = check.judged_later(step, part) if updated else check.judged(step, part)
+        # In front of each row, whether its check failed on this rank.
+        sent = [_sent(own[check], size) for check, size in sizes.items()]
+        rows = gathered(self.source.comm, ROWS, torch.cat(sent), self.source.data)
+        for check, part in zip(sizes, torch.split(rows, [len(part) for part in sent], 1), strict=True):
+            if bool(part[:, 0].any()):
+                self._lost_on(check, part[:, 0])
+                continue
+            found = self._asked(check, "judged_later" if updated else "judged", step, part[:, 1:])
             # All ranks were given the same rows, and found the same in them.
             if self.source.data.size == self.source.comm.world.size:
                 self.findings.add(found)
             else:
                 self._kept += found
 
-    def _tell(self, alone: Iterator[Finding]) -> None:
+    def _agreed(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
+        """The size of each check's row, which ranks ask each other for once: where it failed, nobody knows it."""
+        if updated not in self._sizes:
+            sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
+            every = gathered(self.source.comm, ROWS, sizes, self.source.data)
+            self._sizes[updated] = dict(zip(own, every.amax(0).tolist(), strict=True))
+            for check, column in zip(own, every.T, strict=True):
+                if column.min() < 0:
+                    self._lost_on(check, column < 0)
+        return self._sizes[updated]
+
+    def _lost_on(self, check: Check, there: Tensor) -> None:
+        """A check failed on those ranks, as all were told, so that none goes on with it."""
+        ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
+        check.over, check.error = True, check.error or RuntimeError(f"it failed on rank {ranks}")
+
+    def _tell(self, alone: Iterable[Finding]) -> None:
         """Tell all ranks what single ranks know, and what groups of data ranks found. In most steps there
         is nothing, and ranks exchange no more than that.
         """
@@ -179,11 +233,15 @@ class Invariants:
         """Take all hooks out."""
         if self.source.meeting is not None:
             self.source.meeting.leave()
-        for handle in (
-            *self._handles,
-            *(handle for check in self.checks for handle in check.handles),
-        ):
+        for handle in self._handles:
             handle.remove()
+        for check in self.checks:
+            check.close()
+
+
+def _sent(own: Tensor | None, size: int) -> Tensor:
+    """A row as it goes to the other ranks: whether its check failed here, and its numbers."""
+    return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
 
 
 def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:

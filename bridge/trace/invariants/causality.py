@@ -108,11 +108,13 @@ class Causal(Check):
         return None
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        """The output of each layer, in evaluation mode; the model and torch's generators are left as they were."""
+        """The output of each layer, in evaluation mode; the model, with its buffers and what its modules keep, and torch's
+        generators are left as they were.
+        """
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
         given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
-        modes = [(module, module.training) for module in model.modules()]
+        modes = [(module, module.training, dict(module.__dict__), _copied(module)) for module in model.modules()]
         hooks = [
             layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()
         ]
@@ -124,16 +126,25 @@ class Causal(Check):
                 model(*given[0], **given[1])
         finally:
             source.quiet = quiet
-            for module, mode in modes:
+            for module, mode, kept, buffers in modes:
+                module.__dict__.update(kept)
+                for name in set(module.__dict__) - set(kept):
+                    del module.__dict__[name]
                 module.training = mode
+                for name, (buffer, old) in buffers.items():
+                    module._buffers[name] = buffer.copy_(old)
             for hook in hooks:
                 hook.remove()
         return found
 
     def ended(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        self.close()
+
+
+def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """The module's own buffers by name, each with what is in it."""
+    found = module._buffers.items()
+    return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
 
 
 def _kept(found: dict[str, Tensor], name: str) -> Any:
@@ -165,9 +176,10 @@ class _Targets:
 
     def __init__(self, check: Causal) -> None:
         self.plain = plain = nn.functional.cross_entropy
+        told = check.safe(check.told)
 
         def watched(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
-            check.told(target)
+            told(target)
             return plain(input, target, *given, **named)
 
         nn.functional.cross_entropy = watched

@@ -25,6 +25,10 @@ class Check:
         self.source = source
         self.handles: list[Any] = []
         """Hooks, each with `remove`."""
+        self.error: Exception | None = None
+        """What went wrong in the check itself. It is left out from then on, and the training goes on."""
+        self.over = False
+        """Whether all ranks know that."""
 
     def start(self) -> Iterator[Finding]:
         """Before the first step."""
@@ -65,9 +69,28 @@ class Check:
     def ended(self) -> None:
         """The step is over."""
 
+    def close(self) -> None:
+        """Take all hooks out."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
     def at(self, place: int) -> int:
         """The rank at that place among data ranks."""
         return self.source.data.ranks[place]
+
+    def safe(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, as a hook of somebody else's training: what goes wrong in it is noted, and it is not called again."""
+
+        def safely(*given: Any, **named: Any) -> Any:
+            if self.error is None:
+                try:
+                    return call(*given, **named)
+                except Exception as error:
+                    self.error = error
+            return None
+
+        return safely
 
 
 NOTHING = torch.empty(0, dtype=torch.int64)

@@ -103,8 +103,7 @@ class Ties(Check):
         model = self.source.model
         named = naming.parameters(self.source.module)
         names = {id(weight): name for name, weight in named.items()}
-        inputs = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
-        outputs = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
+        inputs, outputs = _weights(model, nn.Embedding), _weights(model, nn.Linear)
         for one in inputs:
             for other in outputs:
                 trained = (
@@ -123,7 +122,7 @@ class Ties(Check):
         )
         head = model.get_output_embeddings() if wanted else None  # type: ignore[operator]
         embedding = model.get_input_embeddings() if head is not None else None  # type: ignore[operator]
-        pair = getattr(head, "weight", None), getattr(embedding, "weight", None)
+        pair = [getattr(part, "_parameters", {}).get("weight") for part in (head, embedding)]
         if (
             pair[0] is not None
             and pair[1] is not None
@@ -146,3 +145,11 @@ class Ties(Check):
             # Constants are alike by chance.
             and bool((one != one.view(-1)[0]).any())
         )
+
+
+def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
+    """The weights of all modules of that kind. One that is worked out as it is read, as under `spectral_norm`, is left alone:
+    reading it would change it.
+    """
+    found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
+    return [weight for weight in found if weight is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,9 @@ class Explained(Check):
     def row(self, step: int) -> Tensor:
         self.steps += 1
         self.before, self.odd = {}, {}
-        if not self.source.plain or not (self.steps <= FIRST or self.steps % EVERY == 0):
+        if not self.source.plain or self.source.late or not (self.steps <= FIRST or self.steps % EVERY == 0):
             return NOTHING
-        owners = self._owners()
+        owners = self._owners(range(len(self.source.optimizers)))
         for name, weight in naming.parameters(self.source.module).items():
             gradient = local_gradient(weight)
             if (
@@ -69,11 +69,11 @@ class Explained(Check):
                 )
         return NOTHING
 
-    def _owners(self) -> dict[int, tuple[Any, Mapping[str, Any]]]:
-        """By the id of a parameter: its optimizer and group."""
+    def _owners(self, numbers: Iterable[int]) -> dict[int, tuple[Any, Mapping[str, Any]]]:
+        """By the id of a parameter: its optimizer and group, of those optimizers."""
         return {
             id(weight): (optimizer, group)
-            for optimizer in self.source.optimizers
+            for optimizer in map(self.source.optimizers.__getitem__, numbers)
             # With `grad_scale` set by a GradScaler, a fused step divides the gradients itself.
             if type(optimizer) in RULES and getattr(optimizer, "grad_scale", None) is None
             for group in optimizer.param_groups
@@ -82,7 +82,7 @@ class Explained(Check):
 
     def later(self, step: int) -> Tensor:
         if self.before:
-            named, owners = naming.parameters(self.source.module), self._owners()
+            named, owners = naming.parameters(self.source.module), self._owners(self.source.moving)
             for name, before in self.before.items():
                 weight = named.get(name)
                 if weight is not None and id(weight) in owners:
@@ -103,8 +103,9 @@ class Explained(Check):
         gradients = [before.gradient] + ([] if after is None else [sample(after)])
         if now.shape != before.weight.shape or not bool(torch.isfinite(before.gradient).all()):
             return
-        if "step" in state and float(state["step"]) != before.step + 1:
-            return  # a step too many, or none, is found by others
+        # A step too many, or none, is found by others; one that is left out leaves no state.
+        if RULES[type(optimizer)] is _adam and float(state.get("step", 0)) != before.step + 1:
+            return
         answers = [RULES[type(optimizer)](group, state, before, gradient) for gradient in gradients]
         change = now - before.weight
         # How far rounding of the weight itself may be off: it may be more than the update.

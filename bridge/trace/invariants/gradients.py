@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from bridge.trace import naming
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import COUNT, sample, sketch
+from bridge.trace.invariants.sketch import COUNT, flattened, sample, sketch
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local
 
@@ -23,47 +25,58 @@ SLACK = 64.0
 
 
 class Cleared(Check):
-    """As the first backward pass of a step begins, no gradient is left of the step before; as it ends, there are some."""
+    """As backward first adds to the gradients of an optimizer since its last step, none is left of before, unless it is cleared
+    until the optimizer steps; as it steps, there are some.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.backwards, self.stepped, self.known, self.trained = 0, False, False, False
+        self.backwards, self.known, self.trained, self.graded = 0, False, False, False
+        self.since: dict[int, int] = {}
+        """By optimizer, the backward passes since its last step; none before its first one."""
+        self.left: dict[str, nn.Parameter] = {}
+        """Parameters whose gradient was there as such a pass began, and was not cleared since."""
         self.stale: list[str] = []
-        self.lost: list[str] = []
+        self.missing: list[str] = []
         self.parameters = 0
         self.ever: set[str] = set()
+        self.grades = _Graded()
+        self.handles.append(self.grades)
+        source.stepping.append(self.safe(self._stepping))
 
     def backward(self) -> None:
+        # What `autograd.grad` returns is added to no gradient.
+        if self.grades.inside:
+            self.graded = True
+            return
+        self.left = {name: weight for name, weight in self.left.items() if _any(weight.grad)}
         # Only as a step begins: within it, gradients of its passes add up as they should.
-        if not self.backwards and self.stepped:
-            held = {id(weight) for group in self.source.groups for weight in group["params"]}
-            left = ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
-            self.stale = [name for name, weight in left if _any(weight.grad)]
+        for number in [number for number, count in self.since.items() if not count]:
+            self.left |= {name: weight for name, weight in self._of(number) if _any(weight.grad)}
+        self.since = {number: count + 1 for number, count in self.since.items()}
         self.backwards += 1
 
-    def row(self, step: int) -> Tensor:
-        trained = list(_trained(self.source))
-        self.parameters = len(trained)
-        got = {name for name, weight in trained if weight.grad is not None}
-        self.lost = (
-            [name for name, _ in trained if name not in got]
-            if self.backwards and self.source.plain
-            else []
-        )
+    def _of(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters that train and that this optimizer holds."""
+        held = self.source.owned([number])
+        return ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
+
+    def _stepping(self, number: int) -> None:
+        own = dict(self._of(number) if self.source.plain else ())
+        self.stale += [name for name in own if name in self.left]
+        got = {name for name, weight in own.items() if weight.grad is not None}
+        self.missing += [name for name in own if name not in got]
+        self.parameters += len(own)
         self.ever |= got
+
+    def row(self, step: int) -> Tensor:
+        lost = len(self.missing) if self.backwards else 0
         return torch.tensor(
-            [self.backwards, len(self.stale), len(self.lost), len(trained), self.source.evaluating]
+            [self.backwards + self.graded, len(self.stale), lost, self.parameters, self.source.evaluating]
         )
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        backwards, stale, lost, trained, quiet = rows.T
-        if stale.any():
-            ranks = tuple(self.at(place) for place in stale.nonzero().view(-1).tolist())
-            where = self.stale[0] if self.stale else ""
-            told = f"{int(stale.max())} of {int(trained[0])} gradients are not zero as backward begins: {few(self.stale)}"
-            yield Finding(
-                "gradient-stale", step, where, told, ranks if len(ranks) < len(rows) else ()
-            )
+        backwards, _, lost, trained, quiet = rows.T
         gone = (lost == trained) & (backwards > 0) & (trained > 0)
         if gone.any():
             ranks = tuple(self.at(place) for place in gone.nonzero().view(-1).tolist())
@@ -78,7 +91,11 @@ class Cleared(Check):
             )
 
     def local(self, step: int) -> Iterator[Finding]:
-        missing = [name for name in self.lost if name not in self.ever] if step <= 2 else []
+        if self.stale:
+            told = f"{len(self.stale)} of {self.parameters} gradients are not zero as backward begins: {few(self.stale)}"
+            yield Finding("gradient-stale", step, self.stale[0], told)
+        known = (name for name in self.missing if name not in self.ever)
+        missing = list(known) if step <= 2 and self.backwards else []
         if missing and len(missing) < self.parameters:
             yield Finding(
                 "gradient-missing",
@@ -88,9 +105,36 @@ class Cleared(Check):
             )
 
     def ended(self) -> None:
-        self.known |= self.backwards > 0
+        self.known |= self.backwards > 0 or self.graded
         self.trained |= self.source.passes > 0
-        self.backwards, self.stepped, self.stale, self.lost = 0, True, [], []
+        for number in self.source.moving:
+            self.since[number] = 0
+            held = self.source.owned([number])
+            self.left = {name: weight for name, weight in self.left.items() if id(weight) not in held}
+        self.backwards, self.graded, self.parameters = 0, False, 0
+        self.stale, self.missing = [], []
+
+
+class _Graded:
+    """Knows whether `torch.autograd.grad` runs, until it is removed."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.plain = plain = torch.autograd.grad
+
+        @functools.wraps(plain)
+        def watched(*given: Any, **named: Any) -> Any:
+            self.inside += 1
+            try:
+                return plain(*given, **named)
+            finally:
+                self.inside -= 1
+
+        torch.autograd.grad = watched
+
+    def remove(self) -> None:
+        """Put torch's own back."""
+        torch.autograd.grad = self.plain
 
 
 class Reduced(Check):
@@ -113,13 +157,15 @@ class Reduced(Check):
         self.named = known if _probed(source) else []
         self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
         self.fired = [0] * len(self.named)
+        self.rows = NOTHING[None]
+        """What all ranks told as the step began."""
         self.before: Tensor | None = None
         self.clipped = self.bounded = False
         self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
         self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
         for at, (_, weight) in enumerate(self.named):
-            hook = weight.register_hook(lambda gradient, at=at: self._left(at, gradient))  # type: ignore[no-untyped-call]
-            self.handles.append(hook)
+            left = self.safe(lambda gradient, at=at: self._left(at, gradient))
+            self.handles.append(weight.register_hook(left))  # type: ignore[no-untyped-call]
 
     def _left(self, at: int, gradient: Tensor) -> None:
         """Backward left a gradient on this rank, before anything is reduced."""
@@ -142,10 +188,20 @@ class Reduced(Check):
         return floats(torch.cat([self.sums, torch.stack(own), fired], 1))
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+        self.rows = rows
+        yield from ()
+
+    def local(self, step: int) -> Iterator[Finding]:
+        # Only now is it known which optimizers took part in the step.
+        rows, self.rows = self.rows, NOTHING[None]
         if not rows.shape[1]:
             return
         every = unfloats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
         own, got, norm, fired = torch.split(every, [COUNT, COUNT, 1, 1], 2)
+        held = self.source.owned(self.source.moving)
+        # Gradients of an optimizer that does not step are not for this step.
+        moving = torch.tensor([id(weight) in held for _, weight in self.named])
+        fired = fired * moving[None, :, None]
         there = (
             (fired > 0).any(0).view(-1)
             & (norm > 0).all(0).view(-1)
@@ -243,9 +299,12 @@ class Reduced(Check):
         return min(0.2, max(1e-2, SLACK * coarse))
 
     def ended(self) -> None:
-        self.fired = [0] * len(self.named)
+        held = self.source.owned(self.source.moving)
+        for at, (_, weight) in enumerate(self.named):
+            if id(weight) in held:
+                self.fired[at] = 0
+                self.sums[at] = 0
         self.clipped = self.bounded = False
-        self.sums.zero_()
 
 
 def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
@@ -268,9 +327,8 @@ def _row(gradient: Tensor | None) -> Tensor:
         gradient.numel() > LARGE
     ):  # whose norm a sketch tells well enough, without reading it once more
         return torch.cat([found, found.norm().view(1) / COUNT**0.5]).cpu()
-    norm = torch.linalg.vector_norm(
-        gradient.detach(), dtype=torch.promote_types(gradient.dtype, torch.float32)
-    )
+    values = flattened(gradient)
+    norm = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
     return torch.cat([found, norm.double().view(1)]).cpu()
 
 

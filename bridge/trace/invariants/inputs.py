@@ -133,7 +133,7 @@ class Positions(Check):
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():
             if isinstance(module, nn.Embedding) and not source.hidden:
-                hook: Any = lambda module, given, name=name: self._given(name, module, given)  # noqa: E731
+                hook = self.safe(lambda module, given, name=name: self._given(name, module, given))
                 self.handles.append(module.register_forward_pre_hook(hook))
 
     def _given(self, name: str, module: nn.Module, given: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ class Updated(Check):
 
     def row(self, step: int) -> Tensor:
         self.old, self.found = {}, []
-        if self.source.plain:
+        if self.source.plain and not self.source.late:
             named = naming.parameters(self.source.module)
             for name, weight in named.items():
                 if weight.grad is not None and weight.requires_grad:
@@ -164,11 +164,11 @@ class Updated(Check):
 
     def _held(self, step: int) -> Iterator[Finding]:
         named = naming.parameters(self.source.module)
-        groups = {id(weight): group for group in self.source.groups for weight in group["params"]}
+        groups = self.source.owned(self.source.moving)
         still, lost, seen = [], 0, 0
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
-            if group is None or not float(group["lr"]) or not old.numel():
+            if group is None or not _rate(group) or not old.numel():
                 continue
             if old.dtype not in SHORT:
                 if not torch.equal(self.now[name], old):
@@ -185,7 +185,7 @@ class Updated(Check):
                 # An update shows if it is larger than rounding; those of SGD grow with gradients.
                 rounding = float(old.abs().max()) * torch.finfo(old.dtype).eps
                 largest = 1.0 if "betas" in group else float(gradient.abs().max())
-                if float(group["lr"]) * largest > 4 * rounding:
+                if _rate(group) * largest > 4 * rounding:
                     still.append(name)
         if still:
             everything = len(still) == len(self.old)
@@ -212,10 +212,11 @@ class Updated(Check):
                 or "betas" not in group
                 or self.steps > 3
                 or old.dtype in SHORT
+                or old.is_complex()  # Adam takes its two parts for two numbers
             ):
                 continue
             change = (self.now[name] - old).abs()
-            rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
+            rate, decay = _rate(group), float(group.get("weight_decay") or 0.0)
             first, second = map(float, group["betas"])
             ratio = (
                 max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
@@ -234,6 +235,11 @@ class Updated(Check):
 
     def local(self, step: int) -> Iterator[Finding]:
         yield from self.found
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    """The learning rate; 0 where an optimizer works it out itself, as Adafactor may."""
+    return float(group.get("lr") or 0.0)
 
 
 SHORT = (torch.bfloat16, torch.float16)
@@ -301,7 +307,7 @@ class Clipped(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.norm = -1.0
-        self.handles.append(Watched("clip_grad_norm_", self._clipped))
+        self.handles.append(Watched("clip_grad_norm_", self.safe(self._clipped)))
 
     def _clipped(self, norm: Any) -> None:
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

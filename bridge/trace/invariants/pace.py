@@ -120,9 +120,7 @@ class Schedules(Check):
 
     def ended(self) -> None:
         if self.done:
-            for handle in self.handles:
-                handle.remove()
-            self.handles.clear()
+            self.close()
 
 
 def _taken(optimizer: Any) -> int:
@@ -136,10 +134,11 @@ class _Stepped:
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step
+        told = check.safe(check.stepped)
 
         def stepped(scheduler: LRScheduler, *given: Any, **named: Any) -> None:
             plain(scheduler, *given, **named)
-            check.stepped(scheduler)
+            told(scheduler)
 
         LRScheduler.step = stepped  # type: ignore[method-assign, assignment]
 

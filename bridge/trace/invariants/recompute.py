@@ -47,7 +47,7 @@ class Recomputed(Check):
         self.whole.enter_context(set_checkpoint_early_stop(False))
         for name, module in naming.modules(self.source.module):
             if name:
-                hook: Any = lambda module, given, output, name=name: self._ran(name, module, output)  # noqa: E731
+                hook = self.safe(lambda module, given, output, name=name: self._ran(name, module, output))
                 self.handles.append(module.register_forward_hook(hook))
 
     def _ran(self, name: str, module: nn.Module, output: Any) -> None:
@@ -88,9 +88,10 @@ class Recomputed(Check):
         self.seen.clear()
         self.odd.clear()
         self.step += 1
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
-        self.whole.close()
+        self.close()
         if self.step <= PROBED or (self.any and self.step % EVERY == 0):
             self._watch()
+
+    def close(self) -> None:
+        super().close()
+        self.whole.close()

@@ -15,7 +15,7 @@ COLUMNS = 512
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Tensor:
     """(COUNT,) fp64: sums of all elements with random signs, each about as large as the norm, and linear in `tensor`."""
-    flat = tensor.detach().reshape(-1)
+    flat = flattened(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
     rows = wide.numel() // COLUMNS
@@ -44,7 +44,14 @@ def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> T
     return signs.to(device=device, dtype=dtype)
 
 
+def flattened(tensor: Tensor) -> Tensor:
+    """All elements in a row, real ones: a complex number is two, and a sparse gradient is read as a dense one."""
+    whole = tensor.detach()
+    whole = whole if whole.layout == torch.strided else whole.to_dense()
+    return (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
+
+
 def sample(tensor: Tensor, most: int = 64) -> Tensor:
     """Up to `most` elements, spread over the tensor, as they are now."""
-    flat = tensor.detach().reshape(-1)
+    flat = flattened(tensor)
     return flat[:: max(1, flat.numel() // most)][:most].clone()
