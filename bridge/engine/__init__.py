@@ -36,6 +36,7 @@ def initialize(
     full: bool = False,
     policy: Policy | None = None,
     alike: Mapping[str, Any] = MappingProxyType({}),
+    sample: Any = None,
 ) -> Engine:
     """Return an engine that trains `model` as `plan` says.
 
@@ -48,7 +49,8 @@ def initialize(
     detected). `groups` of parameters have hyperparameters of their own. With `deterministic`, two
     runs give the same bits (`randomness.determine`). `module_fqns_per_model_part` names the layers
     of each pipeline stage and replaces the plan's rule. With `variable_shapes`, the shapes that
-    pass between pipeline ranks may differ by microbatch.
+    pass between pipeline ranks may differ by microbatch. `sample` is a batch by which a model of
+    Hugging Face is tried that does not run on a few tokens, such as one of images.
 
     The tensors that `plan.debug` asks for are logged to the folder `trace` (default: "trace"),
     whole with `full` and as samples otherwise. `policy` decides what a mismatch between ranks does
@@ -68,7 +70,7 @@ def initialize(
     from bridge.engine.models.cutting import planned
     from bridge.engine.optimizer import spared
     from bridge.engine.randomness import determine
-    from bridge.engine.runner import Engine, chained, pipeline_of
+    from bridge.engine.runner import Engine, arguments_of, chained, pipeline_of
 
     here = comm.joined()
     found = environment or (Environment(*here) if here else detect())
@@ -76,7 +78,8 @@ def initialize(
     # behind, and no rank that waits.
     mesh, findings = check(plan, found.world)
     module = as_module(model)
-    cut, whole = planned(module, plan, module_fqns_per_model_part)
+    tried = None if sample is None else arguments_of(sample, loss_fn is not None)
+    cut, whole = planned(module, plan, module_fqns_per_model_part, tried)
     layers, accumulation = chained(module, cut), accumulation_of(plan, mesh.sizes["data"])
     pipeline = pipeline_of(layers, plan, accumulation, module_fqns_per_model_part)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
@@ -92,7 +95,7 @@ def initialize(
     module, ranks = module.to(place), comm.Comm(mesh, found.rank)
     groups = groups or spared(module, plan.optimizer)
     said = (*findings, *whole)
-    engine = Engine(module, plan, ranks, place, loss_fn, seed, said, tensor_plan, groups, pipeline, variable_shapes, cut)
+    engine = Engine(module, plan, ranks, place, loss_fn, seed, said, tensor_plan, groups, pipeline, variable_shapes, cut, tried)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
     return engine

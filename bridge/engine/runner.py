@@ -119,6 +119,7 @@ class Engine:
         pipeline: Pipeline | None = None,
         variable_shapes: bool = False,
         cut: Cut | None = None,
+        sample: Arguments | None = None,
     ) -> None:
         self._module, self.plan, self.comm, self.device = model, plan, comm, device
         self.loss_fn, self.seed = loss_fn, seed
@@ -128,7 +129,7 @@ class Engine:
         self.tensor = comm.group("tensor")
         # The model is split before it is cut into layers: the layers have to hold the split
         # modules.
-        marks, sites = _split(model, plan, comm, tensor_plan)
+        marks, sites = _split(model, plan, comm, tensor_plan, sample)
         self.chain, self.line = chained(model, cut), comm.group("pipeline")
         self.pipeline = pipeline or pipeline_of(self.chain, plan, self.accumulation)
         layers = self.chain.layers
@@ -647,12 +648,12 @@ class Engine:
 
     def _arguments(self, batch: Arguments) -> Arguments:
         """The arguments of the model: everything but the targets."""
-        given = batch.given[:-1] if self.loss_fn is not None else batch.given
-        if not (given or batch.named):
+        found = arguments_of(batch, self.loss_fn is not None)
+        if not (found.given or found.named):
             raise BridgeError(
                 "engine(...): found no inputs beside the targets, expected inputs and targets; pass both"
             )
-        return Arguments(given, batch.named)
+        return found
 
     def _inputs(self, batch: Arguments) -> Any:
         """The input of the first layer. For a list of layers, a single input is passed bare,
@@ -893,7 +894,11 @@ def _holders(
 
 
 def _split(
-    model: nn.Module, plan: Plan, comm: Comm, names: TensorPlan | None
+    model: nn.Module,
+    plan: Plan,
+    comm: Comm,
+    names: TensorPlan | None,
+    sample: Arguments | None,
 ) -> tuple[Mapping[int, Mark], list[Site]]:
     """Give all ranks the weights of the first, then split the model over tensor ranks.
 
@@ -905,7 +910,7 @@ def _split(
     if group.size == 1:
         return {}, []
     names = names or _own_plan(model, plan, group.size)
-    with proved(model, group.size):
+    with proved(model, group.size, sample):
         found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
         if plan.parallel.sequence and names.tokens:
             attach(found)
@@ -933,6 +938,12 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
             " iter(batches), in every call"
         )
     return batches
+
+
+def arguments_of(batch: Any, targets: bool) -> Arguments:
+    """The arguments of a model in a batch: everything but the targets, if it has any."""
+    found = _given(batch)
+    return Arguments(found.given[:-1], found.named) if targets else found
 
 
 def _given(batch: Any) -> Arguments:

@@ -60,9 +60,9 @@ def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -
 def test_names_are_those_of_the_model() -> None:
     cut = cut_of(small("gemma4_text"))
     assert cut.blocks == tuple(f"model.layers.{number}" for number in range(4))
-    assert list(cut.before)[:2] == ["model.embed_tokens", "model.embed_tokens_per_layer"]
+    assert list(cut.before[:2]) == ["model.embed_tokens", "model.embed_tokens_per_layer"]
     assert cut.after == ("model.norm", "lm_head")
-    assert len({number for places in cut.extras for number in places.values()}) == 4, "a slice for each block"
+    assert [len(numbers) for numbers in cut.entering] == [0, 5, 4, 3, 2, 1], "the stream, and a slice for each block to come"
 
 
 def test_a_cut_leaves_the_model_as_it_was() -> None:
@@ -85,13 +85,13 @@ def alone(model: nn.Module, **values: Any) -> Any:
 
 def test_a_model_that_cannot_be_cut_is_refused_or_one_layer() -> None:
     with pytest.raises(
-        Uncut, match=r"model.H_module.layers.0: is called 2 times, expected once and in order; it can only be run"
+        Uncut, match=r"model.L_module.layers.1: run one by one, the blocks give another output than the model; it can only be run"
     ):
         cut_of(small("hrm_text"))
     engine = alone(small("hrm_text"), **{"zero.stage": 3})
     assert len(engine.chain.layers) == 1
     said = {finding.path: finding.message for finding in engine.findings}
-    assert said["zero.stage"].startswith("this model is one layer, so its weights stay whole: model.H_module.layers.0: is called")
+    assert said["zero.stage"].startswith("this model is one layer, so its weights stay whole: model.L_module.layers.1: run")
 
 
 def test_a_weight_that_two_layers_use_unseen_is_refused() -> None:

@@ -2,20 +2,21 @@
 consists of.
 
 Nothing is traced or rewritten. A layer beside the blocks is the model's own forward pass, in which
-stand-ins take the place of the other layers' modules. They note the arguments of blocks and return
-the stream that comes in. A block's other arguments, such as masks, follow from the batch alone.
-Every rank therefore finds them by itself, and only the stream travels.
+stand-ins take the place of the other layers' modules: those of earlier layers give what came in of
+their outputs, and the blocks that follow note their arguments. A block's arguments that follow from
+the batch alone, such as masks, every rank finds by itself. The others travel: the stream, and what
+else is computed from weights.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,60 +26,159 @@ from bridge.engine.layers import Arguments, Chain, Layer
 from bridge.errors import BridgeError
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Where a model is cut, by names of its modules: those that run `before` its blocks and `after`
-    them. `before` has the shape that each returned for the tokens of a trial. `beside` names
-    parameters of the modules around the blocks.
+class Step(NamedTuple):
+    """A call of a module in a forward pass: its name, and which of its calls this is, from 0."""
 
-    `place` is the argument in which a block takes the stream, as a number or a name. A block
-    returns a tuple of so many things as `returns` says, with the stream first; 0 stands for the
-    bare stream. `extras` has a mapping for each block: the places of other arguments that are
-    computed from weights, with their numbers among those that travel with the stream. `fixed`
-    arguments are passed to the model in every call, so that it keeps no caches.
+    name: str
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call returns: the form of its output, its leaves that are no tensors (None in the
+    place of those that are), and the numbers of the tensors in it that later layers take. `alike`
+    has arguments of the shapes that tensors in it have. All are by places among the leaves.
     """
 
-    blocks: tuple[str, ...]
-    before: Mapping[str, tuple[int, ...]]
-    after: tuple[str, ...]
+    form: Any
+    leaves: tuple[Any, ...]
+    alike: Mapping[int, int]
+    values: Mapping[int, int]
+
+    def filled(self, tensors: Mapping[int, Any]) -> Any:
+        """An output of this form with `tensors` at their places."""
+        leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
+        return tree_unflatten(leaves, self.form)
+
+    def imitated(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
+        """An output with `tensors`, its own arguments in the place of others, and the stream that
+        came in as the one that goes out.
+        """
+        alike = {place: given[at] for place, at in self.alike.items()}
+        return self.filled({**alike, block.leaves_at: given[block.place], **tensors})
+
+
+@dataclass(frozen=True)
+class Block:
+    """A call of a block. Its stream is the argument at `place` among the leaves of all, and comes
+    out at `leaves_at` among those of its output. `taken` has the numbers of the arguments that
+    travel, by their places.
+    """
+
+    step: Step
+    place: int
+    leaves_at: int
+    taken: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The calls of modules ahead of a row of blocks, or behind the last one. `unused` modules were
+    not called in the trial.
+    """
+
+    steps: tuple[Step, ...]
+    unused: tuple[str, ...] = ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of its modules."""
+        return tuple(dict.fromkeys((*(step.name for step in self.steps), *self.unused)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a model is cut: segments and rows of blocks, in turn, with a segment at both ends.
+
+    Tensors that pass from layer to layer are numbered; `entering` has those that each layer gets,
+    in order. `blanks` take a weight and a call, and make what stands for the output of a module
+    beside the blocks.
+    `beside` names parameters of the modules around the blocks. `fixed` arguments are passed to the
+    model in every call, so that it keeps no caches.
+    """
+
+    layers: tuple[Segment | Block, ...]
+    entering: tuple[tuple[int, ...], ...]
+    outputs: Mapping[Step, Output]
+    blanks: Mapping[str, Callable[[Tensor, Call], Any]]
     beside: tuple[str, ...]
-    place: int | str
-    returns: tuple[int, ...]
-    extras: tuple[Mapping[int, int], ...]
     fixed: Mapping[str, Any]
+
+    @cached_property
+    def places(self) -> Mapping[Step, int]:
+        """The layer of each call."""
+        found: dict[Step, int] = {}
+        for place, layer in enumerate(self.layers):
+            steps = layer.steps if isinstance(layer, Segment) else (layer.step,)
+            found.update(dict.fromkeys(steps, place))
+        return found
+
+    @cached_property
+    def rows(self) -> Mapping[int, range]:
+        """The blocks behind each segment, by the places of both."""
+        ends = [place for place, one in enumerate(self.layers) if isinstance(one, Segment)]
+        return {
+            place: range(place + 1, end)
+            for place, end in zip(ends, [*ends[1:], len(self.layers)], strict=True)
+        }
+
+    def blocks_of(self, place: int) -> list[Block]:
+        """The blocks of the row behind the segment at `place`."""
+        row = (self.layers[at] for at in self.rows[place])
+        return [block for block in row if isinstance(block, Block)]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the blocks, in the order of their calls."""
+        return tuple(layer.step.name for layer in self.layers if isinstance(layer, Block))
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of the modules ahead of all blocks."""
+        first = self.layers[0]
+        return first.modules if isinstance(first, Segment) else ()
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The names of the modules behind all blocks."""
+        last = self.layers[-1]
+        return last.modules if isinstance(last, Segment) else ()
 
 
 @dataclass
 class Call:
-    """The arguments of a block, with None in the place of the stream."""
+    """The arguments of a call."""
 
     given: list[Any]
     named: dict[str, Any]
 
-    def filled(self, place: int | str, stream: Any) -> Call:
-        """The same call with `stream` in its place."""
-        given, named = list(self.given), dict(self.named)
-        if isinstance(place, int):
-            given[place] = stream
-        else:
-            named[place] = stream
-        return Call(given, named)
+    @property
+    def leaves(self) -> list[Any]:
+        """All arguments, and what is in them."""
+        return tree_leaves((self.given, self.named))
+
+    def filled(self, values: Mapping[int, Any]) -> Call:
+        """The same call with `values` at their places among the leaves."""
+        leaves, form = tree_flatten((self.given, self.named))
+        for place, value in values.items():
+            leaves[place] = value
+        return Call(*tree_unflatten(leaves, form))
 
 
 @dataclass(eq=False)
 class Batch:
-    """The model's arguments, and the arguments of its blocks, which are found when the first of
-    them needs its own.
+    """The model's arguments, and the arguments of its blocks by row, which are found when the first
+    of a row needs its own.
     """
 
     given: Arguments
-    calls: list[Call] | None = None
+    calls: dict[int, list[Call]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The value between layers. `tensors` are hidden states, then the extras. They alone travel to
-    other ranks, which have the batch themselves.
+    """The value between layers. `tensors` are hidden states, then what else is computed from
+    weights. They alone travel to other ranks, which have the batch themselves.
     """
 
     tensors: tuple[Tensor, ...]
@@ -93,7 +193,7 @@ register_pytree_node(
 
 
 class _Reached(Exception):
-    """The last block was called."""
+    """The last block of a row was called."""
 
 
 class Part(nn.Module):
@@ -128,146 +228,179 @@ class Part(nn.Module):
         return self._run(inputs)
 
 
+@dataclass
+class _Pass:
+    """A forward pass of the model up to the row behind the segment at `place`, or to its end.
+
+    `values` came in, by their numbers, and what the segment adds joins them. If it is not `real`,
+    blanks stand for the segment's own modules too. `calls` are those of the row's blocks.
+    """
+
+    place: int
+    values: dict[int, Any]
+    real: bool
+    calls: list[Call] = field(default_factory=list)
+    turns: Counter[str] = field(default_factory=Counter)
+
+
 class Blocks:
-    """A model and its layers: what runs before its blocks, each block, and what runs after them."""
+    """A model and its layers: rows of blocks, and what runs before, between and after them."""
 
     def __init__(self, model: nn.Module, cut: Cut) -> None:
         self.model, self.cut = model, cut
-        self._blocks = [model.get_submodule(name) for name in cut.blocks]
-        self._seen: Callable[[int, Call], Any] = lambda index, call: None
+        self._modules = {step.name: model.get_submodule(step.name) for step in cut.places}
+        self._now: _Pass | None = None
         self._standins = {
-            name: _standin(block, partial(self._visited, at))
-            for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
-        }
-        self._blanks = {
-            name: _standin(model.get_submodule(name), _blank(model, name, shape))
-            for name, shape in cut.before.items()
+            name: _standin(module, partial(self._visited, name))
+            for name, module in self._modules.items()
         }
 
     def chain(self) -> Chain:
         """The layers, in order."""
-        cut = self.cut
-        first = Part(self.model, cut.before, cut.beside, self.enter)
-        last = Part(self.model, cut.after, cut.beside, self.leave)
-        layers = [Layer(next(iter(cut.before)), first, first, tuple(cut.before))]
-        layers += [
-            Layer(name, block, self._runs(at))
-            for at, (name, block) in enumerate(zip(cut.blocks, self._blocks, strict=True))
-        ]
-        layers.append(Layer(cut.after[-1], last, last, cut.after))
+        cut, layers = self.cut, list[Layer]()
+        seen: Counter[str] = Counter()
+        for place, layer in enumerate(cut.layers):
+            parts: tuple[str, ...] = ()
+            if isinstance(layer, Block):
+                name = layer.step.name
+                module: nn.Module = self._modules[name]
+                run: Callable[[Any], Any] = partial(self._block, place)
+            else:
+                name, parts = _title(cut, place), layer.modules
+                run = module = Part(self.model, parts, cut.beside, partial(self._segment, place))
+            seen[name] += 1
+            if seen[name] > 1:
+                # Names tell layers apart, also for their random numbers.
+                name, parts = f"{name}#{seen[name]}", parts or (name,)
+            layers.append(Layer(name, module, run, parts))
         return Chain(tuple(layers), 1, 1, True, self.received)
-
-    def enter(self, given: Arguments) -> Stream:
-        """Run the modules before the blocks. Returns the first block's input."""
-        BridgeError.raise_if(asked(self.model, given.named))
-        batch = Batch(given, [])
-        found = self._noted(batch, {})
-        return Stream((found, *self._extras(batch.calls or [])), batch)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
         """The stream of tensors from another rank, with this rank's own batch."""
         return Stream(tuple(tensors), Batch(given))
 
-    def leave(self, stream: Stream) -> Any:
-        """Run the modules after the blocks. Returns the model's output."""
+    def _segment(self, place: int, inputs: Any) -> Any:
+        """Run the modules beside blocks at `place`. Returns the input of the row behind them; the
+        model's output if there is none.
+        """
+        if place:
+            batch, tensors = inputs.batch, inputs.tensors
+        else:
+            BridgeError.raise_if(asked(self.model, inputs.named))
+            batch, tensors = Batch(inputs), ()
+        now = _Pass(place, self._named(place, tensors), True)
+        if place == len(self.cut.layers) - 1:
+            return self._run(batch, now)
+        self._note(batch, now)
+        return self._handed(place, now.values, batch)
 
-        # The modules before the blocks are blanks here and the blocks stand-ins, so that the model
-        # computes nothing until it has the last block's output.
-        def seen(index: int, call: Call) -> Any:
-            last = index == len(self._blocks) - 1
-            return self._returned(index, stream.tensors[0] if last else self._stream(call))
-
-        return self._run(stream.batch, self._blanks, seen)
-
-    def _runs(self, index: int) -> Callable[[Stream], Stream]:
-        """A block as a layer."""
-
-        def run(stream: Stream) -> Stream:
-            call = self._call(index, stream)
-            found = self._blocks[index](*call.given, **call.named)
-            return Stream(
-                (found[0] if isinstance(found, tuple) else found, *stream.tensors[1:]), stream.batch
-            )
-
-        return run
-
-    def _call(self, index: int, stream: Stream) -> Call:
-        """The arguments of a block, with the stream in its place."""
-        batch = stream.batch
-        if batch.calls is None:
-            # This rank did not run the modules before the blocks. Blanks stand for them; dropout
+    def _block(self, place: int, stream: Stream) -> Stream:
+        """Run the block at `place`."""
+        layer, batch = self.cut.layers[place], stream.batch
+        values = self._named(place, stream.tensors)
+        assert isinstance(layer, Block)
+        segment = next(at for at, row in self.cut.rows.items() if place in row)
+        if segment not in batch.calls:
+            # This rank did not run the modules before these blocks. Blanks stand for them; dropout
             # among them must not move the generators, which this block is going to use.
-            batch.calls = []
             first = stream.tensors[0]
             devices = [first.device] if first.device.type == "cuda" else []
             with torch.no_grad(), torch.random.fork_rng(devices):
-                self._noted(batch, self._blanks)
-        call, places = batch.calls[index], self.cut.extras[index]
-        if places:
-            leaves, form = tree_flatten((call.given, call.named))
-            for place, number in places.items():
-                leaves[place] = stream.tensors[1 + number]
-            call = Call(*tree_unflatten(leaves, form))
-        return call.filled(self.cut.place, stream.tensors[0])
+                self._note(batch, _Pass(segment, dict(values), False))
+        call = batch.calls[segment][place - segment - 1]
+        call = call.filled({at: values[number] for at, number in layer.taken.items()})
+        found = self._modules[layer.step.name](*call.given, **call.named)
+        self._keep(layer.step, found, values)
+        return self._handed(place, values, batch)
 
-    def _noted(self, batch: Batch, blanks: Mapping[str, nn.Module]) -> Any:
-        """Note the arguments of all blocks in `batch`. Returns the first block's stream."""
-        entered: list[Any] = []
+    def _named(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
+        """The values that enter a layer, by their numbers."""
+        return dict(zip(self.cut.entering[place], tensors, strict=True))
 
-        def seen(index: int, call: Call) -> Any:
-            stream = self._stream(call)
-            entered.append(stream)
-            assert batch.calls is not None
-            if index != len(batch.calls):
-                raise BridgeError(f"{self.cut.blocks[index]}: {_OUT_OF_TURN}")
-            batch.calls.append(call.filled(self.cut.place, None))
-            # Nothing behind the last block is of interest: the exception ends the model's forward
-            # pass there.
-            if index == len(self._blocks) - 1:
-                raise _Reached
-            return self._returned(index, stream)
+    def _handed(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
+        """What the layer behind `place` gets."""
+        return Stream(tuple(values[number] for number in self.cut.entering[place + 1]), batch)
 
-        try:
-            self._run(batch, blanks, seen)
-        except _Reached:
-            return entered[0]
-        raise BridgeError(f"{self.cut.blocks[len(entered)]}: {_OUT_OF_TURN}")
+    def _keep(self, step: Step, output: Any, values: dict[int, Any]) -> None:
+        """Add what later layers take of an output to `values`."""
+        wanted = self.cut.outputs[step].values
+        leaves = tree_leaves(output) if wanted else []
+        values.update({number: leaves[at] for at, number in wanted.items()})
 
-    def _run(
-        self, batch: Batch, blanks: Mapping[str, nn.Module], seen: Callable[[int, Call], Any]
-    ) -> Any:
-        """The model's forward pass with stand-ins for its blocks."""
-        self._seen = seen
-        with replaced(self.model, {**self._standins, **blanks}):
-            return self.model(*batch.given.given, **{**self.cut.fixed, **batch.given.named})
-
-    def _visited(self, index: int, /, *given: Any, **named: Any) -> Any:
-        """The forward pass of the stand-in for block `index`."""
-        return self._seen(index, Call(list(given), named))
-
-    def _stream(self, call: Call) -> Any:
-        return (
-            call.given[self.cut.place]
-            if isinstance(self.cut.place, int)
-            else call.named[self.cut.place]
-        )
-
-    def _returned(self, index: int, stream: Any) -> Any:
-        """The stream in the form in which that block returns it."""
-        number = self.cut.returns[index]
-        return (stream, *[None] * (number - 1)) if number else stream
-
-    def _extras(self, calls: Sequence[Call]) -> list[Tensor]:
-        """The extras that travel with the stream, in the order of their numbers. Several blocks may
-        take the same one.
+    def _note(self, batch: Batch, now: _Pass) -> None:
+        """Note the arguments of the blocks of a row in `batch`, without what travels, which joins
+        the values.
         """
-        found: dict[int, Tensor] = {}
-        for call, places in zip(calls, self.cut.extras, strict=True):
-            leaves = tree_leaves((call.given, call.named)) if places else []
-            found.update(
-                {number: leaves[place] for place, number in places.items() if number not in found}
-            )
-        return [found[number] for number in sorted(found)]
+        try:
+            self._run(batch, now)
+        except _Reached:
+            batch.calls[now.place] = now.calls
+            return
+        missed = self.cut.blocks_of(now.place)[len(now.calls)]
+        raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
+
+    def _run(self, batch: Batch, now: _Pass) -> Any:
+        """The model's forward pass with stand-ins."""
+        before, self._now = self._now, now
+        try:
+            with replaced(self.model, self._standins):
+                return self.model(*batch.given.given, **{**self.cut.fixed, **batch.given.named})
+        finally:
+            self._now = before
+
+    def _visited(self, name: str, /, *given: Any, **named: Any) -> Any:
+        """The forward pass of the stand-in for a module."""
+        now = self._now
+        assert now is not None
+        step = Step(name, now.turns[name])
+        now.turns[name] += 1
+        at = self.cut.places.get(step)
+        if at is None or at > now.place:
+            return self._noted(name, at, Call(list(given), dict(named)), now)
+        if at == now.place and now.real:
+            output = self._modules[name](*given, **named)
+            self._keep(step, output, now.values)
+            return output
+        return self._again(step, at, Call(list(given), dict(named)), now)
+
+    def _noted(self, name: str, at: int | None, call: Call, now: _Pass) -> Any:
+        """Note the arguments of the block at `at`."""
+        block, leaves = None if at is None else self.cut.layers[at], call.leaves
+        if not isinstance(block, Block) or at != now.place + len(now.calls) + 1:
+            raise BridgeError(f"{name}: {_OUT_OF_TURN}")
+        if now.real:
+            for place, number in block.taken.items():
+                now.values.setdefault(number, leaves[place])
+        now.calls.append(call.filled(dict.fromkeys(block.taken)))
+        # Nothing behind the last block is of interest: the exception ends the model's forward pass
+        # there.
+        if at == self.cut.rows[now.place][-1]:
+            raise _Reached
+        return self.cut.outputs[block.step].imitated(block, leaves, {})
+
+    def _again(self, step: Step, at: int, call: Call, now: _Pass) -> Any:
+        """What a module of an earlier layer gave, as far as it came in."""
+        output, block = self.cut.outputs[step], self.cut.layers[at]
+        found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
+        if isinstance(block, Block):
+            return output.imitated(block, call.leaves, found)
+        if all(leaf is not None or place in found for place, leaf in enumerate(output.leaves)):
+            return output.filled(found)
+        weight = next(self._modules[step.name].parameters())
+        blank = self.cut.blanks[step.name](weight, call)
+        leaves, form = tree_flatten(blank)
+        return tree_unflatten([found.get(place, leaf) for place, leaf in enumerate(leaves)], form)
+
+
+def _title(cut: Cut, place: int) -> str:
+    """The name of a segment: that of its first module, of the last segment that of its last."""
+    segment = cut.layers[place]
+    assert isinstance(segment, Segment)
+    if not segment.modules:
+        block = cut.layers[max(place - 1, 0)]
+        return f"{block.step.name}.after" if isinstance(block, Block) else "before"
+    last = place == len(cut.layers) - 1
+    return segment.steps[-1].name if last and segment.steps else segment.modules[0]
 
 
 FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")
@@ -295,7 +428,8 @@ _NO_CACHE = (
     "a model that is run in layers keeps no cache; leave it out, and call engine.module to generate"
 )
 _OUT_OF_TURN = (
-    "the model does not call its blocks once each and in order (layerdrop, perhaps); turn that off"
+    "the model does not call its modules in the order by which it was cut (layerdrop, perhaps);"
+    " turn that off"
 )
 
 
@@ -324,16 +458,3 @@ def _standin(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     hooks = {name: OrderedDict[int, Any]() for name in vars(module) if name.endswith("_hooks")}
     found.__dict__.update(hooks, forward=forward, gradient_checkpointing=False)
     return found
-
-
-def _blank(model: nn.Module, name: str, shape: Sequence[int]) -> Callable[..., Tensor]:
-    """A function that returns zeros of the shape that the module `name` returns: `shape`, with the
-    batch's own leading sizes.
-    """
-    weight = next(model.get_submodule(name).parameters())
-
-    def forward(*given: Any, **named: Any) -> Tensor:
-        taken = next(leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, Tensor))
-        return weight.new_zeros(*taken.shape[: len(shape) - 1], shape[-1])
-
-    return forward

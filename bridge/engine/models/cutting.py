@@ -5,19 +5,20 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import Parameter, signature
 from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Batch, Blocks, Cut, Stream, asked
-from bridge.errors import BridgeError, ConfigError
+from bridge.engine.models.blocks import Blocks, Cut, Stream, asked
+from bridge.engine.models.trial import WHOLE, Uncut, cut
+from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.layout.pipeline import ranks_of
 from bridge.plan import Plan
@@ -25,15 +26,10 @@ from bridge.rules import Effect
 
 SHAPE = (2, 8)
 """Samples and tokens of the trial."""
-WHOLE = "it can only be run as one layer"
-
-
-class Uncut(ConfigError):
-    """A model that cannot be cut."""
 
 
 def planned(
-    model: nn.Module, plan: Plan, parts: object = None
+    model: nn.Module, plan: Plan, parts: object = None, sample: Arguments | None = None
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
     """The cut of a model of Hugging Face, and None for other models, with findings.
 
@@ -45,7 +41,7 @@ def planned(
     reason = "make it an nn.Sequential to shard them"
     if is_hugging_face(model):
         try:
-            return cut_of(model), ()
+            return cut_of(model, sample), ()
         except Uncut as error:
             if ranks_of(plan) > 1 or parts:
                 raise
@@ -67,163 +63,26 @@ def is_hugging_face(model: nn.Module) -> bool:
     return hasattr(model, "config") and callable(getattr(model, "get_input_embeddings", None))
 
 
-def cut_of(model: nn.Module) -> Cut:
-    """The cut of `model`. Raises `Uncut` with the module in the way."""
+def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
+    """The cut of `model`, which is run on a few tokens, or on `sample` if it does not run on these.
+    Raises `Uncut` with the module in the way.
+    """
     Uncut.raise_if(asked(model, {}))
     # Weights take part in backward, so that arguments of blocks which are computed from weights
     # show.
     with still(model), _trained(model):
-        seen, given, fixed, expected = _run(model)
-        cut = _with_extras(model, replace(seen.cut(), fixed=fixed), given)
-        _prove(model, cut, given, expected)
-    return cut
+        fixed = uncached(model)
+        given, expected = ran(model, trials(model, sample, *_named(model)), fixed)
+        found = cut(model, given, fixed)
+        _prove(model, found, given, expected)
+    return found
 
 
-@dataclass
-class _Seen:
-    """The calls of blocks and of modules beside them in a forward pass, in order: name, arguments,
-    named arguments, output.
-    """
-
-    model: nn.Module
-    container: str
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """The blocks, in order."""
-        return tuple(
-            f"{self.container}.{name}"
-            for name, _ in self.model.get_submodule(self.container).named_children()
-        )
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """The largest modules with weights beside the blocks."""
-        around = _ancestors(self.container)
-        named = (
-            (f"{parent}." if parent else "", self.model.get_submodule(parent)) for parent in around
-        )
-        children = (
-            (f"{lead}{name}", module)
-            for lead, parent in named
-            for name, module in parent.named_children()
-        )
-        outer = (
-            (name, module) for name, module in children if name not in (*around, self.container)
-        )
-        return tuple(name for name, module in outer if any(True for _ in module.parameters()))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note the calls from here on."""
-        with ExitStack() as stack:
-            for name in (*self.blocks, *self.units):
-
-                def hook(
-                    module: nn.Module, given: Any, named: Any, output: Any, name: str = name
-                ) -> None:
-                    self.calls.append((name, given, named, output))
-
-                stack.callback(
-                    self.model.get_submodule(name)
-                    .register_forward_hook(hook, with_kwargs=True)
-                    .remove
-                )
-            yield
-
-    def cut(self) -> Cut:
-        """The cut that the calls show, without extras."""
-        blocks, units, names = self.blocks, self.units, [name for name, *_ in self.calls]
-        self._in_turn(names)
-        first, last = names.index(blocks[0]), names.index(blocks[-1])
-        between = (name for name in names[first:last] if name in units)
-        Uncut.raise_if(
-            f"{name}: runs between the blocks of {self.container}; {WHOLE}" for name in between
-        )
-        before: dict[str, tuple[int, ...]] = {}
-        for name, _, _, output in self.calls[:first]:
-            if not isinstance(output, Tensor):
-                raise Uncut(
-                    f"{name}: returns {type(output).__name__} ahead of the blocks, expected a tensor; {WHOLE}"
-                )
-            before[name] = tuple(output.shape)
-        # Modules that this pass did not call go to the end, so that their weights belong to a
-        # layer.
-        after = tuple(
-            dict.fromkeys((*names[last + 1 :], *(name for name in units if name not in names)))
-        )
-        around = _ancestors(self.container)
-        beside = tuple(
-            name for name, _ in self.model.named_parameters() if name.rpartition(".")[0] in around
-        )
-        place, returns = _way([call for call in self.calls if call[0] in blocks])
-        return Cut(blocks, before, after, beside, place, returns, tuple({} for _ in blocks), {})
-
-    def _in_turn(self, names: list[str]) -> None:
-        blocks = self.blocks
-        called = [name for name in names if name in blocks]
-        if tuple(called) != blocks:
-            wrong = next((name for name in blocks if called.count(name) != 1), self.container)
-            raise Uncut(
-                f"{wrong}: is called {called.count(wrong)} times, expected once and in order; {WHOLE}"
-            )
-
-
-def _way(calls: list[Any]) -> tuple[int | str, tuple[int, ...]]:
-    """The place at which blocks take the stream, and the length of the tuple that each returns (0:
-    a bare tensor).
-    """
-    outputs = [output[0] if isinstance(output, tuple) else output for *_, output in calls]
-    for (name, *_), output in zip(calls, outputs, strict=True):
-        if not isinstance(output, Tensor):
-            raise Uncut(
-                f"{name}: returns {type(output).__name__}, expected a tensor first; {WHOLE}"
-            )
-    place = _place(calls[0], None)
-    for output, (name, *call) in zip(outputs, calls[1:], strict=False):
-        place = _place((name, *call), output)
-    return place, tuple(len(output) if isinstance(output, tuple) else 0 for *_, output in calls)
-
-
-def _place(
-    call: tuple[str, tuple[Any, ...], dict[str, Any], Any], stream: Tensor | None
-) -> int | str:
-    """The argument that is `stream` itself; without one, the first argument that is a tensor."""
-    name, given, named, _ = call
-    values: list[tuple[int | str, Any]] = [*enumerate(given), *named.items()]
-    for place, value in values:
-        if value is stream if stream is not None else isinstance(value, Tensor):
-            return place
-    raise Uncut(f"{name}: does not take what the block before it returns as it is; {WHOLE}")
-
-
-def _with_extras(model: nn.Module, cut: Cut, given: Arguments) -> Cut:
-    """The cut with its extras: arguments of blocks beside the stream that are computed from
-    weights.
-    """
-    batch = Batch(given, [])
-    Blocks(model, cut)._noted(batch, {})
-    numbers: dict[int, int] = {}
-    extras = []
-    for call in batch.calls or []:
-        # What depends on a weight has a gradient. The same tensor may go to several blocks, and
-        # travels once.
-        leaves = enumerate(tree_leaves((call.given, call.named)))
-        marked = {
-            place: leaf for place, leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad
-        }
-        extras.append(
-            {place: numbers.setdefault(id(leaf), len(numbers)) for place, leaf in marked.items()}
-        )
-    return replace(cut, extras=tuple(extras))
-
-
-def _prove(model: nn.Module, cut: Cut, given: Arguments, expected: Any) -> None:
+def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> None:
     """Run the layers one by one, each as if it were alone on a rank. Raise unless they give the
     model's output, bit by bit.
     """
-    blocks = Blocks(model, cut)
+    blocks = Blocks(model, found)
     value: Any = given
     for layer in blocks.chain().layers:
         with _alone(model, layer.module), torch.no_grad():
@@ -239,7 +98,7 @@ def _prove(model: nn.Module, cut: Cut, given: Arguments, expected: Any) -> None:
         value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
     if not _same(value, expected):
         raise Uncut(
-            f"{cut.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}"
+            f"{found.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}"
         )
 
 
@@ -252,31 +111,60 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _run(model: nn.Module) -> tuple[_Seen, Arguments, Mapping[str, Any], Any]:
-    """Run the model on a few tokens, with a loss if it takes labels. Returns its calls, its
-    arguments, the fixed arguments of all runs, and its output.
+def _named(model: nn.Module) -> list[dict[str, Tensor]]:
+    """A few tokens, with labels first, as a model is called in training. Not every one takes them.
     """
-    fixed = uncached(model)
     try:
         ids = tokens(model)
     except NotImplementedError:
-        raise Uncut(
-            f"{type(model).__name__}: has no embedding of words to begin with; {WHOLE}"
-        ) from None
-    # With labels first, as it is called in training. Not every model takes them.
-    for named in ({"input_ids": ids, "labels": ids}, {"input_ids": ids}):
-        seen = _Seen(model, _container(model))
+        return []
+    return [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
+
+
+def ran(
+    model: nn.Module, tries: Sequence[Arguments], fixed: Mapping[str, Any]
+) -> tuple[Arguments, Any]:
+    """The first of some arguments on which the model runs, and its output. Raises `Uncut`."""
+    found = f"{type(model).__name__}: has no embedding of words to begin with"
+    for given in tries:
         try:
-            with seen.watching(), torch.no_grad():
-                return seen, Arguments((), named), fixed, model(**fixed, **named)
+            # With gradients torch has other kernels, which round otherwise than in the proof.
+            with torch.no_grad():
+                return given, model(*given.given, **{**fixed, **given.named})
         except Exception as error:
-            found = f"{type(model).__name__}: does not run on input_ids alone ({type(error).__name__}: {error}); {WHOLE}"
-    raise Uncut(found)
+            names = " and ".join(given.named) or "its sample"
+            why = f"does not run on {names} alone ({type(error).__name__}: {error})"
+            found = f"{type(model).__name__}: {why}"
+    raise Uncut(f"{found}; {WHOLE}")
+
+
+def trials(
+    model: nn.Module, sample: Arguments | None, *named: Mapping[str, Tensor]
+) -> list[Arguments]:
+    """What to run a model on: `named` words, then the sample. A sample of more than words, such as
+    images, comes first.
+    """
+    if sample is None:
+        return [Arguments((), dict(each)) for each in named]
+    weight = next(weight for weight in model.parameters() if weight.is_floating_point())
+
+    def like(tensor: Tensor) -> Tensor:
+        return tensor.to(weight.device, weight.dtype if tensor.is_floating_point() else None)
+
+    alike = Arguments(*tree_map_only(Tensor, like, tuple(sample)))
+    leaves = tree_leaves(tuple(alike))
+    first = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves)
+    words = [Arguments((), dict(each)) for each in named]
+    return [alike, *words] if first else [*words, alike]
 
 
 def uncached(model: nn.Module) -> Mapping[str, Any]:
     """Arguments that turn the model's cache off."""
-    return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    taken = signature(model.forward).parameters
+    takes = "use_cache" in taken or any(
+        each.kind is Parameter.VAR_KEYWORD for each in taken.values()
+    )
+    return {"use_cache": False} if takes and hasattr(model.config, "use_cache") else {}
 
 
 def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
@@ -287,39 +175,6 @@ def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
         torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape)
         % number
     )
-
-
-def _container(model: nn.Module) -> str:
-    """The name of the list of blocks: the one that the model's own plan for pipelines names, or
-    else the largest.
-    """
-    lists = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module)
-    }
-    # Blocks may hold lists themselves, such as their experts.
-    outer = {
-        name: module
-        for name, module in lists.items()
-        if not any(parent in lists for parent in _ancestors(name))
-    }
-    plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
-    named = {name.rpartition(".")[2] for plan in plans for name in plan}
-    planned = {name for name in outer if name.rpartition(".")[2] in named}
-    sizes: dict[str, int] = {
-        name: sum(weight.numel() for weight in outer[name].parameters())
-        for name in planned or outer
-    }
-    if not sizes:
-        raise Uncut(f"{type(model).__name__}: has no list of blocks; {WHOLE}")
-    return max(sizes, key=lambda name: sizes[name])
-
-
-def _ancestors(name: str) -> list[str]:
-    """Names of the modules around a module, from the model itself ("") inwards."""
-    words = name.split(".")
-    return [".".join(words[:number]) for number in range(len(words))]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.engine.models.blocks import Call, Cut
+from bridge.engine.models.blocks import Block, Call, Cut
 from bridge.engine.models.cutting import cut_of, still, tokens, uncached
 from bridge.engine.sequence import is_stream, stream_at
 from bridge.engine.tensor_parallel import TOKENS
@@ -30,6 +30,11 @@ def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
     stream is none of (batch, tokens, features).
     """
     cut = cut_of(model)
+    if len(cut.rows) > 2:
+        raise ConfigError(
+            f"parallel.sequence: {type(model).__name__} has {len(cut.rows) - 1} rows of blocks, and their streams differ; turn it"
+            " off"
+        )
     with still(model), torch.no_grad():
         runs = _runs(model, cut, rows)
         if not is_stream(runs[cut.blocks[0]].stream):
@@ -74,6 +79,7 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
     """Every block's call in a run of the model on a few tokens."""
     found: dict[str, _Run] = {}
     ends: dict[str, Any] = {}
+    places = {layer.step.name: layer.place for layer in cut.layers if isinstance(layer, Block)}
     with ExitStack() as stack:
         for row in rows:
             stack.callback(
@@ -86,7 +92,7 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
                     _watch(model.get_submodule(unit), partial(_called, ends, unit, seen))
                 )
             stack.callback(
-                _watch(model.get_submodule(name), partial(_ran, found, cut.place, name, units))
+                _watch(model.get_submodule(name), partial(_ran, found, places[name], name, units))
             )
         model(input_ids=tokens(model), **uncached(model))
     return found
@@ -116,15 +122,15 @@ def _called(
 
 def _ran(
     found: dict[str, _Run],
-    place: int | str,
+    place: int,
     name: str,
     units: Mapping[str, _Unit],
     given: Any,
     named: Any,
     output: Any,
 ) -> None:
-    stream = given[place] if isinstance(place, int) else named[place]
-    found[name] = _Run(Call(list(given), dict(named)), stream, output, units)
+    call = Call(list(given), dict(named))
+    found[name] = _Run(call, call.leaves[place], output, units)
 
 
 def _units(model: nn.Module, block: str) -> Iterator[str]:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
 
-from bridge.engine.models.cutting import SHAPE, is_hugging_face, still, tokens, uncached
+from bridge.engine.layers import Arguments
+from bridge.engine.models.cutting import (
+    SHAPE,
+    is_hugging_face,
+    ran,
+    still,
+    tokens,
+    trials,
+    uncached,
+)
 from bridge.engine.models.slicing import sliced
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan
@@ -113,16 +121,16 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
 
 
 @contextmanager
-def proved(model: nn.Module, ranks: int) -> Iterator[None]:
-    """Raise unless `model` gives the same logits at the end of the block as before it. Other models
-    are not looked at.
+def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
+    """Raise unless `model` gives the same logits at the end of the block as before it, for a few
+    tokens or for the sample. Models that are not of Hugging Face are not looked at.
     """
     if not is_hugging_face(model):
         yield
         return
-    before = _logits(model, ranks)
+    before = _logits(model, ranks, sample)
     yield
-    after = _logits(model, ranks)
+    after = _logits(model, ranks, sample)
     apart = float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
     rounding = max(
         torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()
@@ -134,13 +142,14 @@ def proved(model: nn.Module, ranks: int) -> Iterator[None]:
         )
 
 
-def _logits(model: nn.Module, ranks: int) -> Tensor:
+def _logits(model: nn.Module, ranks: int, sample: Arguments | None) -> Tensor:
     # Under sequence parallelism the tokens have to divide into the ranks.
-    trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
-    beside = (
-        {"decoder_input_ids": trial} if getattr(model.config, "is_encoder_decoder", False) else {}
-    )
-    with still(model), torch.no_grad():
-        output: Any = model(input_ids=trial, **beside, **uncached(model))
+    named: list[dict[str, Tensor]] = []
+    with suppress(NotImplementedError):
+        trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
+        beside = getattr(model.config, "is_encoder_decoder", False)
+        named = [{"input_ids": trial, **({"decoder_input_ids": trial} if beside else {})}]
+    with still(model):
+        _, output = ran(model, trials(model, sample, *named), uncached(model))
     found: Tensor = output[0]
     return found.float()

@@ -373,7 +373,14 @@ class MerakTrainer:
             groups=groups,
             seed=int(self.args.seed),
             variable_shapes=True,
+            sample=self._sample(),
         )
+
+    def _sample(self) -> Arguments:
+        """A batch of two, by which a model is tried that does not run on words alone."""
+        data = self.train_dataset if self.train_dataset is not None else self.eval_dataset
+        collate = self.collate_fn or torch.utils.data.default_collate
+        return self._prepared(collate([data[index] for index in range(min(2, len(data)))]))
 
     def _given(self, output: Any) -> Any:
         """What a loss function gets: a tuple where the model's config asks for one, else the logits, or what comes first."""

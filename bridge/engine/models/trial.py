@@ -1,0 +1,447 @@
+"""Trial: a model is run on a few samples, and what its modules take and give shows where it can be
+cut and what passes from layer to layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from bridge.engine.layers import Arguments
+from bridge.engine.models.blocks import Block, Call, Cut, Output, Segment, Step
+from bridge.errors import ConfigError
+
+WHOLE = "it can only be run as one layer"
+Source = tuple[int, int]
+"""A tensor that a call gave: the number of the call, and the place in its output."""
+
+
+class Uncut(ConfigError):
+    """A model that cannot be cut."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call: the leaves of a module's arguments, of its output, and the form of that."""
+
+    step: Step
+    given: Sequence[Any]
+    output: Sequence[Any]
+    form: Any
+
+    @property
+    def name(self) -> str:
+        """The name of the module."""
+        return self.step.name
+
+
+class Trial:
+    """The calls of the modules `names` in a forward pass, in order, and what the model gave.
+
+    With `apart`, what each of them gives has no history: what is computed from it leads back to it
+    and no further.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], apart: bool) -> None:
+        self.model, self.names, self.apart = model, names, apart
+        self.calls: list[Called] = []
+        self.output: Any = None
+        self._origins: dict[int, Source] = {}
+        self._starts: list[Tensor] = []
+        self._turns: Counter[str] = Counter()
+
+    def run(self, given: Arguments, fixed: Mapping[str, Any]) -> Trial:
+        """Run the model."""
+        with ExitStack() as stack:
+            for name in self.names:
+                hook = self.model.get_submodule(name).register_forward_hook
+                stack.callback(hook(partial(self._called, name), with_kwargs=True).remove)
+            self.output = self.model(*given.given, **{**fixed, **given.named})
+        return self
+
+    def _called(self, name: str, module: nn.Module, given: Any, named: Any, output: Any) -> Any:
+        leaves, form = tree_flatten(output)
+        for place, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            if self.apart and leaf.is_floating_point():
+                start = leaf.detach().requires_grad_()
+                # A copy, since models write into what they get.
+                leaf = leaves[place] = start.clone()
+                self._starts.append(start)
+                self._origins[id(start)] = len(self.calls), place
+            self._origins[id(leaf)] = len(self.calls), place
+        arguments = Call(list(given), dict(named)).leaves
+        self.calls.append(Called(Step(name, self._turns[name]), arguments, leaves, form))
+        self._turns[name] += 1
+        return tree_unflatten(leaves, form)
+
+    def origin(self, value: Any) -> Source | None:
+        """The call that gave `value` as it is, if one did."""
+        return self._origins.get(id(value)) if isinstance(value, Tensor) else None
+
+    def sources(self, value: Any) -> set[Source]:
+        """What `value` was computed from, of all that the calls gave."""
+        own = self.origin(value)
+        if own is not None or not isinstance(value, Tensor):
+            return set() if own is None else {own}
+        found, open_, seen = set[Source](), [value.grad_fn], set[Any]()
+        while open_:
+            node = open_.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            found.update(filter(None, [self.origin(getattr(node, "variable", None))]))
+            open_ += [after for after, _ in node.next_functions]
+        return found
+
+
+def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
+    """The names of the lists whose modules are blocks: each takes what the one before it gives.
+
+    Lists that the model's own plan for pipelines names come before others. Where no list is of that
+    kind, it is the largest that is called.
+    """
+    outer = _outer(model)
+    children = {
+        f"{name}.{child}": name
+        for name, module in outer.items()
+        for child, _ in module.named_children()
+    }
+    trial = Trial(model, tuple(children), False).run(given, fixed)
+    last: dict[str, int] = {}
+    rows = set[str]()
+    for number, call in enumerate(trial.calls):
+        name = children[call.name]
+        froms = {origin[0] for leaf in call.given if (origin := trial.origin(leaf))}
+        if last.get(name, -1) in froms:
+            rows.add(name)
+        last[name] = number
+    plans = (getattr(module, "_pp_plan", None) or {} for module in model.modules())
+    named = {name.rpartition(".")[2] for plan in plans for name in plan}
+    planned = {name for name in rows or last if name.rpartition(".")[2] in named}
+    if planned or rows:
+        return sorted(planned or rows)
+    sizes = {name: sum(map(Tensor.numel, outer[name].parameters())) for name in last or outer}
+    if not sizes:
+        raise Uncut(f"{type(model).__name__}: has no list of blocks; {WHOLE}")
+    return [max(sizes, key=lambda name: sizes[name])]
+
+
+def _outer(model: nn.Module) -> dict[str, nn.Module]:
+    """The lists of modules with weights that are in no other list, as the experts of a block are."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
+    }
+    return {
+        name: module
+        for name, module in found.items()
+        if not any(parent in found for parent in ancestors(name))
+    }
+
+
+def ancestors(name: str) -> list[str]:
+    """Names of the modules around a module, from the model itself ("") inwards."""
+    words = name.split(".")
+    return [".".join(words[:number]) for number in range(len(words))]
+
+
+def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
+    """The largest modules with weights beside the lists `rows`."""
+    around = dict.fromkeys(name for each in rows for name in ancestors(each))
+    found: dict[int, str] = {}
+    for parent in around:
+        for child, module in model.get_submodule(parent).named_children():
+            name = f"{parent}.{child}" if parent else child
+            if name not in (*around, *rows) and any(True for _ in module.parameters()):
+                found.setdefault(id(module), name)
+    return tuple(found.values())
+
+
+def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
+    """The cut of a model that a trial shows. Raises `Uncut`."""
+    rows = lists(model, given, fixed)
+    blocks = [
+        f"{name}.{child}"
+        for name in rows
+        for child, _ in model.get_submodule(name).named_children()
+    ]
+    trial = Trial(model, (*units(model, rows), *blocks), True).run(given, fixed)
+    called = {call.name for call in trial.calls}
+    Uncut.raise_if(
+        f"{name}: is called 0 times, expected at least once; {WHOLE}"
+        for name in blocks
+        if name not in called
+    )
+    around = {name for each in rows for name in ancestors(each)}
+    beside = tuple(
+        name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around
+    )
+    return _Cutting(trial, set(blocks)).cut(beside, fixed)
+
+
+@dataclass
+class _Place:
+    """A layer: the numbers of its calls, and of a block the first layer of its row."""
+
+    calls: list[int]
+    row: int | None = None
+
+
+@dataclass
+class _Cutting:
+    """A trial on the way to a cut. Tensors that pass from layer to layer get numbers: `made` and
+    `needed` say where. `taken` has those of a block's arguments, by their places.
+    """
+
+    trial: Trial
+    blocks: set[str]
+    places: list[_Place] = field(default_factory=list)
+    home: dict[int, int] = field(default_factory=dict)
+    outputs: dict[Source, int] = field(default_factory=dict)
+    arguments: dict[tuple[int, int], int] = field(default_factory=dict)
+    made: list[int] = field(default_factory=list)
+    needed: dict[int, set[int]] = field(default_factory=dict)
+    taken: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def cut(self, beside: tuple[str, ...], fixed: Mapping[str, Any]) -> Cut:
+        """The cut."""
+        self._in_layers()
+        for at, place in enumerate(self.places):
+            for number in place.calls:
+                for leaf_at, leaf in enumerate(self.trial.calls[number].given):
+                    if place.row is None:
+                        self._beside(at, leaf)
+                    else:
+                        self._argument(at, place.row, leaf_at, leaf)
+        for leaf in tree_leaves(self.trial.output):
+            self._beside(len(self.places) - 1, leaf)
+        layers = [
+            self._segment(at) if place.row is None else self._block(at, place)
+            for at, place in enumerate(self.places)
+        ]
+        outputs = {
+            call.step: Output(
+                call.form, tuple(self._constants(call)), _alike(call), self._given(number)
+            )
+            for number, call in enumerate(self.trial.calls)
+        }
+        return Cut(tuple(layers), self._entering(layers), outputs, self._blanks(), beside, fixed)
+
+    def _in_layers(self) -> None:
+        """Segments and rows of blocks, in turn."""
+        waiting: list[int] = []
+        row: int | None = None
+        for number, call in enumerate(self.trial.calls):
+            # Ahead of what takes the batch alone nothing would travel: it joins the segment.
+            alone = not any(self.trial.sources(leaf) or _trained(leaf) for leaf in call.given)
+            if call.name not in self.blocks or alone:
+                waiting.append(number)
+                continue
+            if row is None or waiting or not self._goes_on(number, row):
+                self._add(waiting)
+                waiting, row = [], len(self.places)
+            self._add([number], row)
+        self._add(waiting)
+
+    def _add(self, calls: list[int], row: int | None = None) -> None:
+        self.home.update(dict.fromkeys(calls, len(self.places)))
+        self.places.append(_Place(calls, row))
+
+    def _goes_on(self, number: int, row: int) -> bool:
+        """Whether a block takes what the one before gave, and what its row gave only as it is."""
+        direct = False
+        for leaf in self.trial.calls[number].given:
+            own = self.trial.origin(leaf)
+            sources = self.trial.sources(leaf)
+            here = {source for source in sources if self.home.get(source[0], -1) >= row}
+            if here and own not in here:
+                return False
+            direct = direct or (own is not None and own[0] == number - 1)
+        return direct
+
+    def _argument(self, at: int, row: int, leaf_at: int, leaf: Any) -> None:
+        """An argument of a block: it may have to travel."""
+        own = self.trial.origin(leaf)
+        if own is not None and self.home[own[0]] >= row:
+            value = self._number(self.outputs, own, self.home[own[0]])
+        elif _trained(leaf) or own is not None:
+            # The segment ahead of the row computes it, or has it: what it is there counts, and not
+            # what it is in evaluation, where dropout gives what it gets.
+            value = self._number(self.arguments, (row, id(leaf)), row - 1)
+            self._beside(row - 1, leaf)
+        else:
+            return
+        self.needed.setdefault(at, set()).add(value)
+        self.taken.setdefault(at, {})[leaf_at] = value
+
+    def _beside(self, at: int, leaf: Any) -> None:
+        """A segment uses outputs of earlier layers."""
+        for source in self.trial.sources(leaf):
+            home = self.home[source[0]]
+            if home < at:
+                self.needed.setdefault(at, set()).add(self._number(self.outputs, source, home))
+
+    def _number(self, numbers: dict[Any, int], key: Any, home: int) -> int:
+        if key not in numbers:
+            numbers[key] = len(self.made)
+            self.made.append(home)
+        return numbers[key]
+
+    def _given(self, number: int) -> dict[int, int]:
+        """The numbers of what a call gives, by places in its output."""
+        return {at: value for (call, at), value in self.outputs.items() if call == number}
+
+    def _segment(self, at: int) -> Segment:
+        steps = tuple(self.trial.calls[number].step for number in self.places[at].calls)
+        called = {call.name for call in self.trial.calls}
+        last = at == len(self.places) - 1
+        # Modules that this pass did not call go to the end, so that their weights belong to a
+        # layer.
+        return Segment(steps, tuple(n for n in self.trial.names if n not in called) if last else ())
+
+    def _block(self, at: int, place: _Place) -> Block:
+        number = place.calls[0]
+        call, taken = self.trial.calls[number], self.taken.get(at, {})
+        tensors = [n for n, leaf in enumerate(call.output) if isinstance(leaf, Tensor)]
+        if not tensors or not taken:
+            what = "gives no tensor" if taken else "takes nothing that is computed from weights"
+            raise Uncut(f"{call.name}: {what}; {WHOLE}")
+        following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
+        out = self._given(number)
+        leaves_at = following[1] if following else min(out, default=tensors[0])
+        before = self._stream_of(at)
+        # The first of a row takes its stream where the second does.
+        likely = before or following
+        stream = likely[0] if likely and likely[0] in taken else min(taken)
+        return Block(call.step, stream, leaves_at, taken)
+
+    def _in_row(self, at: int, row: int | None) -> bool:
+        return at < len(self.places) and self.places[at].row == row
+
+    def _stream_of(self, at: int) -> tuple[int, int] | None:
+        """Where a block takes what the one before it in its row gave, and where that gave it."""
+        if self.places[at].row in (None, at):
+            return None
+        before = self.places[at - 1].calls[0]
+        for leaf_at, leaf in enumerate(self.trial.calls[self.places[at].calls[0]].given):
+            own = self.trial.origin(leaf)
+            if own is not None and own[0] == before:
+                return leaf_at, own[1]
+        return None
+
+    def _constants(self, call: Called) -> Iterator[Any]:
+        """What is not a tensor in an output of a call. Numbers of a block may follow from those of
+        another batch, so that it cannot be stood in for.
+        """
+        for leaf in call.output:
+            number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+            if number and call.name in self.blocks:
+                raise Uncut(f"{call.name}: gives the number {leaf}, expected tensors; {WHOLE}")
+            yield leaf if isinstance(leaf, bool | str) else None
+
+    def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
+        """The numbers of what enters each layer, with the stream first."""
+        found: list[tuple[int, ...]] = []
+        live = set[int]()
+        for at in reversed(range(len(layers))):
+            layer, before = layers[at], layers[at - 1]
+            live = {n for n in live | self.needed.get(at, set()) if self.made[n] < at}
+            lead = layer.taken[layer.place] if isinstance(layer, Block) else None
+            if isinstance(layer, Segment) and at and isinstance(before, Block):
+                lead = self.outputs.get((self.places[at - 1].calls[0], before.leaves_at))
+            found.append(tuple(sorted(live, key=lambda number: (number != lead, number))))
+        return tuple(reversed(found))
+
+    def _blanks(self) -> dict[str, Zeros | Shapes]:
+        """What stands for each module beside the blocks on ranks that do not have it."""
+        found: dict[str, Zeros | Shapes] = {}
+        for number, call in enumerate(self.trial.calls):
+            # A module that once needs shapes of its own always gets them.
+            if self.places[self.home[number]].row is None and call.name not in found:
+                calls = [each for each in self.trial.calls if each.name == call.name]
+                zeros = {Zeros.of(each) for each in calls}
+                alike = zeros.pop() if len(zeros) == 1 else None
+                module = self.trial.model.get_submodule(call.name)
+                found[call.name] = alike or Shapes(_without_memory(module))
+        return found
+
+
+def _alike(call: Called) -> dict[int, int]:
+    """The first argument of the shape of each tensor in an output, by their places."""
+    shapes: dict[tuple[int, ...], int] = {}
+    for at, leaf in enumerate(call.given):
+        if isinstance(leaf, Tensor):
+            shapes.setdefault(tuple(leaf.shape), at)
+    leaves = enumerate(call.output)
+    found = {at: tuple(leaf.shape) for at, leaf in leaves if isinstance(leaf, Tensor)}
+    return {at: shapes[shape] for at, shape in found.items() if shape in shapes}
+
+
+def _trained(value: Any) -> bool:
+    """Whether a value is a tensor that is computed from weights."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zeros of the leading sizes of the first argument, `width` wide, in `dims` dimensions."""
+
+    dims: int
+    width: int
+
+    @classmethod
+    def of(cls, call: Called) -> Zeros | None:
+        """The zeros of the shape that a call gave, if that is of this kind."""
+        taken = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
+        (first, *more) = call.output
+        if more or taken is None or not isinstance(first, Tensor) or not first.dim():
+            return None
+        alike = first.shape[:-1] == taken.shape[: first.dim() - 1]
+        return cls(first.dim(), first.shape[-1]) if alike else None
+
+    def __call__(self, weight: Tensor, call: Call) -> Tensor:
+        """Zeros for this call, of the kind of `weight`."""
+        taken = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
+        return weight.new_zeros(*taken.shape[: self.dims - 1], self.width)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Zeros of the shapes that a copy of the module without memory gives."""
+
+    module: nn.Module
+
+    def __call__(self, weight: Tensor, call: Call) -> Any:
+        """Zeros for this call, of the kind of `weight`."""
+        given, named = tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (call.given, call.named))
+        with torch.no_grad():
+            output = self.module(*given, **named)
+        return tree_map_only(Tensor, partial(_filled, weight), output)
+
+
+def _filled(weight: Tensor, shape: Tensor) -> Tensor:
+    dtype = weight.dtype if shape.is_floating_point() else shape.dtype
+    return torch.zeros(shape.shape, dtype=dtype, device=weight.device)
+
+
+def _without_memory(module: nn.Module) -> nn.Module:
+    """A copy of a module whose tensors have shapes and no values."""
+    tensors = chain(module.parameters(), module.buffers())
+    memo: dict[int, Any] = {}
+    for tensor in tensors:
+        bare = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(bare, False) if isinstance(tensor, nn.Parameter) else bare
+    return copy.deepcopy(module, memo)
