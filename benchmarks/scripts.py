@@ -96,7 +96,7 @@ printf '%s\\0' "$(($# + 1))" "${{0##*/}}" "$@" >> {RECORD}
 SECONDS = 20
 SHELL = ("BASH_SOURCE", "SECONDS", "RANDOM", "PWD", "HOME", "PATH", "UID", "LINENO", "BASH_REMATCH", "FUNCNAME", "PIPESTATUS")
 ASKED = re.compile(r"--env (\w+)=\.\.\.")
-ANEW = re.compile(r"may set it anew; say it with --env (\w+)=")
+ANEW = re.compile(r"may change it; set it with --env (\w+)=")
 ROUNDS = 12
 
 
@@ -346,8 +346,8 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("no such file", "the config file, or its template, is not there"),
     ("output of a command", "the output of a command decides"),
     ("starts another script", "it starts another script"),
-    ("ends the script before", "it ends before it starts a run"),
-    ("which is not called", "it only defines functions"),
+    ("ends the script", "it ends before it starts a run"),
+    ("no command that is read calls", "it only defines functions"),
     ("it is not there", "a file that it sources is not there"),
     ("no run of a stack", "it starts no run of a stack"),
     ("--launch", "it starts several runs"),

@@ -118,17 +118,24 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("exit 0\ntorchrun a.py --n 2", "line 2: is not reached: line 1 ends the script before"),
-        ("if [ -z $A ]; then\nexit 1\nfi\ntorchrun a.py", "line 1: if [ -z $A ]; then); say --env A=..."),
-        ("f() {\ntorchrun a.py\n}", "line 2: stands in the function f (line 1), which nothing that is read calls"),
+        ("exit 0\ntorchrun a.py --n 2", "line 2: is not reached: line 1 ends the script"),
+        ("if [ -z $A ]; then\nexit 1\nfi\ntorchrun a.py", "if [ -z $A ]; then); set --env A=..."),
+        (
+            "f() {\ntorchrun a.py\n}",
+            "line 2: is in the function f (line 1), which no command that is read calls",
+        ),
         (
             "f() {\ntorchrun a.py\n}\ntrap f TERM",
-            "line 2: stands in the function f (line 1), which line 4 names, but nothing that is read calls",
+            "line 2: is in the function f (line 1), which line 4 names, but no command that is "
+            "read calls",
         ),
-        ("function f {\ntorchrun a.py\nf\n}", "line 2: stands in the function f (line 1), which nothing that is read calls"),
+        (
+            "function f {\ntorchrun a.py\nf\n}",
+            "line 2: is in the function f (line 1), which no command that is read calls",
+        ),
         (
             "A=1\nif [ $A = 2 ]; then\n  torchrun a.py\nfi",
-            "line 3: stands in a branch that is not taken: line 2: if [ $A = 2 ]; then",
+            "line 3: is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
         ("bash train.sh 8", "line 1: starts another script, train.sh; read that one"),
         ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "line 2: $(( / 2 )): a shell stops here"),
@@ -160,10 +167,13 @@ def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
 @pytest.mark.parametrize(
     ("text", "unknown"),
     [
-        ("A=1\nsource gone.sh\ntorchrun a.py $A", "the file that is sourced on line 2 may set it anew; say it with --env A=..."),
+        (
+            "A=1\nsource gone.sh\ntorchrun a.py $A",
+            "the file that is sourced on line 2 may change it; set it with --env A=...",
+        ),
         ("A=1\nsource gone.sh\nA=2\ntorchrun a.py $A", ""),
         ("A=1\nsource ~/.bashrc\ntorchrun a.py $A", ""),
-        ("A=1\nsource $HOME/x_profile\ntorchrun a.py $A", "may set it anew"),
+        ("A=1\nsource $HOME/x_profile\ntorchrun a.py $A", "may change it"),
         ("A=1\n[ -f x.sh ] && . x.sh\ntorchrun a.py $A", "is not known"),
         ("echo A=1 > c.sh\nbash gen.sh\n. ./c.sh\ntorchrun a.py $A", "may set it"),
         ("echo A=1 > c.sh\npython gen.py\n. ./c.sh\ntorchrun a.py $A", "may set it"),

@@ -39,7 +39,7 @@ def test_lines_are_those_of_the_keys() -> None:
         ("{'a': 1,\n 'b': torch.float16}", "line 2: found torch.float16, expected a literal"),
         ("{'a': 1, **{'b': 2}, 'c': None}", "found the key **"),
         ("{1: True, 'a': False}", "found the key 1"),
-        ("config = {'a': 1}\nimport os", "line 2: found more than a dictionary"),
+        ("config = {'a': 1}\nimport os", "line 2: found code beside a dictionary"),
         ("{'a': 1,\n 'b': [True}", "not a Python dictionary"),
         ("{'a': True, 'a': False}", "a is given twice"),
         ("config = {'a': 1e999}", "a number out of range"),

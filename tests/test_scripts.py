@@ -141,9 +141,12 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
     ("text", "said"),
     [
         ('echo "never closed\ntorchrun a.py --num-layers 2\n', "line 1: not shell syntax"),
-        ("if true; then\ntorchrun a.py --num-layers 2\n", "line 1: opens what is never closed; found no fi"),
-        ("cat > a.json <<EOF\n$(x\nEOF\ntorchrun a.py --num-layers 2\n", "line 2: opens what is never closed; found no )"),
-        ("ls\ncat > ds.json <<EOF\n{\n", "line 2: opens what is never closed; found no end of the here-document"),
+        ("if true; then\ntorchrun a.py --num-layers 2\n", "line 1: a statement is never closed; expected fi"),
+        (
+            "cat > a.json <<EOF\n$(x\nEOF\ntorchrun a.py --num-layers 2\n",
+            "line 2: a bracket is never closed; expected )",
+        ),
+        ("ls\ncat > ds.json <<EOF\n{\n", "line 2: a here-document is never closed; expected its delimiter"),
         (":(){ :|:& };:\n", "line 1: : calls itself without end"),
         ("f() { eval f; }\nf\n", "line 1: f calls itself without end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 40, "A grows beyond 20,000 parts"),
@@ -157,15 +160,18 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("for n in $N; do torchrun a.py --num-layers $n; done\n", "a loop gives it several values"),
         ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
-        ("torchrun pretrain_gpt.py $ALL\n", "$ALL (line 1) is not known: the script sets it nowhere; say it with --env ALL=..."),
+        (
+            "torchrun pretrain_gpt.py $ALL\n",
+            "$ALL (line 1) is not known: the script sets it nowhere; set it with --env ALL=...",
+        ),
         ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may hold flags: $U (line 1) is not known"),
         (
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
-            "line 1: stands in the function run, which line 2 names, but nothing that is read calls",
+            "line 1: is in the function run, which line 2 names, but no command that is read calls",
         ),
         (
             "D=$D$D\ntorchrun a.py --num-layers $D\n",
-            "line 1 sets it, but that value does not reach this place; say it with --env D=...",
+            "line 1 sets it, but that value does not reach this place; set it with --env D=...",
         ),
         ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "it is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not supported"),

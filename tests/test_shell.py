@@ -146,7 +146,7 @@ def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
 
 def test_a_branch_says_what_settles_it() -> None:
     script = Script('SP=$3\nif [ $SP = true ]; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
-    assert "say --env 3=..." in script.launches[0].opaque[0]
+    assert "set --env 3=..." in script.launches[0].opaque[0]
     told = script.told({"3": "true"}, None)
     assert told.launches[0].texts == ["2"]
 
@@ -154,7 +154,8 @@ def test_a_branch_says_what_settles_it() -> None:
 def test_a_script_says_where_it_ends() -> None:
     text = "M=${MODE:-x}\nif [ $M = x ]; then\n  exit 1\nfi\nif [ $M = y ]; then\n  exit 1\nfi\ntorchrun a.py\n"
     assert Script(text, "launch.sh").lost == [
-        "launch.sh: line 8: is not reached: line 3 ends the script before (line 2: if [ $M = x ]; then); say --env MODE=..."
+        "launch.sh: line 8: is not reached: line 3 ends the script (line 2: if [ $M = x ]; "
+        "then); set --env MODE=..."
     ]
 
 

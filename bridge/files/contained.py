@@ -9,39 +9,52 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 LONGEST = 200
-"""Bytes of a file name. A temporary name is a few letters longer and still fits every file system."""
+"""Largest length of a file name in bytes.
+
+A temporary name adds a few and still fits every file system.
+"""
 SMALL = 2**12
 """Largest size in bytes of a file that holds a name."""
 
 
 def plain(name: str, where: object) -> str:
-    """`name`, if it is a plain file name: no path, not hidden. Raises `SourceError` with a message that starts with `where`."""
+    """Return `name`, which has to be a plain file name: no path, not hidden.
+
+    Raises `SourceError` otherwise, with a message that starts with `where`.
+    """
     if not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
         raise SourceError(
             f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder"
         )
     if len(name.encode(errors="surrogateescape")) > LONGEST:
         raise SourceError(
-            f"{where}: found a name of {len(name)} letters, expected at most {LONGEST} bytes; choose a shorter one"
+            f"{where}: found a name of {len(name)} characters, expected at most {LONGEST} bytes; "
+            "choose a shorter one"
         )
     return name
 
 
 def inside(path: Path, root: Path) -> Path:
-    """`path`, a path below `root`. Raises `SourceError` if a link on the way leads out of `root`."""
+    """Return `path`, which lies below `root`.
+
+    Raises `SourceError` if a link in it leads out of `root`.
+    """
     try:
         real, home = path.resolve(), root.resolve()
     except (OSError, RuntimeError) as error:
         raise SourceError(f"{path}: {error}; the link leads nowhere") from None
     if not real.is_relative_to(home):
         raise SourceError(
-            f"{path}: a link that leads to {real}, out of {home}; put the file itself there"
+            f"{path}: a link that leads to {real}, outside of {home}; put the file itself there"
         )
     return path
 
 
 def regular(path: Path, root: Path) -> Path:
-    """`path`, a regular file below `root`. Raises `SourceError` for links out of `root`, and for other kinds of file."""
+    """Return `path`, a regular file below `root`.
+
+    Raises `SourceError` for a link out of `root`, and for any other kind of file.
+    """
     try:
         mode = inside(path, root).stat().st_mode
     except OSError as error:
@@ -52,7 +65,7 @@ def regular(path: Path, root: Path) -> Path:
 
 
 def read_bytes(path: Path, root: Path, most: int) -> bytes:
-    """A file of at most `most` bytes below `root`. Raises `SourceError`."""
+    """The content of a file below `root`. Raises `SourceError` for more than `most` bytes."""
     try:
         with regular(path, root).open("rb") as file:
             found = file.read(most + 1)
@@ -64,7 +77,7 @@ def read_bytes(path: Path, root: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, root: Path, most: int) -> str:
-    """The same, as UTF-8."""
+    """The text of a UTF-8 file below `root`. Raises `SourceError` as `read_bytes` does."""
     try:
         return read_bytes(path, root, most).decode()
     except UnicodeDecodeError as error:

@@ -14,14 +14,16 @@ Key = tuple[str | int, ...]
 """Place of a value: mapping keys and list positions from the root."""
 
 LONGEST = 400
-"""Most digits of a number that is converted."""
+"""Number of digits from which on an integer is not converted."""
 TEXT = "text"
 """Name of a source without a file name, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A key that a mapping has twice: the lines of both, the first scalar, which is replaced, and whether they differ."""
+    """A key that a mapping has twice: both lines, the first value, which is replaced, and whether
+    the values differ.
+    """
 
     key: Key
     lines: tuple[int, int]
@@ -146,7 +148,7 @@ def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
     """Raises `SourceError` for more values than `limits.VALUES` or deeper nesting than `limits.DEPTH`."""
     if nodes > limits.VALUES:
-        found = f"found more than {limits.VALUES:,} values, aliases opened"
+        found = f"found more than {limits.VALUES:,} values, aliases expanded"
         raise SourceError(
             f"{name}: line {line}: {found}; a config is smaller, is this the right file?"
         )
@@ -158,7 +160,10 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
 
 
 def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
-    """Applies the limits of files to other data, which may also have cycles. Raises `SourceError`."""
+    """Raises `SourceError` if data that comes from no file exceeds the limits for files.
+
+    It may have cycles.
+    """
     level, nodes, depth = [data], 0, 0
     while level:
         nodes, depth = nodes + len(level), depth + 1
@@ -198,7 +203,7 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
 
 
 def dotted(key: Key) -> str:
-    """`key` as people write it: `zero_optimization.stage`."""
+    """`key` with dots between its parts: `zero_optimization.stage`."""
     return ".".join(map(str, key)) or "the file"
 
 

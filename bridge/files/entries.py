@@ -16,9 +16,11 @@ ENTRY = re.compile(
 
 
 def edit_entries(text: str, put: Mapping[int, str | None], added: Mapping[int, list[str]]) -> str:
-    """`text` with other values on the lines of `put` (from 1; None: the line goes) and new entries after those of `added`.
+    """`text` with new values on the lines of `put` (None removes the line) and new entries after
+    the lines of `added`.
 
-    New entries are indented as the line before them. Raises `TranslationError` for a value that spans several lines.
+    Lines count from 1. New entries are indented as the line before them. Raises `TranslationError`
+    for a value that spans several lines.
     """
     # From the end, so that the numbers of the lines before stay right.
     lines = text.split("\n")

@@ -119,7 +119,9 @@ def _check_scalars(data: Any, document: Document, key: Key = ()) -> None:
 
 
 class _Infinite(float):
-    """Infinity with `__int__`: the HJSON parser calls it, and then the limits can refuse the value with its line."""
+    """Infinity with an `__int__` for the HJSON parser to call, so that the limits can refuse it and
+    name its line.
+    """
 
     def __int__(self) -> int:
         return 0

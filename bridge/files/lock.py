@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE, PAUSE = 10.0, 0.005
-"""Seconds to wait for a lock."""
+"""Seconds to wait for a lock at most, and between two attempts."""
 
 
 @contextmanager
@@ -46,7 +46,10 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
 
 
 def _wait(lock: Callable[[], None]) -> None:
-    """Wait up to `PATIENCE` for the lock. A longer holder hangs; then digests still detect a mixed set."""
+    """Wait for the lock, at most `PATIENCE` seconds.
+
+    Without it, digests still detect a mixed set of files.
+    """
     end = time.monotonic() + PATIENCE
     with suppress(OSError):
         while True:

@@ -58,14 +58,15 @@ def folder_of(source: object) -> Path | None:
 
 
 def own(name: str) -> Path | None:
-    """The file `name` of the caller's own arguments; None if it does not exist."""
+    """The path of the file `name`, an argument of the caller; None if it does not exist."""
     return Path(name) if is_file(Path(name)) else None
 
 
 def find(name: str, folder: Path | None = None) -> Path | None:
-    """The file `name` of an input in `folder` (default: that of the current input); None if it does not exist.
+    """The path of the file that an input in `folder` calls `name`; None if it does not exist.
 
-    Raises `OutsideError`, and opens nothing, if the file is outside the folder and not allowed.
+    Default of `folder`: that of the current input. Raises `OutsideError`, and opens nothing, if the
+    file is outside the folder and not allowed.
     """
     known = _REACH.get() or Reach()
     reach = Reach(known.folder if folder is None else folder, known.allowed)
@@ -81,12 +82,16 @@ def find(name: str, folder: Path | None = None) -> Path | None:
 
 
 def placed(name: str) -> str | Path:
-    """Path of the file `name` of the current input; without one, `name` is the caller's own path."""
+    """The path of the file that the current input calls `name`; `name` itself if there is no input
+    or no file.
+    """
     return name if _REACH.get() is None else find(name) or name
 
 
 def reached(name: str) -> Path | None:
-    """The file `name` of the current input, or without one, of the caller; None if it does not exist."""
+    """The path of the file that the current input, or the caller if there is none, calls `name`;
+    None if absent.
+    """
     return own(name) if _REACH.get() is None else find(name)
 
 

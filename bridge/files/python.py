@@ -46,7 +46,8 @@ def _literal(text: str, name: str) -> ast.expr:
     ):
         line = body[1].lineno if len(body) > 1 else 1
         raise NotPythonError(
-            f"{name}: line {line}: found more than a dictionary; nothing is run, give the dictionary alone"
+            f"{name}: line {line}: found code beside a dictionary; code is not run, so give the "
+            "dictionary alone"
         )
     return body[0].value
 
@@ -71,7 +72,8 @@ def _node(value: ast.expr, name: str, depth: int) -> Node:
             )
     found = _source(value)
     raise NotPythonError(
-        f"{name}: line {value.lineno}: found {found}, expected a literal; nothing is run, write the value"
+        f"{name}: line {value.lineno}: found {found}, expected a literal; code is not run, so "
+        "write the value"
     )
 
 

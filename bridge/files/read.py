@@ -33,9 +33,11 @@ LOADERS: Mapping[str, Loader] = {
 
 
 def load(source: str | Path | Document, name: str | None = None) -> Document:
-    """Read a file, or a text: a string with a line break, or one that starts like JSON or like a flag.
+    """Read a file, or a text: a string with a line break, or one that starts like JSON or like a
+    flag.
 
-    The suffix picks the format, else the content does. A `Document` is returned as it is. Raises `SourceError`.
+    The suffix decides the format, and the content does if there is no known suffix. A `Document` is
+    returned unchanged. Raises `SourceError`.
     """
     if isinstance(source, Document):
         return source
@@ -95,7 +97,10 @@ def _sniffed(text: str) -> Loader:
 
 
 def _bracketed(text: str, name: str) -> Document:
-    """JSON, else a Python literal, else HJSON. Errors are reported for the most similar format."""
+    """Parse JSON, else a Python literal, else HJSON.
+
+    Errors are reported for the most similar format.
+    """
     try:
         return load_json(text, name)
     except MalformedError:

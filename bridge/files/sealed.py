@@ -30,7 +30,7 @@ def unseal(text: str, where: object) -> dict[str, Any]:
         )
     if _digest(match[1]) != match[2]:
         raise SourceError(
-            f"{where}: it is not what was written, its digest is another; it is damaged"
+            f"{where}: its digest does not match its content; it is damaged"
         )
     return parsed(match[1] + "}", where)
 

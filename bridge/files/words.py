@@ -18,7 +18,10 @@ PART = re.compile(
 
 
 def load_words(text: str, name: str = TEXT) -> Document:
-    """Split flags: one or more a line, quotes, `\\` at line ends, `#` comments at the start of a word."""
+    """Split a text into flags.
+
+    It may have quotes, `\\` at line ends, and `#` comments at the start of a word.
+    """
     words: list[str] = []
     lines: dict[Key, int] = {(): 1}
     for _, line, word in _words(text, name):

@@ -47,15 +47,17 @@ def write_text(path: str | Path, text: str) -> None:
 def write_all(
     texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()
 ) -> None:
-    """Write several files, all of them or none, under a lock against other writers. Raises `SourceError`.
+    """Write several files, all of them or none, under a lock against other writers.
 
-    The user did not name the files `beside`, so a link in the place of one is refused, not followed.
+    A link at a path in `beside`, which the user did not name, is refused and not followed. Raises
+    `SourceError`.
     """
     # A link that the user named is followed: its target is replaced, and not the link.
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     SourceError.raise_if(problem for path in targets for problem in obstacles(path))
     SourceError.raise_if(
-        f"{path}: is a link to {os.path.realpath(path)}, which is not written through; remove the link, or name another output"
+        f"{path}: is a link to {os.path.realpath(path)}, which is not followed; remove the link, "
+        "or name another output"
         for path in beside
         if path in texts and path.is_symlink()
     )

@@ -41,7 +41,9 @@ REAL = re.compile(
 )
 NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 ONLY_OURS = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+|[-+]\.[0-9]+")
-"""Numbers in YAML 1.2 that YAML 1.1 reads as strings: no point before the exponent, or no sign in it."""
+"""Matches numbers of YAML 1.2 that YAML 1.1 reads as strings: without a point, or without a sign in
+the exponent.
+"""
 
 
 def plain_scalar(text: str) -> Any:
@@ -88,7 +90,8 @@ def _sexagesimal(text: str, number: Callable[[str], float]) -> float:
 
 @dataclass(slots=True)
 class _Named(Node):
-    """A node that can name an entry: `key` is its text, `merge` tells a bare `<<`."""
+    """A node that can name an entry: `key` is its text, and `merge` tells that it is a bare `<<`.
+    """
 
     key: str = ""
     merge: bool = False
@@ -218,11 +221,14 @@ class _Events:
             found = "!!" + tag.removeprefix(TAG) if tag.startswith(TAG) else tag
             raise self.refuse(
                 line,
-                f"found the tag {found}, expected plain data; tags are never run, write the value",
+                f"found the tag {found}, expected plain data; code in tags is not run, so write "
+                "the value",
             )
 
     def entries(self, items: list[Node]) -> list[Entry]:
-        """Pairs of a mapping: merged ones first and once each, and the mapping's own win over them."""
+        """Pairs of a mapping: merged ones first, without duplicates; the mapping's own take
+        precedence.
+        """
         merged: dict[str, Entry] = {}
         own: list[Entry] = []
         for key, value in zip(items[::2], items[1::2], strict=True):

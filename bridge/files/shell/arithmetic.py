@@ -40,7 +40,10 @@ class Wrong(ValueError):
 
 
 class Dropped(Wrong):
-    """A failed assignment. A shell reports it, drops the current line, and goes on with the next one."""
+    """A failed assignment.
+
+    A shell reports it, drops the current line, and continues with the next one.
+    """
 
 
 class Unset(Wrong):
@@ -106,7 +109,7 @@ def assigned(text: str) -> set[str]:
 
 
 def number(text: str) -> int:
-    """A number as it is written."""
+    """The value of a number as it is written: decimal, octal, hexadecimal, or `base#digits`."""
     base, sign, digits = text.partition("#")
     if not sign:
         if text[:2] in ("0x", "0X"):
@@ -130,7 +133,7 @@ def number(text: str) -> int:
 
 
 def _wrapped(result: int) -> int:
-    """A result as a signed number of 64 bits, which overflows around."""
+    """The result as a signed number of 64 bits, which wraps around on overflow."""
     return (int(result) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -165,7 +168,9 @@ class _Expression:
         )
 
     def _take(self, *signs: str) -> str:
-        """The next sign if it is one of `signs`."""
+        """Consume the next sign, and return it, if it is one of `signs`; otherwise return an empty
+        text.
+        """
         if self.kind != "sign" or self.sign not in signs:
             return ""
         found = self.sign
@@ -193,7 +198,7 @@ class _Expression:
         return result
 
     def _choice(self, assigns: bool = True) -> int:
-        """`test ? one : other`; an assignment is read where its name stands."""
+        """The value of `test ? one : other`. With `assigns`, an assignment may stand here."""
         self.begun = self.position if assigns else -1
         test = self._or()
         if not self._take("?"):

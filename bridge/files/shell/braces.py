@@ -16,11 +16,11 @@ NAME = re.compile(r"[A-Za-z_]")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 
 Atom = tuple[str, Part]
-"""A character with its place as a part, or no character and a part that is more."""
+"""A character with its part; or an empty text with a part that is longer, such as a variable."""
 
 
 def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
-    """The words that one word becomes; raises `OverflowError` for too many."""
+    """The words that brace expansion makes of one word; raises `OverflowError` for too many."""
     if not any(part.kind == "text" and "{" in text[part.start : part.end] for part in parts):
         return [parts]
     atoms: list[Atom] = []
@@ -44,7 +44,7 @@ def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
 
 
 def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
-    """Neighbouring characters as one part."""
+    """Yield the parts of a word, with neighbouring characters joined into one part."""
     last: Part | None = None
     for char, part in atoms:
         if last is not None and last.kind == part.kind == "text" and last.end == part.start:
@@ -73,8 +73,9 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
 
 
 def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
-    """The words that the first brace makes, each with those that the rest makes. Braces from the
-    left vary slowest.
+    """Every alternative of the first brace, combined with every word that the rest makes.
+
+    The leftmost brace varies slowest.
     """
     for place, (char, _) in enumerate(atoms):
         found = _choices(atoms, place) if char == "{" else None
@@ -89,7 +90,9 @@ def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
 
 
 def _choices(atoms: Sequence[Atom], start: int) -> tuple[list[list[Atom]], int] | None:
-    """The alternatives of the brace at `start`, and the end of the expansion; None if it is none."""
+    """The alternatives of the brace at `start`, and its end; None if the brace expands to nothing
+    else.
+    """
     depth, cuts = 0, [start]
     for place in range(start, len(atoms)):
         char = atoms[place][0]

@@ -51,7 +51,10 @@ def _branch(
 
 
 def case(reader: Reader, node: Node) -> None:
-    """The patterns in order. `;&` continues with the next body, `;;&` with the next pattern."""
+    """Read a `case`, its patterns in order.
+
+    `;&` continues with the next body, `;;&` with the next pattern.
+    """
     value = node.child_by_field_name("value")
     token = (
         reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
@@ -102,7 +105,7 @@ def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], no
 
 
 def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
-    """Whether one of the patterns of an item fits."""
+    """Whether one of the patterns of an item fits; None if that is not known."""
     close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
     fold = "nocasematch" in reader.scope.options
     unsure = False

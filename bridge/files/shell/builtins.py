@@ -38,7 +38,9 @@ TOOLS = re.compile(
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 HIDDEN = 0xF0000
-"""Private Unicode range for characters behind a backslash, so that the split of a line leaves them alone."""
+"""Start of the Unicode range that stands for characters behind a backslash, at which no line is
+split.
+"""
 
 
 def _text(text: str) -> Pieces:
@@ -50,13 +52,14 @@ def _unknown(reader: Reader, name: str, why: str = OUTPUT, loose: bool = False) 
 
 
 def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
-    """The number behind a command."""
+    """The number that a command gets as its argument, such as the 2 of `break 2`."""
     if len(called) < 2:
         return default
     text = known(called[1])
     if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
         raise reader.refuse(
-            reader.place, f"{spelled(called[1])} behind {spelled(called[0])} is no known number"
+            reader.place,
+            f"{spelled(called[1])} behind {spelled(called[0])} is no number, or is not known",
         )
     return int(text)
 
@@ -195,7 +198,7 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         text = known(word)
         try:
             if text is None or several(word):
-                reader.expander.forget(spelled(word), "it is counted")
+                reader.expander.forget(spelled(word), "let assigns an unknown value to it")
                 raise Unread("it is not known")
             reader.answer(bool(reader.expander.evaluated(text)))
         except Unread:
@@ -211,11 +214,11 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`read`: names filled from a line of what is known to be read."""
+    """`read`: sets variables from a line of the input, as far as the input is known."""
     options, names = _options(called[1:], "adnNpitu")
     array = options.get("a")
     if several_names := [name for name in names if name is None]:
-        raise reader.refuse(place, f"{len(several_names)} names behind read are not known")
+        raise reader.refuse(place, f"{len(several_names)} of the names behind read are not known")
     targets = [str(name) for name in names]
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
@@ -249,7 +252,8 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[str | None]]:
-    """Letters behind a command with their values, and what is no option."""
+    """The options of a command by letter with their values, and its other words (None: not known).
+    """
     found: dict[str, str] = {}
     rest = list(words_)
     while rest:
@@ -274,7 +278,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
 def _ask(
     reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
 ) -> None:
-    """Set what `read` fills to unknown values, and the rest of the input as well."""
+    """Mark the variables that `read` sets as unknown, and the rest of the input as well."""
     for name in names or ([] if array else ["REPLY"]):
         reader.scope.set(name, Value((_unknown(reader, name, why),)))
     if array:
@@ -285,9 +289,11 @@ def _ask(
 
 
 def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
-    """The next line of the input, and the status, which tells whether the line was complete.
+    """The next line of the input; None if it is not known. Sets the status to 1 if the line has no
+    end.
 
-    With `escapes` a backslash hides what follows: it parts no words, and a line goes on behind it.
+    With `escapes`, a character behind a backslash does not separate words, and does not end the
+    line.
     """
     text = known(reader.scope.input or ())
     if text is None:
@@ -529,7 +535,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     given = known(path) in INPUT
     text = reader.scope.input if given else opened.content(reader, path)
     if given and text is None:
-        raise reader.refuse(place, "it reads the input of the script, which is not known")
+        raise reader.refuse(place, "source reads the input of the script, which is not known")
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):
@@ -539,7 +545,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
-    """A file that cannot be read may set every variable. A file that sets up tools is assumed to set none of the run's."""
+    """Note a sourced file that is not read: it may set every variable, unless it sets up tools."""
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
     tools = bool(TOOLS.search(spelled(path)))
@@ -609,7 +615,7 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
-    """Go into a folder; `away` is the mark of one that is not known."""
+    """Enter a folder; `away` is its key if it is not known."""
     scope = reader.scope
     words_ = [word for word in words_ if known(word) not in ("--", "-P", "-L")]
     if words_ and known(words_[0]) == "":
@@ -644,13 +650,14 @@ def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`alias`: scripts do not use it unless they say so."""
+    """`alias`: it has an effect only in a script that may turn on `expand_aliases`."""
     reader.scope.status = 0
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
     if reader.scope.may("expand_aliases"):
         raise SourceError(
-            f"{reader.name}: line {reader.source.line(place)}: alias changes what words mean, and is not supported"
+            f"{reader.name}: line {reader.source.line(place)}: alias changes the meaning of words, "
+            "and is not supported"
         )
 
 

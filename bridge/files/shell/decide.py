@@ -46,8 +46,9 @@ def _not(truth: Truth) -> Truth:
 
 
 def _joined(left: Truth, right: Truth, both: bool) -> Truth:
-    """`left` and `right` with `both`, else `left` or `right`. One side that decides is enough,
-    whatever the other is.
+    """`left and right` if `both`, else `left or right`.
+
+    If one side decides, the other may be unknown.
     """
     if left is (not both) or right is (not both):
         return not both
@@ -55,13 +56,16 @@ def _joined(left: Truth, right: Truth, both: bool) -> Truth:
 
 
 class Condition:
-    """`[[ ... ]]`: its words in order."""
+    """The condition `[[ ... ]]`, evaluated word by word."""
 
     def __init__(self, items: Sequence[Word | str], expander: Expander) -> None:
         self.items, self.expander, self.position = items, expander, 0
 
     def holds(self) -> Truth:
-        """Whether it holds; raises `Bad` if a shell does not read it."""
+        """Whether the condition holds; None if that is not known.
+
+        Raises `Bad` if a shell refuses it.
+        """
         result = self._or(True)
         if self.position < len(self.items):
             raise Bad("unexpected word")
@@ -91,7 +95,10 @@ class Condition:
     def _side(
         self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]
     ) -> Truth:
-        """The right operand. It is not evaluated if the left decides; if that is unknown, its assignments are unsure."""
+        """The truth of the right operand, which is not evaluated if the left one decides.
+
+        If the left one is not known, the variables that the right one assigns are uncertain.
+        """
         if not needed or before is decided:
             return read(False)
         if before is not None:
@@ -208,7 +215,7 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     sure = 1 if found is None else 1 + pattern.groups * grouped(pattern.pattern)
     texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
     known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
-    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "the longest match decides it"),)
+    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "it depends on the longest match"),)
     return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
 
 
@@ -226,7 +233,10 @@ def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
 
 
 def _by_letters(left: str, right: str, skips: bool) -> bool | None:
-    """Whether `left` comes first where a language orders texts: signs, digits, letters of any size; or signs `skips` over."""
+    """Whether `left` sorts first in the order of a language; None if that is not known.
+
+    The order is signs, digits, letters of either case. With `skips`, signs are ignored.
+    """
     if not (left + right).isascii():
         return None
     first, second = left.lower(), right.lower()
@@ -278,7 +288,7 @@ FILE = ("-e", "-a", "-f", "-r", "-s")
 def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
     """Whether `-n text`, `-v name` or a test of a file is true.
 
-    A file's test is known if the file is there, or if the script has removed it.
+    The result of a file test is known if the file exists, or if the script has removed it.
     """
     if sign in ("-n", "-z"):
         blank = empty(pieces)
@@ -320,7 +330,10 @@ def _is_set(name: str, expander: Expander) -> Truth:
 
 
 def tested(words: Sequence[Pieces], expander: Expander) -> Truth:
-    """`[ ... ]` with the words between its brackets; raises `Bad` if a shell refuses it."""
+    """Whether `[ ... ]` with these words holds; None if that is not known.
+
+    Raises `Bad` if a shell refuses it.
+    """
     if any(several(word) for word in words):
         return None
     return _Test(words, expander).holds()

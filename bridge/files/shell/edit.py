@@ -12,7 +12,7 @@ from bridge.errors import TranslationError
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Span
 
 Range = tuple[int, int]
-"""Words from, to."""
+"""Indices of a range of words: its first one, and the one behind its last."""
 
 
 def edit(
@@ -22,9 +22,10 @@ def edit(
     added: Iterable[Sequence[str]],
     after: int,
 ) -> str:
-    """`text` with other words in each range of `put` (none: the words go), and those of `added` behind word `after`.
+    """`text` with new words for each range of `put`, and the words of `added` behind word `after`.
 
-    Raises `TranslationError` for a word that does not stand in the text by itself.
+    An empty list in `put` removes the words. Raises `TranslationError` for a word without a place
+    of its own.
     """
     found = places(words)
     patches = [
@@ -42,7 +43,9 @@ def edit(
 
 
 def places(words: Sequence[Pieces]) -> list[Span | None]:
-    """The outermost place in the text that belongs to one word only, for each word; None if there is none."""
+    """For each word, the outermost place in the text that belongs to it alone; None if there is
+    none.
+    """
     owners = Counter(
         place for word in words for place in {place for piece in word for place in _levels(piece)}
     )
@@ -67,7 +70,9 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
 
 
 def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
-    """Patches of a range: each new word in its place; superfluous places are removed, further words follow the last."""
+    """Patches that replace the words of a range one by one; surplus old words are removed, surplus
+    new ones follow.
+    """
     if None in found:
         raise TranslationError(
             "a word of the script comes out of an expansion with others, and cannot be changed alone"
@@ -81,7 +86,7 @@ def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> lis
 
 
 def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Neighbours with nothing but blanks between them as one."""
+    """The spans of words, with those merged that only blanks separate."""
     found: list[Span] = []
     for place in (_with_quotes(text, span) for span in spans):
         if found and not text[found[-1][1] : place[0]].strip(" \t"):

@@ -37,7 +37,7 @@ CHANGING = frozenset(
         *("unlink", "shred"),
     )
 )
-"""Programs that may change a file that their words name."""
+"""Programs that may change a file that their arguments name."""
 IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
 """Options with which `sed` writes files."""
 QUIET = frozenset(
@@ -150,7 +150,10 @@ def _text(text: str) -> Pieces:
 
 
 def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
-    """Note what a program may have done to files. With `modelled` its effects are known already."""
+    """Note the files that a program may have changed.
+
+    With `modelled`, its effects are known already.
+    """
     if modelled:
         return
     name, line = (known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
@@ -177,7 +180,7 @@ def _said(called: Sequence[Pieces]) -> str:
 
 
 def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
-    """The words that name what a program writes, where its options say so."""
+    """The words of a command that name the files it writes, as far as its options tell."""
     found = []
     for index, word in enumerate(called):
         option = WRITING.fullmatch(spelled(word))
@@ -189,7 +192,7 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
 
 
 def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
-    """Doubt the files that a program's words name, or may name, as far as a name is known."""
+    """Mark the files that a program's arguments name, or may name, as uncertain."""
     line = reader.source.line(reader.place)
     why = f"{spelled(called[0])} may change it (line {line})"
     unknown = [word for word in called[1:] if known(word) is None]
@@ -224,7 +227,10 @@ def _doubted(reader: Reader, key: str, said: str, why: str) -> None:
 
 
 def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
-    """The letters of the options of a program, all of them in `flags`, and its operands; raises `Unread`."""
+    """A program's option letters, and its operands.
+
+    Raises `Unread` for an option that is not in `flags`.
+    """
     letters, rest = "", list(texts[1:])
     while rest and re.match(r"-.", rest[0]):
         word = rest.pop(0)
@@ -287,7 +293,7 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`touch FILE ...`: an empty file, where there was none."""
+    """`touch FILE ...`: creates an empty file unless the file exists."""
     _, names = _operands(texts, "c")
     for name in names:
         content = opened.content(reader, _text(name))
@@ -324,4 +330,4 @@ PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "touch": touch,
     "mkdir": make_folder,
 }
-"""Programs by name, as those of `programs`."""
+"""Models of programs that change files, by name; `programs.PROGRAMS` includes them."""

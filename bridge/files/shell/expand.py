@@ -1,4 +1,6 @@
-"""Expansion of shell words: variables, defaults, text operators, arithmetic, output of commands that is known."""
+"""Expansion of shell words: variables, defaults, text operators, arithmetic, and known output of
+commands.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ ODD = (
         "a shell splits at a blank behind a backslash beside [@] in one pair of quotes",
     ),
 )
-"""Forms in double quotes that shells read in unusual ways: a sign of it, its form, and the message. It may be several words."""
+"""Texts in double quotes that shells read in unusual ways: a sign of each, its pattern, and the
+message.
+"""
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """A word without expansions and quotes."""
 OUTPUT = "it is the output of a command, and nothing is run"
-FILES = "the files that fit decide it"
+FILES = "it depends on the files that match"
 GLOBBING = re.compile(r"[*?\[(]")
 """Characters of which a pattern has at least one."""
 GROUPS = re.compile(r"[?*+@!]\(")
@@ -61,19 +65,19 @@ class Runner(Protocol):
         """Output of the commands of `source`."""
 
     def stop(self, line: int, problem: str) -> None:
-        """A shell stops at an expansion."""
+        """Note that a shell stops at an expansion."""
 
     def doubt(self, line: int) -> None:
-        """A shell may stop at an expansion: whether it goes on is not known."""
+        """Note that a shell may stop at an expansion."""
 
     def setter(self, name: str) -> int:
         """The line on which the script sets a variable anywhere; 0 if it sets it nowhere."""
 
     def sets(self, name: str) -> bool:
-        """Whether the script has set a variable before, or began to."""
+        """Whether the script has set a variable so far, or is setting it now."""
 
     def lies(self, path: Pieces, filled: bool) -> bool | None:
-        """Whether a file is there, and holds anything if it is to be `filled`."""
+        """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
 
     def settled_by(self, line: int) -> str:
         """Command-line options that would decide the branches around a line."""
@@ -83,7 +87,9 @@ class Expander:
     """Expands the words of one source in a scope."""
 
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
-        """With `solid`, quotes around an empty expansion still make a word, as they do after an operator."""
+        """`solid` tells that quotes around an empty expansion still make a word, as they do after
+        an operator.
+        """
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
 
@@ -113,7 +119,7 @@ class Expander:
         return found
 
     def choices(self, word: Word) -> list[tuple[Part, ...]]:
-        """The words that braces make of one."""
+        """The words that brace expansion makes of one word."""
         found = braces.expanded(self.source.text, word.parts)
         return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
 
@@ -138,14 +144,14 @@ class Expander:
         return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
 
     def joined(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
-        """Pieces without word splitting."""
+        """Yield the pieces without word splitting."""
         for piece in pieces:
             yield (
                 Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
             )
 
     def _globbed(self, word: Pieces, written: Word) -> Pieces:
-        """A word that may become names of files is not known."""
+        """The word itself, or an unknown word if it may expand to names of files."""
         fitting = any(
             isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
             for piece in word
@@ -167,7 +173,9 @@ class Expander:
         return word
 
     def tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
-        """`~` at the start as a part of its own; behind a colon too where a value is assigned."""
+        """The parts, with a `~` at the start as a part of its own; with `assigned`, behind a colon
+        too.
+        """
         if "~" not in self.source.text:
             return parts
         found: list[Part] = []
@@ -242,7 +250,7 @@ class Expander:
         return [self.unknown(part, OUTPUT, True)]
 
     def _nothing(self, part: Part) -> Text:
-        """An empty pair of quotes is a word as well."""
+        """The text of an empty pair of quotes, which is a word as well."""
         return Text("", self.place(part), True, plain=False)
 
     def _double(self, part: Part) -> Expanded:
@@ -307,7 +315,7 @@ class Expander:
             return self.wrong(part, str(error), quoted)
 
     def wrong(self, part: Part, problem: str, quoted: bool) -> Unknown:
-        """An expansion on which a shell stops."""
+        """The unknown value of an expansion at which a shell stops."""
         self.runner.doubt(self.source.line(part.start))
         # The unset variables in it may be the reason. The message says how to set them.
         names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
@@ -320,11 +328,11 @@ class Expander:
         return self.unknown(part, why, quoted)
 
     def settling(self, text: str) -> str:
-        """Options that would set the unknown variables of a text."""
+        """Command-line options that would set the unknown variables of a text, for messages."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
         asked = dict.fromkeys(found for name in names for found in self._asked(name))
         if asked:
-            return f"; say it with {' '.join(f'--env {name}=...' for name in asked)}"
+            return f"; set it with {' '.join(f'--env {name}=...' for name in asked)}"
         values = ((name, value) for name in names if (value := self.scope.get(name)))
         unknown = (
             (name, piece.why)
@@ -360,7 +368,7 @@ class Expander:
     # Parameters
 
     def _parameter(self, part: Part, quoted: bool) -> Expanded:
-        """A variable with what is done to it."""
+        """The value of `$NAME` or `${NAME...}`, after its operator if it has one."""
         try:
             if part.kind == "short":
                 subject = subjects.named(
@@ -406,25 +414,34 @@ class Expander:
         )
 
     def unset(self, name: str) -> str:
-        """Reason why the value of an unset variable is not known."""
+        """The reason why the value of an unset variable is not known."""
         if name.isdigit() and self.scope.arguments is None:
-            return f"the script is started with it; say it with --env {self.scope.outer(name)}=..."
+            return (
+                f"it is an argument of the script; set it with --env {self.scope.outer(name)}=..."
+            )
         if self.scope.may("nounset") and self.scope.settled(name):
             return "it is not set, and set -u stops a shell here"
         if self.scope.sourced:
-            return f"the file that is sourced on line {self.scope.sourced} may set it; say it with --env {name}=..."
+            return (
+                f"the file that is sourced on line {self.scope.sourced} may set it; set it with "
+                f"--env {name}=..."
+            )
         line = self.runner.setter(name)
         if line and self.runner.sets(name):
-            return f"line {line} sets it, but that value does not reach this place; say it with --env {name}=..."
+            return (
+                f"line {line} sets it, but that value does not reach this place; set it with --env "
+                f"{name}=..."
+            )
         if line:
-            hint = self.runner.settled_by(line) or f"; say it with --env {name}=..."
+            hint = self.runner.settled_by(line) or f"; set it with --env {name}=..."
             return f"the script sets it only on line {line}, which is not reached before this one{hint}"
-        return f"the script sets it nowhere{nearest(name, self.scope.variables) or f'; say it with --env {name}=...'}"
+        hint = nearest(name, self.scope.variables) or f"; set it with --env {name}=..."
+        return f"the script sets it nowhere{hint}"
 
     # What is put in its place
 
     def spread(self, subject: Subject, part: Part, quoted: bool) -> Expanded:
-        """The elements of a variable as they stand."""
+        """The elements of a variable that has no operator."""
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
                 return [self.made(part, "", quoted)]
@@ -517,7 +534,7 @@ class Expander:
         return self._worked(part, target, position, quoted)
 
     def _worked(self, part: Part, subject: Subject, position: int, quoted: bool) -> Expanded:
-        """A variable with the operator at `position`, if one stands there."""
+        """A variable after the operator at `position`, if there is one."""
         if position < part.end - 1:
             return operators.operated(self, part, subject, position, quoted)
         return self.spread(subject, part, quoted)
@@ -525,7 +542,7 @@ class Expander:
     # Operators
 
     def chars(self, pieces: Iterable[Piece]) -> list[Char]:
-        """The characters of a pattern; groups are read as such under `extglob` alone."""
+        """The characters of a pattern; only under `extglob` do brackets form groups."""
         found = active(pieces)
         if not any(special and char == "(" for char, special in found) or self.scope.on("extglob"):
             return found
@@ -540,7 +557,7 @@ class Expander:
     # Arithmetic and commands
 
     def arithmetic(self, part: Part, quoted: bool) -> Piece:
-        """`$((...))`: its value, where all that it needs is known."""
+        """The value of `$((...))`, or an unknown piece if a part of it is not known."""
         old = self.source.text.startswith("$[", part.start)
         span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
         return self.known_or(part, quoted, lambda: str(self.calculated(*span)))
@@ -558,11 +575,16 @@ class Expander:
         raise Unread(unknown.why)
 
     def plain(self, pieces: Expanded) -> Expanded:
-        """Pieces of an expression: what nothing sets is empty in it, unless a shell stops at that."""
+        """Pieces of an expression, in which unset variables are empty unless `set -u` may stop the
+        shell.
+        """
         return pieces if self.scope.may("nounset") else emptied(pieces)
 
     def evaluated(self, text: str) -> int:
-        """The value of an expression; what it may change is not known if it is not."""
+        """The value of an expression.
+
+        If it is not known, neither are the variables that the expression assigns.
+        """
         try:
             return arithmetic.value(text, self)
         except Unread as error:
@@ -592,7 +614,7 @@ class Expander:
         if subject.elements is None and not self.scope.sourced:
             if self.scope.on("nounset"):
                 raise arithmetic.Unset(
-                    f"{name} is not set, and set -u is on; say it with --env {name}=..."
+                    f"{name} is not set, and set -u is on; set it with --env {name}=..."
                 )
             return ""
         return subjects.text_of(self, subject)
@@ -642,7 +664,9 @@ class Expander:
 
 
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
-    """Pieces of a script that is started alone: variables that nothing sets are empty."""
+    """The pieces as they are in a script that is started alone: variables that nothing sets are
+    empty.
+    """
     return [
         Text("", piece.span, piece.quoted, plain=False)
         if isinstance(piece, Unknown) and piece.absent

@@ -10,7 +10,7 @@ from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
 GONE = "the script has removed the file"
 """Reason for a file without content."""
-BEHIND = "it is written in the background, and may be read before"
+BEHIND = "a background command writes it, perhaps after it is read"
 AWAY = "?"
 """Prefix of the mark of a folder whose place is not known."""
 
@@ -96,7 +96,7 @@ class Files:
         return not is_gone(self.held[key])
 
     def settles(self, before: Files) -> bool:
-        """Whether no file came after `before`."""
+        """Whether no file, and no program that may write any, was added since `before`."""
         return self.held.keys() == before.held.keys() and (self.writer, self.since) == (
             before.writer,
             before.since,
@@ -149,7 +149,9 @@ def file_key(path: Pieces) -> str:
 
 
 def placed(folder: str, path: Pieces) -> Unknown | None:
-    """The place that a word names which begins with one, from the folder in which a shell stands."""
+    """The place that a word names, seen from `folder`, if the word begins with an expansion whose
+    place is known.
+    """
     first, rest = (path[0], known(path[1:])) if path else (None, None)
     if (
         not isinstance(first, Unknown)
@@ -164,7 +166,7 @@ def placed(folder: str, path: Pieces) -> Unknown | None:
 
 
 def key_in(folder: str, path: Pieces) -> str:
-    """What makes two names the same from a folder in which a shell stands."""
+    """Key that is equal for two names of the same file in the working directory `folder`."""
     key, named = file_key(path), placed(folder, path)
     if named:
         return named.at

@@ -27,7 +27,8 @@ SIMPLE = {
 
 
 def escaped(text: str, inside: bool = False) -> str:
-    """Escapes of `echo -e`, or of the format of `printf`."""
+    """`text` with the escapes of `echo -e` decoded, or with `inside` those of a format of `printf`.
+    """
     if re.search(r"\\[cuUx0-9]", text) if not inside else re.search(r"\\[cuU]", text):
         raise Unread("this escape is not supported")
     return ESCAPE.sub(lambda found: _escape(found, inside), text)
@@ -46,7 +47,7 @@ def _escape(found: re.Match[str], inside: bool) -> str:
 
 
 def printed(form: str, words: Sequence[str]) -> str:
-    """The output of `printf`: the format is used until no word is left."""
+    """The output of `printf`, which repeats the format until no argument is left."""
     rest, made = list(words), list[str]()
     while True:
         before = len(rest)
@@ -120,7 +121,7 @@ def _number(word: str) -> int:
     if word == "":
         return 0
     if not re.fullmatch(r"[-+]?[0-9]\w*", word, re.ASCII):
-        raise Unread("printf counts what is no number")
+        raise Unread("printf gets text where it needs a number")
     try:
         found = arithmetic.number(word.lstrip("+-"))
     except arithmetic.Wrong as error:

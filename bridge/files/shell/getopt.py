@@ -15,7 +15,9 @@ NAME = ("-n", "--name")
 
 @dataclass
 class _Told:
-    """Arguments of `getopt`: its letters and names with their colons, and the words to parse."""
+    """Arguments of `getopt`: its option letters and names with their colons, and the words to
+    parse.
+    """
 
     letters: Mapping[str, str]
     names: Mapping[str, str]
@@ -59,7 +61,7 @@ def _told(words: Sequence[str]) -> _Told:
         rest.pop(0)
     if short is None:
         if not rest:
-            raise Unread("the words for getopt are not known")
+            raise Unread("the arguments of getopt are not known")
         # The form of the first releases: the letters come first, and the output is not quoted.
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
@@ -70,7 +72,7 @@ def _told(words: Sequence[str]) -> _Told:
 
 @dataclass
 class _Reading:
-    """Takes options and words apart."""
+    """Separates options from other words."""
 
     told: _Told
     found: list[str] = field(default_factory=list)
@@ -94,7 +96,7 @@ class _Reading:
         self.others += rest
 
     def text(self) -> str:
-        """Options, `--`, and the other words."""
+        """The output: the options, `--`, and the other words."""
         return "".join(f" {part}" for part in (*self.found, "--", *map(self._quoted, self.others)))
 
     def _quoted(self, word: str) -> str:

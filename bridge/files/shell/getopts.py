@@ -1,4 +1,4 @@
-"""`getopts`: the next option of the words that it reads, with the argument behind it."""
+"""`getopts`: returns the next option of the words that it parses, with its argument."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 LARGEST = 2**31
-"""Above it the C library's conversion of a number overflows."""
+"""Number from which on the C library's conversion of OPTIND overflows."""
 
 
 def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """One call of `getopts`."""
+    """Model one call of `getopts`."""
     texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
     told, name = (
         known(called[1]) if len(called) > 1 else None,
@@ -37,7 +37,10 @@ def _text(text: str) -> Pieces:
 
 
 class _Options:
-    """One step through `texts`, at the word that OPTIND tells and the letter that the shell remembers; `over` behind the last."""
+    """One step through `texts`, from the word at OPTIND and the letter that the shell remembers.
+
+    `over` tells that the step is behind the last option.
+    """
 
     def __init__(self, reader: Reader, place: int, told: str, texts: Sequence[str]) -> None:
         self.scope, self.told, self.texts, self.over = reader.scope, told, texts, False
@@ -51,7 +54,7 @@ class _Options:
         )
 
     def next(self) -> tuple[str, str | None]:
-        """What the variable gets, and what OPTARG gets."""
+        """The values that the variable and OPTARG get."""
         text = self.texts[self.index - 1] if self.index <= len(self.texts) else ""
         if not self.letter:
             if not text.startswith("-") or text in ("-", "--"):

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 SET = re.compile(r"([A-Za-z_]\w*)=")
 UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
 SHARED = "BASH_FUNC_{}%%"
-"""The environment variable that passes on an exported function."""
+"""Name of the environment variable that holds an exported function."""
 GIVEN = re.compile(SHARED.format(".*") + "=")
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
 """Programs that start a shell with a new environment."""
-UNSEEN = "the script does not export it, so that the shell that it starts does not see it"
+UNSEEN = "the script does not export it, so that an inner shell does not see it"
 
 
 class Listed(Sequence[Word]):
@@ -58,14 +58,17 @@ def listed(words: Sequence[Pieces]) -> Listed:
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
-    """The command behind `exec`, `time` and the like, with their options."""
+    """The command that follows `exec`, `time` and the like, and their options."""
     found = walk(listed(called))
     end = found.links[0].end if found.links else len(called)
     return called[end:]
 
 
 def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
-    """Read the shell that a command starts with a text or a written file. Returns whether the command starts one."""
+    """Read the shell that a command starts with a text or a written file.
+
+    Returns False if it starts none.
+    """
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
     elif (
@@ -90,7 +93,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
 
 
 def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
-    """The text that a shell is given, and its arguments from `$0` on."""
+    """The text that a shell is to read, and its arguments from `$0` on."""
     if found.kind == "rest":
         # As `ssh` does, all words are joined by blanks and read a second time.
         joined: list[Piece] = []
@@ -117,7 +120,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
         if GIVEN.match(spelled(word)):
-            raise reader.refuse(place, "a function that is given as a variable is not supported")
+            raise reader.refuse(place, "a function in an environment variable is not supported")
         if given := SET.match(spelled(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 TURNS = 12
-"""Most passes over a loop of unknown length, until nothing changes any more."""
+"""Largest number of iterations that are read of a loop of unknown length, until nothing changes any
+more.
+"""
 Asks = Callable[[], bool | None]
 """Tells whether a loop continues; None if that is not known."""
 MOST_STEPS = 10_000
 
 
 def for_(reader: Reader, node: Node) -> None:
-    """`for NAME in words`, `for ((...))`."""
+    """Read `for NAME in words` or `for ((...))`."""
     if node.children[0].type == "select":
         raise reader.refuse(node.start_byte, "select asks a person, so its variable is not known")
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
@@ -65,7 +67,10 @@ def _step(reader: Reader, node: Node) -> None:
 
 
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
-    """Assign the value of an iteration. A reference (nameref) stands for another variable in each iteration."""
+    """Assign the value of an iteration.
+
+    A reference (nameref) names another variable in each iteration.
+    """
     if "n" in reader.scope.marks.get(name, ()):
         reader.scope.variables[name] = value
     else:
@@ -95,7 +100,7 @@ def _body_of(reader: Reader, node: Node) -> Sequence[Node]:
 
 
 def _counted(reader: Reader, node: Node, token: Token) -> None:
-    """`for ((first; test; next))`."""
+    """Read `for ((first; test; next))`."""
     text, start, end = reader.source.text, token.start + 2, token.end - 2
     cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
     parts = [(low + 1, high) for low, high in pairwise(cuts)]
@@ -138,7 +143,7 @@ def _calculated(reader: Reader, span: tuple[int, int]) -> int | None:
 
 
 def while_(reader: Reader, node: Node) -> None:
-    """`while` and `until`."""
+    """Read `while` and `until`."""
     until = node.children[0].type == "until"
     condition = node.children[
         1 : next(index for index, child in enumerate(node.children) if child.type == "do_group")
@@ -226,7 +231,7 @@ def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]
 
 
 def _finish(reader: Reader, node: Node) -> None:
-    """The state behind a loop: joined from its normal end and from each `break`."""
+    """Set the state behind a loop: joined from its normal end and from each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
         return
@@ -239,7 +244,9 @@ def _finish(reader: Reader, node: Node) -> None:
 
 
 def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
-    """A loop with an unknown number of iterations, maybe none: everything that it changes becomes unknown."""
+    """Read a loop with an unknown number of iterations, maybe none: all that it changes becomes
+    unknown.
+    """
     line = reader.source.line(node.start_byte)
     mark = len(reader.leaving)
 

@@ -24,9 +24,9 @@ NUMBERED = re.compile(r"\$\{?#?\d+")
 """An argument."""
 VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
 MOST = 5
-"""Most lines in one message."""
+"""Largest number of lines that one message lists."""
 DEEPEST = 4
-"""Most assignments to follow from one variable to the next."""
+"""Largest number of assignments to follow from one variable to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Line:
 
     @property
     def inside(self) -> bool:
-        """Whether it stands in a function."""
+        """Whether the line is in a function."""
         return any(block.kind == "function" for block in self.around)
 
 
@@ -74,7 +74,10 @@ class _Blocks:
 
 
 def lines(text: str) -> Iterator[Line]:
-    """The lines of a script, continued ones joined; comments and here-documents aside."""
+    """Yield the lines of a script without comments and here-documents.
+
+    Continued lines are joined.
+    """
     blocks, number, until = _Blocks(), 1, ""
     # A NUL stands for each continuation, so that lines can still be numbered after they are joined.
     for raw in CONTINUED.sub("\0", text).split("\n"):
@@ -101,9 +104,10 @@ def words_of(text: str) -> list[Word]:
 def missed(
     text: str, started: Collection[int], runs: Collection[int], left_at: int = 0
 ) -> list[tuple[int, str]]:
-    """Lines that look like a run but are none, each with the reason.
+    """The numbers of lines that look like a run but are not read as one, each with the reason.
 
-    `started` are lines of commands that are started, `runs` of runs; `left_at` is the line that ends the script, if one does.
+    `started` are the lines of commands that the script starts, `runs` those of its runs. `left_at`
+    is the line that ends the script; 0 if none does.
     """
     whole = list(lines(text))
     origins = Origins(text, whole)
@@ -130,7 +134,9 @@ class Asked:
         self.lines = {line.number: line for line in whole}
 
     def around(self, number: int, told: Collection[str]) -> str:
-        """Options for the variables that decide the branches around a line, without those in `told`."""
+        """Options that would set the variables which decide the branches around a line, without
+        those in `told`.
+        """
         line = self.lines.get(max((at for at in self.lines if at <= number), default=0))
         if line is None:
             return ""
@@ -140,7 +146,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The lines of a script, where its variables come from, and the line that ends it (0: none does)."""
+    """The lines of a script, the origins of its variables, and the line that ends it (0: none
+    does).
+    """
 
     whole: Sequence[Line]
     origins: Origins
@@ -160,7 +168,8 @@ class Origins:
             )
 
     def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
-        """Options for the outside variables on which a text depends, without those in `told`.
+        """Options that would set the outside variables on which a text depends, without those in
+        `told`.
 
         Text `inside` a function has its own arguments.
         """
@@ -171,7 +180,7 @@ class Origins:
             for found in self._outer(name, 0)
             if found not in told
         )
-        return f"; say {' '.join(f'--env {name}=...' for name in names)}" if names else ""
+        return f"; set {' '.join(f'--env {name}=...' for name in names)}" if names else ""
 
     def _outer(self, name: str, depth: int) -> list[str]:
         if name not in self.values or depth > DEEPEST:
@@ -192,29 +201,35 @@ class Origins:
 
 
 def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
-    """Reason why a line is no run; empty if there is none to report."""
+    """The reason why a line is no run; empty if there is none to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
         return f"starts another script, {seen.words[seen.at].spelling}; read that one"
     if first.text is None and first.spelling.startswith("$"):
-        return f"{first.spelling} stands in front, and is not known{place.origins.settled_by(first.spelling, inside=line.inside)}"
+        return (
+            f"its first word, {first.spelling}, is not "
+            f"known{place.origins.settled_by(first.spelling, inside=line.inside)}"
+        )
     return "" if started else _unreached(line, place)
 
 
 def _unreached(line: Line, place: _Place) -> str:
-    """Reason why a line is not reached."""
+    """The reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
-        return f"stands in the function {function.text} (line {function.line}), {_uncalled(function.text, line, place)}"
+        return (
+            f"is in the function {function.text} (line {function.line}), "
+            f"{_uncalled(function.text, line, place)}"
+        )
     own = FUNCTION.match(line.text)
     if own is not None:
         name = own["long"] or own["short"]
-        return f"stands in the function {name}, {_uncalled(name, line, place)}"
+        return f"is in the function {name}, {_uncalled(name, line, place)}"
     if place.left_at and place.left_at < line.number:
-        return f"is not reached: line {place.left_at} ends the script before{_condition(place)}"
+        return f"is not reached: line {place.left_at} ends the script{_condition(place)}"
     if line.around:
         block = line.around[-1]
-        said = f"stands in a branch that is not taken: line {block.line}: {_short(block.text)}"
+        said = f"is in a branch that is not taken: line {block.line}: {_short(block.text)}"
         return said + place.origins.settled_by(block.text, inside=line.inside)
     return "is not reached"
 
@@ -232,11 +247,13 @@ def _uncalled(name: str, line: Line, place: _Place) -> str:
     said = next(
         (f"which line {number} names, but " for number in naming if number != line.number), "which "
     )
-    return f"{said}nothing that is read calls"
+    return f"{said}no command that is read calls"
 
 
 def _condition(place: _Place) -> str:
-    """The branch in which the line stands that ends the script."""
+    """The branch that contains the line which ends the script, for messages; empty if there is
+    none.
+    """
     end = next((line for line in reversed(place.whole) if line.number <= place.left_at), None)
     inside = (
         next((block for block in reversed(end.around) if block.kind != "function"), None)

@@ -26,7 +26,7 @@ def content(reader: Reader, path: Pieces) -> Pieces | None:
 
 
 def _lying(reader: Reader, name: str) -> Pieces | None:
-    """A file of the script's folder; one outside of it is opened where that is allowed."""
+    """Content of a file in the script's folder or in an allowed one; None if there is none."""
     try:
         found = find(name, Path(reader.name).parent)
         if found is None or found.stat().st_size > MOST_CHARACTERS:
@@ -39,7 +39,7 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
 
 
 def there(reader: Reader, path: Pieces) -> bool | None:
-    """Whether a file is there: one that the script writes or removes, or one beside it; None if that is not known."""
+    """Whether a file exists, which the script may write or remove; None if that is not known."""
     key, files = reader.key(path), reader.scope.files
     folder, slash, _ = key.rpartition("/")
     if key.endswith("/") or f"{key}/" in files.folders or "\0" in key or key.startswith(AWAY):
@@ -53,7 +53,7 @@ def there(reader: Reader, path: Pieces) -> bool | None:
 
 
 def filled(reader: Reader, path: Pieces) -> bool | None:
-    """Whether a file that is there holds anything; None if that is not known."""
+    """Whether a file that exists has content; None if that is not known."""
     written, key = file(reader, path), reader.key(path)
     if written is not None:
         return any(isinstance(piece, Text) and piece.text for piece in written) or (
@@ -64,7 +64,7 @@ def filled(reader: Reader, path: Pieces) -> bool | None:
 
 
 def _beside(reader: Reader, name: str) -> Path | None:
-    """A file of the script's folder, or of one that is allowed."""
+    """The path of a file in the script's folder or in an allowed one; None if there is none."""
     try:
         return find(name, Path(reader.name).parent)
     except OutsideError:
@@ -72,12 +72,12 @@ def _beside(reader: Reader, name: str) -> Path | None:
 
 
 def is_folder(reader: Reader, folder: str) -> bool:
-    """Whether a folder lies below that of the script."""
+    """Whether a folder exists below that of the script."""
     return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
 
 
 def missing(reader: Reader, path: Pieces) -> str:
-    """Reason why the content of a file is not known that the script has not written."""
+    """The reason why the content of a file that the script has not written is not known."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:
@@ -92,7 +92,7 @@ def file(reader: Reader, path: Pieces) -> Pieces | None:
 
 
 def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
-    """Content of a file, unless a program may have written it since."""
+    """`content`, the content of a file; unknown if a program may have written the file since."""
     why = reader.scope.files.stale(reader.key(path))
     return (
         (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),)
@@ -102,6 +102,6 @@ def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
 
 
 def text_before(reader: Reader, path: Pieces) -> Pieces:
-    """Content of a file before text is appended to it."""
+    """Content of a file to which text is to be appended; empty if there is none."""
     found = content(reader, path)
     return () if found is None or is_gone(found) else found

@@ -66,7 +66,7 @@ def _turned(
 
 
 def _change(expander: Expander, part: Part, operator: str, start: int) -> Callable[[str], str]:
-    """The text after an operator."""
+    """The function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
             raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
@@ -82,7 +82,9 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
 
 
 def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str]:
-    """Pattern and replacement of `${NAME/pattern/replacement}`: a slash that is written parts them, none of a value."""
+    """Pattern and replacement of `${NAME/pattern/replacement}`, between which is the first literal
+    slash.
+    """
     before, after = _parted(
         expander.source.text, expander.source.operand(start, part.end - 1, True), start
     )
@@ -98,7 +100,7 @@ def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str
 def _chosen(
     expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool
 ) -> Expanded:
-    """`${NAME:-text}` and its kin."""
+    """The value of `${NAME:-text}` and of the other operators with a default."""
     absent = _absent(expander, subject, operator[0] == ":")
     if absent is None:
         if subject.elements is None:
@@ -132,7 +134,7 @@ def _chosen(
 
 
 def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
-    """The default in place of a variable. Within double quotes it is not split."""
+    """The default, which replaces a variable. Within double quotes it is not split."""
     found = list(expander.operand(part, start, not quoted, quoted))
     if not quoted:
         found = [
@@ -143,7 +145,7 @@ def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expand
 
 
 def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
-    """Whether a variable is not set, or empty where that counts as well; None if that is not known."""
+    """Whether a variable is not set or, with `empty`, has no text; None if that is not known."""
     if subject.elements is None or (subject.joined and not subject.elements):
         return (
             None
@@ -179,7 +181,7 @@ def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: b
         )
     )
     if text is None:
-        raise Unread("the place of a part is not known")
+        raise Unread("the offset of a substring is not known")
     first, count = (
         arithmetic.value(half, expander) if half is not None else None
         for half in _bounds(text.replace('"', ""))
@@ -209,7 +211,7 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
         raise arithmetic.Wrong("the number of elements is below 0")
     value = expander.scope.get(subject.name) if subject.name not in ALL else None
     if value is not None and value.table:
-        raise Unread("the order of an associative array is not sure")
+        raise Unread("the order of an associative array is not certain")
     # Places count, and not elements: of an array with gaps, `${A[@]:5}` begins at the first place
     # from 5 on.
     last = max((int(place) for place, _ in listed), default=-1) + 1
@@ -232,7 +234,7 @@ def _parted(
 
 
 def _bounds(text: str) -> tuple[str, str | None]:
-    """The two halves of `first:count`; a colon that belongs to `? :` parts nothing."""
+    """The two halves of `first:count`. A colon that belongs to `? :` does not separate them."""
     waiting = depth = 0
     for place, char in enumerate(text):
         depth += (char == "(") - (char == ")")

@@ -27,7 +27,7 @@ LETTERS: Mapping[str, str] = {
     "P": "physical",
     "T": "functrace",
 }
-"""Letters of `set`, and of a shell that is started."""
+"""Names of options by their letters, as `set` and a shell's command line have them."""
 ON = frozenset(("braceexpand",))
 """Supported options that are on by default."""
 OFF = frozenset(
@@ -65,7 +65,7 @@ class Options:
             return ""
         if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
             return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not supported"
-        return f"{name} is no option of {self.command} that is known"
+        return f"{self.command} has no option {name} that is known here"
 
 
 SET = Options(

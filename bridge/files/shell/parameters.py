@@ -67,7 +67,7 @@ def quoted(text: str) -> str:
 
 
 def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
-    """`#`, `##`, `%`, `%%`."""
+    """`text` without the match of a pattern at its start (`#`, `##`) or at its end (`%`, `%%`)."""
     found = Pattern(pattern)
     longest = len(operator) == 2
     if operator[0] == "#":
@@ -80,14 +80,15 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
 def replaced(
     text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False
 ) -> str:
-    """`/` for the first match, `//` for all; a pattern that begins with `#` or `%` is bound to the start or the end.
+    """`text` with the first match of a pattern (`/`) or all matches (`//`) replaced.
 
-    With `fold`, upper and lower case are the same.
+    A pattern that begins with `#` or `%` is bound to the start or the end. With `fold`, upper and
+    lower case are the same.
     """
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
         return _bound(text, pattern[0][0], pattern[1:], put, fold)
     if pattern[:1] == [("(", True)]:
-        raise Unread("a shell puts * before this pattern, which makes a group of it")
+        raise Unread("a shell puts * before this pattern, which turns it into a group")
     found, position, made = Pattern(pattern, fold), 0, list[str]()
     if not pattern:
         return text
@@ -117,7 +118,7 @@ def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) 
 
 
 def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
-    """`^`, `^^`, `,`, `,,`: upper and lower case."""
+    """`text` in upper case (`^`, `^^`) or lower case (`,`, `,,`)."""
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
     size = len(simple(text)) if len(operator) == 2 else len(simple(text[:1]))
@@ -136,7 +137,7 @@ def sliced(text: str, first: int, count: int | None) -> str:
         return text[begin:]
     end = begin + count if count >= 0 else len(text) + count
     if end < begin:
-        raise Unread("the length of a part is below 0")
+        raise Unread("the length of a substring is below 0")
     return text[begin:end]
 
 

@@ -27,7 +27,7 @@ CLASSES: Mapping[str, Callable[[str], bool]] = {
     "graph": lambda char: char.isprintable() and char != " ",
 }
 Char = tuple[str, bool]
-"""A character, and whether it may mean more than itself."""
+"""A character, and whether it may have a special meaning."""
 Positions = set[int]
 
 
@@ -36,7 +36,7 @@ class Unread(ValueError):
 
 
 def simple(text: str) -> str:
-    """`text`, if all locales treat its characters alike. Raises `Unread` otherwise."""
+    """Return `text`, whose characters all locales must treat alike. Raises `Unread` otherwise."""
     if not text.isascii():
         raise Unread("the locale decides how letters beyond ASCII are counted")
     return text
@@ -54,7 +54,7 @@ def active(pieces: Iterable[Piece]) -> list[Char]:
 
 @dataclass(frozen=True)
 class Group:
-    """`@(a|b)` and its kin."""
+    """A group of alternatives, such as `@(a|b)`."""
 
     kind: str
     choices: tuple[Sequence[Node], ...]
@@ -62,14 +62,14 @@ class Group:
 
 @dataclass(frozen=True)
 class One:
-    """One character that matches."""
+    """A test of one character."""
 
     fits: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A position between characters that matches."""
+    """A test of a position between characters."""
 
     fits: Callable[[str, int], bool]
 
@@ -79,7 +79,7 @@ Node = Group | One | Place | str
 
 
 class Pattern:
-    """A glob over characters, matched without going back."""
+    """A glob, matched without backtracking."""
 
     def __init__(self, chars: Sequence[Char], fold: bool = False) -> None:
         """With `fold`, upper and lower case are the same."""
@@ -95,7 +95,10 @@ class Pattern:
         if self.counts:
             simple(text)
         if len(text) > LONGEST:
-            raise Unread(f"a text of more than {LONGEST:,} characters is compared with a pattern")
+            raise Unread(
+                f"matching a pattern with a text of more than {LONGEST:,} characters is not "
+                "supported"
+            )
         return reached(self.nodes, text.lower() if self.fold else text, {start})
 
     def _sequence(self, position: int, inside: bool) -> tuple[list[Node], int]:
@@ -108,7 +111,7 @@ class Pattern:
             # `*` is not certain.
             if not inside and self._open(position):
                 if nodes and nodes[-1] == STAR:
-                    raise Unread("a group that is never closed behind * is not supported")
+                    raise Unread("a group that follows * and is never closed is not supported")
                 return [*nodes, *(self._same(char) for char, _ in self.chars[position:])], len(
                     self.chars
                 )
@@ -117,7 +120,9 @@ class Pattern:
         return nodes, position
 
     def _open(self, position: int) -> bool:
-        """Whether a group begins that is never closed. Then all characters from there on are literal."""
+        """Whether a group begins at `position` and is never closed, so that all further characters
+        are literal.
+        """
         char, special = self.chars[position]
         begins = (
             special and char in "?*+@!" and self.chars[position + 1 : position + 2] == [("(", True)]
@@ -147,7 +152,7 @@ class Pattern:
         if special and char == "\\":
             if not after[0]:
                 raise Unread(
-                    "a backslash at the end of a pattern hides nothing, and is not supported"
+                    "a backslash at the end of a pattern is not supported"
                 )
             return self._same(after[0]), position + 2
         return self._same(char), position + 1
@@ -167,7 +172,7 @@ class Pattern:
         return Group(kind, tuple(choices)), position + 1
 
     def _bracket(self, start: int) -> tuple[Node, int] | None:
-        """`[...]`; None if it is never closed."""
+        """The test for `[...]`, and its end; None if it is never closed."""
         position, tests = start, list[Callable[[str], bool]]()
         denied = position < len(self.chars) and self.chars[position] in (("!", True), ("^", True))
         position += denied

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 Span = tuple[int, int]
-"""Place in the script: characters from, to."""
+"""Place in the script: the offsets of its start and its end."""
 
 # Hundred thousands of these are made and never changed; to make a frozen dataclass would take three times as long.
 
@@ -34,7 +34,7 @@ class Text:
         return self.text
 
     def part(self, start: int, end: int) -> Text:
-        """Characters from `start` to `end`."""
+        """The text from character `start` to `end`."""
         span = (self.span[0] + start, self.span[0] + end) if self.plain else self.span
         return Text(self.text[start:end], span, self.quoted, self.plain, self.uses, self.splits)
 
@@ -43,17 +43,19 @@ class Text:
         return Text(self.text, self.span, quoted, self.plain, (place, *self.uses), not quoted)
 
     def literal(self, quoted: bool) -> Text:
-        """The same text within a text that is read a second time."""
+        """The same text as a part of a text that is read a second time."""
         return Text(self.text, self.span, quoted, self.plain, self.uses)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unknown:
-    """A part that only a run would tell: its spelling at `span`, the line, and the reason why it is not known.
+    """A part that only a run would tell: its spelling at `span`, the line, and the reason why it is
+    not known.
 
-    With `loose` it may be any number of words, because it is not quoted. With `absent` the script never sets it, so that it is
-    empty if the script is started alone; with `perhaps` it may be unset. `at` is the file or folder that it names, if it names
-    one, relative to the script's first working directory; with `firm` that holds in any working directory.
+    With `loose` it may expand to any number of words, because it is not quoted. With `absent` the
+    script never sets it, so it is empty if the script is started alone; with `perhaps` it may be
+    unset. `at` is the file or folder that it names, if it names one, relative to the script's first
+    working directory; with `firm` that holds in any working directory.
     """
 
     spelling: str
@@ -91,7 +93,7 @@ Piece = Text | Unknown
 Pieces = tuple[Piece, ...]
 BREAK = Break()
 NOWHERE: Span = (0, 0)
-"""The place of text that is not in the script: it comes from outside, or a branch leaves it open."""
+"""The place of text that is not in the script."""
 DEFAULT_IFS = " \t\n"
 
 
@@ -198,7 +200,7 @@ def same(left: Sequence[Piece], right: Sequence[Piece]) -> bool:
 
 
 def shared(left: Pieces, right: Pieces) -> Pieces:
-    """The common beginning of both."""
+    """The pieces with which both `left` and `right` begin."""
     pairs = zip(left, right, strict=False)
     length = next(
         (index for index, (one, other) in enumerate(pairs) if one.key != other.key),

@@ -27,7 +27,7 @@ def _text(text: str) -> Pieces:
 
 
 def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
-    """Input of a program: the named files, or its standard input; None if that is not known."""
+    """The input of a program: the named files, or its standard input; None if it is not known."""
     if not names:
         return reader.scope.input
     found: list[Text | Unknown] = []
@@ -50,7 +50,7 @@ def cat(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`tee FILE`: the file holds what it reads."""
+    """`tee FILE`: writes its input to the file and to its output."""
     read = reader.scope.input
     names = [text for text in texts[1:] if not text.startswith("-")]
     more = len(names) + 1 < len(texts)
@@ -81,7 +81,9 @@ def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces | None:
-    """Output of `dirname`, `readlink -f` and `realpath` for an unknown word that names a place; None if it is not certain."""
+    """Output of `dirname`, `readlink -f` and `realpath` for an unknown word whose place is known,
+    else None.
+    """
     if name not in ("dirname", "readlink", "realpath"):
         return None
     letters = {
@@ -115,7 +117,7 @@ def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST` over whole numbers, `-s TEXT` between them."""
+    """`seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
     # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
     # words.
     mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
@@ -140,7 +142,10 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
-    """The text that a program reads, where it is known."""
+    """The text that a program reads; None if it is not known.
+
+    Raises `Unread` if a reason is known.
+    """
     found = _input(reader, names)
     if names and reader.scope.status:
         raise Unread(GONE)
@@ -250,7 +255,7 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
-"""Options of `tr` with the number of sets that they take."""
+"""Supported options of `tr`, each with a number of sets."""
 
 
 def _squeezed(text: str, letters: str) -> str:
@@ -321,7 +326,7 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
-    """Options of `sed`, its scripts, and what is neither."""
+    """The options of `sed`, its scripts, and its other arguments."""
     flags, scripts, rest = set[str](), list[str](), list[str]()
     words = list(words)
     while words:

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 DEEPEST = 30
 UNTOUCHED = -1
-"""Marks a statement without command substitution, which has no status of one."""
+"""Marks a statement that has no command substitution, and so no status of one."""
 NOT_FOUND = 127
-"""The status of a command that is not there."""
+"""The status of a command that does not exist."""
 SEVERAL = re.compile(r"^[^/]*\s")
-"""A program name with a space: a shell took several words as one, since no program has such a name."""
+"""A program name with a space. No program has such a name, so quotes made several words one."""
 CHECKED = ("command", "subshell")
 """Statements that end a script under `set -e`. Blocks and branches themselves do not."""
 LINE = "line"
@@ -50,7 +50,7 @@ LINE = "line"
 LEAVING = ("break", "continue", "return")
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
-"""Definitions of functions. A call before the definition is no command that is assumed to succeed."""
+"""Matches the definition of a function."""
 NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
 """The name before the brackets of a definition."""
 HOPED = frozenset(
@@ -95,7 +95,7 @@ Action = Callable[[], None]
 
 
 class Stopped(SourceError):
-    """An expansion at which a shell ends."""
+    """An expansion at which a shell stops with an error."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class Reader:
 
     @property
     def expander(self) -> Expander:
-        """The expander of what is being read."""
+        """The expander of the source that is being read."""
         return Expander(self.source, self.scope, self)
 
     def refuse(self, place: int, problem: str) -> SourceError:
-        """An error at a character of what is being read."""
+        """An error at a character of the source that is being read, with its line."""
         return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
     def stop(self, line: int, problem: str) -> None:
@@ -197,13 +197,13 @@ class Reader:
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
-        """Raise `SourceError` where a shell stops."""
+        """Raise `SourceError` if a shell stops at an expansion that was noted."""
         if not self.stops:
             return
         Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
 
     def setter(self, name: str) -> int:
-        """The line on which the script assigns a variable anywhere; 0 if it does nowhere."""
+        """The first line on which the script assigns a variable; 0 if it never does."""
         if self.lines is None:
             found = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
             self.lines = {}
@@ -212,11 +212,11 @@ class Reader:
         return self.lines.get(name, 0)
 
     def sets(self, name: str) -> bool:
-        """Whether the script has set a variable before, or began to."""
+        """Whether the script has set a variable so far, or is setting it now."""
         return name in self.begun
 
     def lies(self, path: Pieces, filled: bool) -> bool | None:
-        """Whether a file is there, and holds anything if it is to be `filled`; None if that is not known."""
+        """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
         there = opened.there(self, path)
         return there if not there or not filled else opened.filled(self, path)
 
@@ -227,7 +227,7 @@ class Reader:
         return self.asked.around(line, self.scope.outside)
 
     def statements(self, nodes: Sequence[Node]) -> None:
-        """One after the other, until one ends the path."""
+        """Read statements one after the other, until one ends the path."""
         for index, node in enumerate(nodes):
             if self.scope.ended:
                 return
@@ -240,7 +240,7 @@ class Reader:
                 self.statement(node)
 
     def aside(self, node: Node) -> None:
-        """A statement in the background."""
+        """Read a statement in the background."""
         first, jobs, self.jobs = len(self.commands), self.jobs, list(self.jobs)
         files = self.scope.files.copy()
         self.behind += 1
@@ -250,22 +250,22 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """Background commands have started by now."""
+        """Note that all background commands have started."""
         if not self.branch:
             self.jobs.clear()
 
     def killed(self, place: int) -> None:
-        """Background commands may be killed before they start."""
+        """Note that background commands may be killed before they start."""
         for first, last in self.jobs:
             self._maybe(first, last, self.source.line(place))
 
     def statement(self, node: Node) -> None:
-        """One statement of any kind, with the `!` before it."""
+        """Read one statement of any kind, with the `!` before it."""
         first, others = operands(node)
         self.either(first, others)
 
     def single(self, stages: Operand) -> None:
-        """One statement, or one pipeline, without `&&` and `||`."""
+        """Read one statement, or one pipeline, without `&&` and `||`."""
         node = stages[0]
         tokens = takewhile(
             lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
@@ -281,7 +281,7 @@ class Reader:
             self.errexit()
 
     def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
-        """One statement as it stands, or all stages of a pipeline."""
+        """Read one statement without the `!` before it, or all stages of a pipeline."""
         self.place = node.start_byte
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
@@ -311,7 +311,7 @@ class Reader:
             self.scope.piped = None
 
     def errexit(self) -> None:
-        """A failing statement runs the ERR trap, and ends the script under `set -e`."""
+        """Run the ERR trap if the statement failed, and end the script under `set -e`."""
         scope = self.scope
         if self.guarded or scope.status == 0 or scope.ended:
             return
@@ -331,7 +331,7 @@ class Reader:
             self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
 
     def trapped(self, text: Pieces) -> None:
-        """The text of a trap for errors, or for the end, in which errors run no trap."""
+        """Read the text of an ERR or EXIT trap, in which errors run no trap."""
         error, self.scope.at_error = self.scope.at_error, None
         self.handled(text)
         self.scope.at_error = error
@@ -344,7 +344,7 @@ class Reader:
             self.scope.status = status
 
     def left(self) -> None:
-        """The end of a shell: its trap for that."""
+        """Read the EXIT trap at the end of a shell."""
         text, self.scope.at_exit = self.scope.at_exit, None
         if text is not None:
             # The trap itself must not count as code behind the `exit`, which would not be read.
@@ -355,11 +355,14 @@ class Reader:
     # Blocks, pipelines and paths
 
     def block(self, node: Node) -> None:
-        """`{ ... }` and the script itself."""
+        """Read `{ ... }`, or the script itself."""
         self.statements(node.children)
 
     def subshell(self, node: Node) -> None:
-        """`( ... )`: assignments stay inside, those in its redirections as well."""
+        """Read `( ... )`.
+
+        Its assignments, and those in its redirections, have no effect outside.
+        """
         redirects = self._behind(node)
         # `break` in a subshell cannot leave a loop outside of it.
         loops, self.loops = self.loops, 0
@@ -377,7 +380,7 @@ class Reader:
         self.apart(lambda: self.statements(node.children))
 
     def apart(self, action: Action) -> None:
-        """Read a subshell. Its files, its output and its status stay."""
+        """Read a subshell. Of its effects only files, output and status outlast it."""
         outer, mark = self.scope, len(self.leaving)
         self.scope = self.another()
         action()
@@ -398,7 +401,9 @@ class Reader:
         return scope
 
     def failing(self, inner: Scope) -> None:
-        """Under `set -e` anything that stopped an inner shell stops this one too."""
+        """Doubt this shell if an inner one may have stopped: under `set -e` this one then stops
+        too.
+        """
         doubt = inner.doubted or inner.doubting
         if doubt and not self.scope.doubted:
             self.scope.status = None
@@ -408,7 +413,7 @@ class Reader:
     def landed(
         self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
     ) -> None:
-        """Rejoin the paths that left a construct which ends here."""
+        """Join the paths that left the construct which ends here with the current path."""
         # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
         # further constructs around it.
         left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
@@ -422,7 +427,7 @@ class Reader:
             self.scope.take([*here, *left], self.branch or 0)
 
     def pipeline(self, stages: Sequence[Node]) -> None:
-        """`a | b`: each reads what the one before writes."""
+        """Read `a | b`: each command reads the output of the one before."""
         outer = self.scope
         output: Pieces = ()
         statuses: list[int | None] = []
@@ -471,7 +476,7 @@ class Reader:
         ]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
-        """The last command of a pipeline under `lastpipe`: in this shell itself."""
+        """Read the last command of a pipeline under `lastpipe`, which runs in this shell itself."""
         files, self.scope = self.scope.files, outer
         before, outer.files, outer.input = outer.input, files, output
         self.stage(stage)
@@ -491,7 +496,9 @@ class Reader:
         return None if unsure else next(status for status in reversed(statuses) if status)
 
     def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
-        """Read several branches of which an unknown one is taken; `asking` is the text of the condition."""
+        """Read several branches, one of which is taken; `asking` is the text of the unknown
+        condition.
+        """
         outer, around = self.scope, self.branch
         if line not in outer.hints:
             outer.hints[line] = self.expander.settling(asking)
@@ -513,7 +520,7 @@ class Reader:
         self.leaving += left
 
     def truth(self, nodes: Sequence[Node]) -> bool | None:
-        """Whether the statements of a condition succeed."""
+        """Whether the statements of a condition succeed; None if that is not known."""
         self.guarded += 1
         self.statements(nodes)
         self.guarded -= 1
@@ -522,7 +529,7 @@ class Reader:
     # Lists
 
     def either(self, first: Operand, others: Sequence[tuple[str, Operand]]) -> None:
-        """`a && b`, `a || b`, and more of them from the left."""
+        """Read a list of operands with `&&` and `||`, from the left."""
         if not others:
             self.single(first)
             return
@@ -551,7 +558,7 @@ class Reader:
     # Functions
 
     def function(self, node: Node) -> None:
-        """A definition: read when it is called."""
+        """Note the definition of a function, whose body is read when it is called."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
             said = self.source.text[name.start_byte : name.end_byte]
@@ -571,7 +578,8 @@ class Reader:
         if None in choices:
             raise self.refuse(
                 place,
-                f"only one branch defines the function {name}, and it is not known which is taken",
+                f"only one branch defines the function {name}, and it is not known if that one is "
+                "taken",
             )
         line = self.source.line(place)
         self.undecided(
@@ -598,7 +606,7 @@ class Reader:
     # Commands
 
     def command(self, node: Node) -> None:
-        """A simple command, a condition or an assignment, with its redirections."""
+        """Read a simple command, a condition or an assignment, with its redirections."""
         # The tree has no redirections. They stand around the node of the command.
         before = list(
             takewhile(
@@ -626,7 +634,7 @@ class Reader:
         )
 
     def condition(self, token: Token) -> None:
-        """`[[ ... ]]`."""
+        """Read `[[ ... ]]`."""
         try:
             truth = Condition(token.items, self.expander).holds()
         except Bad as error:
@@ -654,7 +662,7 @@ class Reader:
         self.check_stops()
 
     def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
-        """Assignments, and a command with its words."""
+        """Read assignments, and the command behind them with its words."""
         count = next(
             (
                 index
@@ -713,7 +721,9 @@ class Reader:
             self.write(self.scope.input)
 
     def drop(self, error: arithmetic.Dropped) -> None:
-        """A failed assignment ends the current line, an inner shell, and under `set -e` any shell."""
+        """End the current line after a failed assignment, or the shell if it is an inner one or
+        under `set -e`.
+        """
         if self.branch:
             raise error
         ends = self.scope.around is not None or self.scope.on("errexit")
@@ -721,7 +731,7 @@ class Reader:
         self.scope.left_at = self.source.line(self.place)
 
     def _with(self, assignments: Sequence[Word], called: Sequence[Pieces], place: int) -> None:
-        """A command with variables that are set only for it."""
+        """Run a command with variables that are set only for it."""
         own: dict[str, Value | None] = {}
         marks = dict(self.scope.marks)
         doubting, self.scope.doubting = self.scope.doubting, 0
@@ -840,7 +850,10 @@ class Reader:
     def nested(
         self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None
     ) -> None:
-        """Read text as shell, in a scope of its own if one is given; what it starts is started by the words `before`."""
+        """Read text as shell code, in `scope` if given.
+
+        Commands in it are started by the words `before`.
+        """
         if self.depth >= DEEPEST:
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")
         source = Source.of(text, self.source)
@@ -859,7 +872,10 @@ class Reader:
         ]
 
     def _child(self, source: Source, scope: Scope, alone: bool) -> None:
-        """Read an inner shell. Its files and its output stay; with `alone` also its status."""
+        """Read an inner shell.
+
+        Its files and its output outlast it; with `alone` its status does, too.
+        """
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured
         scope.doubting, scope.doubted = (
@@ -896,10 +912,10 @@ class Reader:
         return key_in(self.scope.folder, path)
 
     def capture(self, source: Source) -> Pieces:
-        """Output of the commands of `$(...)`."""
+        """The output of the commands of `$(...)`."""
         if self.depth >= DEEPEST:
             raise SourceError(
-                f"{self.name}: commands stand in commands without end; is this the right file?"
+                f"{self.name}: found too many commands within commands; is this the right file?"
             )
         outer, mark, stops = self.scope, len(self.leaving), self.stops
         self.scope, self.stops = self.another(), []
@@ -937,7 +953,8 @@ Operand = Sequence["Node"]
 def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
     """The operands of `&&` and `||` from the left, each after the first with its operator.
 
-    They bind looser than `|`, but the grammar of the tree takes `a | b | c && d` as `a | (b | c && d)`.
+    They bind looser than `|`, but the grammar of the tree reads `a | b | c && d` as `a | (b | c &&
+    d)`.
     """
     if node.type == "list":
         first, others = operands(node.children[0])

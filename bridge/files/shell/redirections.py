@@ -16,7 +16,7 @@ from bridge.files.shell.tokens import Token, Word
 if TYPE_CHECKING:
     from bridge.files.shell.read import Action, Reader
 
-IN_FILE = "it stands in a file"
+IN_FILE = "it is in a file"
 
 
 def redirected(
@@ -26,9 +26,10 @@ def redirected(
     action: Action,
     program: bool | None = False,
 ) -> None:
-    """Read a statement with its redirections. A `program` expands the file names in its own process.
+    """Read a statement with its redirections.
 
-    `program` is None if it is not known whether the statement is one.
+    A program expands their file names in a process of its own. `program` tells whether the
+    statement starts one; None if that is not known.
     """
     there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
     if there and not reader.scope.options >= {"noclobber"}:
@@ -52,7 +53,8 @@ def _fail(reader: Reader) -> None:
 
 
 def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
-    """Whether a file exists that `set -C` protects from being overwritten."""
+    """Whether a file exists that `set -C` keeps from being overwritten; None if that is not known.
+    """
     found: bool | None = False
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
@@ -70,7 +72,8 @@ def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
 
 
 def _looked_at(reader: Reader, word: Word) -> Pieces:
-    """The name of a file, which is expanded once more where it is opened."""
+    """The name of a file, expanded without effects: it is expanded again when the file is opened.
+    """
     outer, reader.scope = reader.scope, reader.scope.copy()
     path = reader.expander.text(word)
     reader.scope = outer
@@ -113,12 +116,14 @@ Target = tuple[Pieces, bool]
 def _targets_within(
     reader: Reader, redirects: Sequence[Token], program: bool | None
 ) -> tuple[Target | None, bool]:
-    """The same for a program. Assignments in its expansions do not change the script's variables."""
+    """The result of `_targets` for a program, whose expansions do not change the script's
+    variables.
+    """
     outer, reader.scope = reader.scope, reader.scope.copy()
     found = _targets(reader, redirects)
     inside, reader.scope = reader.scope, outer
     if program is None and inside.variables != outer.variables:
-        why = "its name is not known, and a program expands its redirections otherwise than a function"
+        why = "its name is not known, and redirections of a program and of a function differ"
         raise reader.refuse(redirects[0].start, why)
     outer.input, outer.joined, outer.files, outer.doubting = (
         inside.input,
@@ -130,7 +135,9 @@ def _targets_within(
 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
-    """The file to write, whether text is appended to it, and whether the output is redirected at all."""
+    """The file to write with whether text is appended to it, and whether the output is redirected
+    at all.
+    """
     # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
     # behind `> file` goes to the file.
     target: Target | None = None
@@ -168,7 +175,7 @@ def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
 
 
 def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
-    """An error in a redirection that stops a shell stops it in any case."""
+    """Raise `SourceError` if an expansion in a redirection stops a shell."""
     if reader.stops and not any(token.word is None for token in redirects):
         last = reader.stops[-1][0]
         if any(reader.source.line(token.start) == last for token in redirects):

@@ -24,12 +24,15 @@ RANGES: Mapping[str, str] = {
 """Character classes, as ranges of a regular expression."""
 QUANTIFIERS = "*+?{"
 BASIC = {"(": "(", ")": ")", "|": "|", "+": "+", "?": "?", "{": "{", "}": "}", "n": "\n", "t": "\t"}
-"""Meaning of a backslash and a character in GNU's basic expressions."""
+"""Characters behind a backslash, with the meaning of both in GNU's basic expressions."""
 EDGES = re.compile(r"(?<!\\)(?:\\\\)*\\[bB]")
 
 
 def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
-    """A POSIX extended regular expression for Python. Raises `Unread` if its meaning may differ."""
+    """A POSIX extended regular expression, compiled for Python.
+
+    Raises `Unread` if its meaning may differ.
+    """
     position, found = 0, list[str]()
     while position < len(chars):
         text, position = _regular(chars, position, bool(found))
@@ -93,7 +96,10 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
 
 
 def basic(text: str, fold: bool = False) -> re.Pattern[str]:
-    """A basic regular expression, with GNU's extensions. Raises `Unread` if its meaning may differ."""
+    """A basic regular expression with GNU's extensions, compiled.
+
+    Raises `Unread` if its meaning may differ.
+    """
     position, found = 0, list[str]()
     while position < len(text):
         said, position = _basic(text, position, "".join(found))

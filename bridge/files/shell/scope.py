@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.files.shell.source import Source
 
 LONGEST = 20_000
-"""Most parts of one value. Only values that double repeatedly reach it."""
+"""Largest number of parts of one value. Only values that double repeatedly reach it."""
 MOST_CHARACTERS = 2**20
 Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
 """Possible definitions of a function; None: it is not defined."""
@@ -104,10 +104,12 @@ MOVING = frozenset(
         *("_", "PIPESTATUS", "BASH_COMMAND", "FUNCNAME"),
     )
 )
-"""Those of them whose value is not known even after an assignment."""
+"""Variables of the shell whose value is not known even after an assignment."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 COUNTER = "OPTIND"
-"""Index of the next word of `getopts`. It starts as a number, even if the environment has another value."""
+"""Name of the variable with the index of the next word of `getopts`, which the shell sets at its
+start.
+"""
 
 
 class Unsettled(Exception):
@@ -116,9 +118,10 @@ class Unsettled(Exception):
 
 @dataclass(slots=True, unsafe_hash=True)
 class Value:
-    """A variable: its words, one for a plain variable.
+    """The value of a variable: its words, of which a plain variable has one.
 
-    `keys` are the places of the words of an array, if they are not 0, 1, 2, ...; `table` tells that they are names.
+    `keys` are the indices of the words of an array, if they are not 0, 1, 2, ...; with `table` they
+    are names.
     """
 
     words: tuple[Pieces, ...]
@@ -133,11 +136,14 @@ class Value:
 
     @property
     def places(self) -> Sequence[int | str]:
-        """The place of each word."""
+        """The index of each word."""
         return range(len(self.words)) if self.keys is None else self.keys
 
     def at(self, key: int | str) -> Pieces | None:
-        """The element at a place; None if there is none. It is unknown if a part of unknown length is before it."""
+        """The element at an index; None if there is none.
+
+        Behind a part of unknown length it is unknown.
+        """
         if self.table and self.open:
             return next(word for word in self.words if several(word))
         for place, word in zip(self.places, self.words, strict=True):
@@ -184,7 +190,7 @@ UNCERTAIN = {
     "?a": "an array",
     "?A": "an associative array",
 }
-"""Attributes that affect assignments, in words for messages about attributes that depend on a branch."""
+"""Attributes that affect assignments and may depend on a branch, with their names for messages."""
 HANDED = "?x"
 """Attribute of a variable that only one branch exports."""
 SELF = "$0"
@@ -204,12 +210,12 @@ class Hidden:
 
 
 def is_file(place: str) -> bool:
-    """Whether a place is that of the script or of a sourced file."""
+    """Whether a path names the script or a sourced file."""
     return place.rpartition("/")[2].startswith((SELF, SOURCED))
 
 
 def several(word: Pieces) -> bool:
-    """Whether a word may be any number of words."""
+    """Whether a word may expand to any number of words."""
     return any(isinstance(piece, Unknown) and piece.loose for piece in word)
 
 
@@ -304,7 +310,7 @@ class Scope:
 
     def _live(self, name: str) -> Value:
         at = self._place(name)
-        why = f"{RUN}; say it with --env {name}=..."
+        why = f"{RUN}; set it with --env {name}=..."
         return Value(
             ((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),)
         )
@@ -336,16 +342,20 @@ class Scope:
         )
 
     def target(self, name: str) -> str:
-        """The variable that a reference stands for; raises `Unsettled`."""
+        """The variable that a reference names; raises `Unsettled` if that is not known or is an
+        element.
+        """
         found = self.referred(name)
         if "[" in found:
             raise Unsettled(
-                f"{name} stands for {found}, and a reference to an element is not supported here"
+                f"{name} refers to {found}, and a reference to an element is not supported here"
             )
         return found
 
     def referred(self, name: str) -> str:
-        """What a reference stands for, a variable or `NAME[index]`; raises `Unsettled`."""
+        """The variable, or `NAME[index]`, that a reference names; raises `Unsettled` if that is not
+        known.
+        """
         for _ in range(8):  # as deep as bash follows references
             if "?n" in self.marks.get(name, ()):
                 self.certain(name)
@@ -358,7 +368,7 @@ class Scope:
             if "[" in text:
                 return text
             name = text
-        raise Unsettled(f"the reference {name} stands for itself")
+        raise Unsettled(f"the reference {name} refers to itself")
 
     def lists(self, name: str) -> bool:
         """Whether a variable is an array of either kind. A shell does not export arrays."""
@@ -440,11 +450,11 @@ class Scope:
     def on(self, option: str) -> bool:
         """Whether an option is on. Raises `Unread` if that depends on a branch."""
         if option in self.unsure:
-            raise Unread(f"it is not known if {option} is on: {self.unsure[option].why}")
+            raise Unread(f"it is not known whether {option} is on: {self.unsure[option].why}")
         return option in self.options
 
     def may(self, option: str) -> bool:
-        """Whether an option is on, or may be."""
+        """Whether an option is on or, by a branch, may be."""
         return option in self.options or option in self.unsure
 
     def turn(self, option: str, on: bool) -> None:
@@ -467,7 +477,7 @@ class Scope:
 
     @property
     def environment(self) -> dict[str, Pieces]:
-        """The variables that a command is started with, as far as the script sets them."""
+        """The environment variables of a command, as far as the script sets them."""
         perhaps = {name for name, marks in self.marks.items() if HANDED in marks}
         found = ((name, self._handed(name)) for name in sorted(self.exported | perhaps))
         return {name: pieces for name, pieces in found if pieces}
@@ -490,7 +500,9 @@ class Scope:
         self.marks[name] = (left | frozenset(given)) - frozenset(taken)
 
     def overtaken(self, line: int) -> None:
-        """A sourced file that is missing may set every variable. Behind it only values from outside are known."""
+        """Mark all variables as unknown that a missing sourced file may set: all but those from
+        outside.
+        """
         self.sourced = line
         for name, value in list(self.variables.items()):
             if name == COUNTER or "r" in self.marks.get(name, ()):
@@ -500,20 +512,25 @@ class Scope:
             if value is None or name in self.outside:
                 del self.variables[name]
                 continue
-            why = f"the file that is sourced on line {line} may set it anew; say it with --env {name}=..."
+            why = (
+                f"the file that is sourced on line {line} may change it; set it with --env "
+                f"{name}=..."
+            )
             unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=value.array)
             self.variables[name] = Value(
                 ((unknown,),), value.array, ("",) if value.table else None, value.table
             )
 
     def moved(self) -> None:
-        """The script set OPTIND. Below 2 `getopts` starts again; above, it continues within the rest of the word."""
+        """Note that the script set OPTIND: below 2 `getopts` starts again, above it continues in
+        its word.
+        """
         number = counted(self.get(COUNTER))
         if self.letter:
             self.letter = -abs(self.letter) if number is not None and number < 2 else None
 
     def held(self, name: str) -> Hidden:
-        """State of a variable, with its attributes."""
+        """The state of a variable: its value, attributes and export."""
         value = self.variables.get(name, _NOWHERE)
         return Hidden(
             value,
@@ -523,7 +540,7 @@ class Scope:
         )
 
     def put_back(self, name: str, hidden: Hidden) -> None:
-        """A variable as it stood."""
+        """Restore the state of a variable."""
         self.marks.pop(name, None)
         if hidden.marks:
             self.marks[name] = hidden.marks
@@ -542,14 +559,17 @@ class Scope:
             self.marks.pop(name, None)
 
     def restore(self) -> None:
-        """The variables that the locals of a function hid."""
+        """Restore the variables that the locals of a function hid."""
         *rest, last = self.frames
         self.frames = tuple(rest)
         for name, hidden in last.items():
             self.put_back(name, hidden)
 
     def reveal(self, name: str) -> bool:
-        """`unset` of an outer function's local: the hidden variable is visible again. Returns False if there is none."""
+        """Model `unset` of an outer function's local: the variable that it hid is visible again.
+
+        Returns False if there is no such local.
+        """
         frame = next((frame for frame in reversed(self.frames[:-1]) if name in frame), None)
         if frame is None or name in self.frames[-1]:
             return False
@@ -558,7 +578,7 @@ class Scope:
 
     @contextmanager
     def globally(self, name: str) -> Iterator[None]:
-        """`declare -g`: the variable that all locals of that name hide."""
+        """Context in which a name means the global variable, as `declare -g` has it."""
         frame = next((frame for frame in self.frames if name in frame), None)
         if frame is None:
             yield
@@ -572,7 +592,7 @@ class Scope:
         self.put_back(name, inside)
 
     def copy(self) -> Scope:
-        """A scope of its own, for a branch or a subshell."""
+        """A copy of the state, for a branch or a subshell."""
         return replace(
             self,
             variables=dict(self.variables),
@@ -613,13 +633,13 @@ class Scope:
 
 
 COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
-"""Further fields that an iteration of a loop must not change, so that the next iteration does the same."""
+"""Names of further fields that an iteration must not change if the next one is to do the same."""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
-"""The hidden state of a variable that was not set."""
+"""The hidden value of a variable that was not set."""
 
 
 def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
-    """What two branches agree on."""
+    """The state after two branches: the parts that agree, and unknown values for the others."""
     if one is other:
         return one
     names = dict.fromkeys((*one.variables, *other.variables))
@@ -675,7 +695,10 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
 
 
 def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
-    """The attributes of a variable after two branches. Those of only one branch are marked as doubtful."""
+    """The attributes of a variable after two branches.
+
+    Those that only one branch has are marked as doubtful.
+    """
     if one.marks == other.marks and one.exported is other.exported:
         return one.marks
     doubtful = {f"?{letter[-1]}" for letter in one.marks ^ other.marks}
@@ -764,7 +787,9 @@ def _frame(
 
 
 def counted(value: Value | None) -> int | None:
-    """OPTIND as `getopts` reads it: the number that it begins with, 0 if with none; None if it is not known."""
+    """The number that `getopts` reads from OPTIND: its leading digits, 0 without any; None if not
+    known.
+    """
     text = "" if value is None else known(value.pieces)
     found = LEADING.match(text or "")
     return None if text is None else int(found[0]) if found else 0
@@ -775,7 +800,7 @@ def _told(text: str) -> Value:
 
 
 def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
-    """A value after two branches; unknown from the place where they differ."""
+    """A value after two branches; unknown from the character on at which they differ."""
     if one is None and other is None:
         return None
     first, second = one or Value(()), other or Value(())
@@ -797,7 +822,7 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
 
 
 def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
-    """An array after two branches. With `mixed`, one of them has a plain variable."""
+    """An array after two branches. With `mixed`, it is a plain variable in one of them."""
     if mixed or first.keys is not None or second.keys is not None:
         return Value(((undecided,),), True)
     words = _agreed(first.words, second.words)
@@ -818,7 +843,7 @@ def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces,
 
 
 def elements(value: Value) -> Iterator[tuple[int | str, Pieces]]:
-    """Places and words, in the order in which a shell lists them."""
+    """Yield the indices and words of a value in the order in which a shell lists them."""
     pairs = list(zip(value.places, value.words, strict=True))
     # Bash walks its hash table bucket by bucket, and within a bucket from the newest key to the
     # oldest.
@@ -829,7 +854,7 @@ def elements(value: Value) -> Iterator[tuple[int | str, Pieces]]:
 
 
 BUCKETS = 1024
-"""Buckets of the table of an associative array in bash."""
+"""Number of buckets in the hash table of an associative array in bash."""
 
 
 def _bucket(key: str) -> int:

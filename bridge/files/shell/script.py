@@ -25,11 +25,13 @@ MAX_CHARACTERS = 2**20
 
 @dataclass(frozen=True)
 class Launch:
-    """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program and its words.
+    """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program
+    and its arguments.
 
-    `launcher` are the words before the program. `branch` is the line of an undecided branch around it, or 0. `ranks` is the world
-    size, if the launcher's arguments set it in numbers. `files` has the files that the script has written before, by key;
-    `folder` is the mark of the run's working directory.
+    `launcher` are the words before the program. `branch` is the line of an undecided branch around
+    it, or 0. `ranks` is the world size, if the launcher's arguments set it as numbers. `files` has
+    the files that the script has written before, by key; `folder` is the mark of the run's working
+    directory.
     """
 
     program: str
@@ -50,7 +52,9 @@ class Launch:
 
     @property
     def opaque(self) -> dict[int, str]:
-        """Reason why a word is not known, by its index: the first part of it that only a run would tell."""
+        """The reason why each unknown word is not known, by its index: that of its first unknown
+        part.
+        """
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
         return {
             index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}"
@@ -94,7 +98,7 @@ class Script:
 
     @cached_property
     def reader(self) -> Reader:
-        """The script, read."""
+        """The reader that has read the script."""
         if len(self.text) > MAX_CHARACTERS:
             raise SourceError(
                 f"{self.name}: found more than 1 MiB; a launch script is smaller, is this the right file?"
@@ -128,13 +132,15 @@ class Script:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """Every training run that it starts."""
+        """Every training run that the script starts."""
         where = Where(self.text)
         found = (_launch(command, where) for command in self.reader.commands)
         return tuple(launch for launch in found if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
-        """Flags that a shell takes for a command, because the line before does not continue: line, flag, reason."""
+        """Yield line, flag and reason of flags that a shell reads as a command, since no backslash
+        precedes them.
+        """
         for command in self.reader.commands:
             first = spelled(command.words[0])
             if re.match(r"--?[a-zA-Z]", first):
@@ -142,14 +148,14 @@ class Script:
 
     @property
     def assumed(self) -> Iterator[tuple[int, str, str]]:
-        """Assumptions about sourced files that were not read: line, name and assumption."""
+        """Yield line, name and assumption for each sourced file that was not read."""
         for found in dict.fromkeys(self.reader.sourced):
             tools = "to set up tools, and nothing that the run uses"
             taken = tools if found.tools else "to do nothing but set variables"
             yield (
                 found.line,
                 f"source {found.name}",
-                f"it is not read, and assumed {taken}: {found.why}",
+                f"the file is not read, and is assumed {taken}: {found.why}",
             )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
@@ -174,12 +180,12 @@ class Script:
 
     @property
     def seen(self) -> str:
-        """The runs that it starts, for messages."""
+        """The runs that the script starts, for messages."""
         return "; ".join(map(str, self.launches)) or "none"
 
     @property
     def _unknown(self) -> Iterator[str]:
-        """The words of its runs that may be any number of flags, for messages."""
+        """The words of runs that may expand to any number of flags, for messages."""
         loose = (launch.opaque[index] for launch in self.launches for index in sorted(launch.loose))
         return (f"{self.name}: {said}" for said in dict.fromkeys(loose))
 
@@ -195,7 +201,9 @@ class Script:
 
     @property
     def lost(self) -> list[str]:
-        """Lines that may be meant as a run, for messages: flags that begin a command, and lines that look like a run."""
+        """Messages about lines that may be meant as a run: flags that begin a command, and likely
+        launches.
+        """
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         looked = missed(
@@ -217,18 +225,18 @@ class Script:
 
 
 def _stray(text: str, line: int) -> str:
-    """Reason why a flag begins a command."""
+    """The reason why a flag begins a command."""
     before = text.split("\n")[max(line - 2, 0)] if line > 1 else ""
     reason = f"line {line - 1} does not end in a backslash"
     if before.rstrip().endswith("\\") and before != before.rstrip():
         reason = f"a blank follows the backslash of line {line - 1}"
     elif before.lstrip().startswith("#"):
         reason = f"the comment on line {line - 1} ends the command"
-    return f"no part of the run: {reason}, so that the shell takes this for a command"
+    return f"no part of the run: {reason}, so that the shell reads this as a command"
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
-    """Options on `#SBATCH` lines that are numbers."""
+    """Options on `#SBATCH` lines whose values are numbers."""
     return (
         (match["name"], match["value"])
         for match in DIRECTIVE.finditer(text)
@@ -260,7 +268,7 @@ def _launch(command: Command, where: Where) -> Launch | None:
     if any(link.name == "xargs" for link in found.links):
         # It adds arguments at the end, any number of them.
         added = Unknown(
-            "xargs", NOWHERE, command.line, "it is read from the input of xargs", loose=True
+            "xargs", NOWHERE, command.line, "it comes from the input of xargs", loose=True
         )
         words = (*words, (added,))
     return _run(command, found, words, where)

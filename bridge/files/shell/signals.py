@@ -69,7 +69,10 @@ def _named(word: Pieces) -> str:
 
 
 def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`trap TEXT EXIT`: the text is read at the end. Texts for other signals are read if the script sends itself the signal."""
+    """`trap TEXT EXIT`: the text is read at the end.
+
+    The text for another signal is read if the script sends itself that signal.
+    """
     scope, line = reader.scope, reader.source.line(place)
     scope.status = 0
     rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]

@@ -32,7 +32,9 @@ def _parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A sourced file that was not read: line, name, reason, and whether it is assumed to set up only `tools`."""
+    """A sourced file that was not read: its line, name and reason, and whether it is taken to set
+    up `tools` only.
+    """
 
     line: int
     name: str
@@ -90,7 +92,8 @@ class Source:
         return cls(text, script.name, pieces, script, commands=False)
 
     def lines(self) -> Iterator[list[Node]]:
-        """Groups of statements that a shell reads at once, because no line ends between them."""
+        """Yield groups of statements that a shell reads at once, because no line ends between them.
+        """
         found: list[Node] = []
         for node in self.root.children:
             # Offsets in bytes are offsets in characters: the masked text is ASCII, and as long as
@@ -103,11 +106,11 @@ class Source:
         yield found
 
     def line(self, place: int) -> int:
-        """The line of the script, from 1, of a character."""
+        """The line of the script, counted from 1, on which a character is."""
         return bisect_left(self.breaks, self.place(place, place + 1)[0]) + 1
 
     def pieces(self, start: int, end: int, quoted: bool) -> Iterator[Piece]:
-        """Characters `start` to `end` as they are."""
+        """Yield the characters from `start` to `end` as pieces."""
         if self.segments is None:
             if start < end:
                 yield Text(self.text[start:end], (start, end), quoted)
@@ -125,7 +128,7 @@ class Source:
                 )
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        """Place in the script of characters `start` to `end`."""
+        """The place in the script of the characters from `start` to `end`."""
         if self.segments is None:
             return start, end
         spans = [piece.span for piece in self.pieces(start, end, False)]
@@ -136,7 +139,7 @@ class Source:
         return self.text[part.start : part.end]
 
     def operand(self, start: int, end: int, single: bool) -> tuple[Part, ...]:
-        """The parts of a word inside of `${...}`."""
+        """The parts of a word within `${...}`."""
         key = start, end, single
         if key not in self.operands:
             parts: list[Part] = []
@@ -164,7 +167,7 @@ class Source:
         return self.inner[start]
 
     def tokens_of(self, start: int, end: int) -> list[Token]:
-        """The tokens from `start` to `end`."""
+        """The tokens that begin from `start` up to `end`."""
         return self.tokens[
             bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)
         ]
@@ -182,7 +185,7 @@ class Source:
     def fault(self, node: Node) -> str:
         """Message about a syntax error at a node of the tree."""
         missing = next((child.type for child in node.children if child.is_missing), "")
-        said = f"opens what is never closed; found no {missing} before the end" if missing else ""
+        said = f"a statement is never closed; expected {missing}" if missing else ""
         return self._broken(node.start_byte, said)
 
     def _broken(self, place: int, problem: str) -> str:
@@ -205,7 +208,8 @@ def check_ends(text: str, name: str) -> None:
     if place >= 0:
         line = text.count("\n", 0, place) + 1
         raise SourceError(
-            f"{name}: line {line}: ends in CR and LF, and a shell takes the CR for text; save it with LF alone"
+            f"{name}: line {line}: ends in CR and LF, and a shell reads the CR as text; save the "
+            "script with LF alone"
         )
 
 
@@ -238,5 +242,5 @@ def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
 
 def _unfilled(placeholder: str) -> str:
     return (
-        f"{placeholder} is a placeholder, which a shell takes for redirections; put a value there"
+        f"{placeholder} is a placeholder, which a shell reads as redirections; put a value there"
     )

@@ -1,4 +1,6 @@
-"""Matches regular expressions without backtracking, so that none takes exponential time: it tracks all possible ends at once."""
+"""Matches regular expressions in bounded time: without backtracking, by tracking all possible ends
+at once.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from math import inf, prod
 from bridge.files.shell.patterns import Group, Node, One, Place, Positions, Unread, reached
 
 TRIES = 10**7
-"""Most paths through a text that Python's own matcher may try."""
+"""Largest number of paths through a text that Python's own matcher may try."""
 NODES = 5_000
-"""Most parts of an expression with repetitions expanded."""
+"""Largest number of parts of an expression after its repetitions are expanded."""
 ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 TIMES = re.compile(r"(?P<sign>[*+?])|\{(?P<least>\d+)(?P<more>,?)(?P<most>\d*)\}")
 EMPTY = ("^", r"\Z", r"\b", r"\B")
@@ -92,7 +94,8 @@ def _parsed(pattern: re.Pattern[str]) -> tuple[Node, ...]:
 
 
 def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], int, int]:
-    """The alternatives up to the end of a group, the place of that end, and the number of parts."""
+    """The alternatives up to the end of a group, the offset of that end, and the number of parts.
+    """
     text, choices, size = pattern.pattern, [list[Node]()], 1
     while place < len(text) and text[place] != ")":
         if text[place] == "|":

@@ -48,7 +48,7 @@ class Edit:
 
 
 class _Edits:
-    """Reads a script of `sed`."""
+    """Parser of a `sed` script."""
 
     def __init__(self, text: str, extended: bool) -> None:
         self.text, self.place, self.compile = text, 0, _extended if extended else basic
@@ -108,7 +108,7 @@ class _Edits:
         return Address(int(found["number"] or 0))
 
     def _until(self, mark: str) -> str:
-        """Text up to `mark`, which a backslash hides."""
+        """The text up to the next `mark` that no backslash escapes."""
         begun = self.place
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -145,7 +145,7 @@ class _Edits:
 
     def _expression(self, text: str, mark: str, fold: bool = False) -> re.Pattern[str]:
         if mark in SPECIAL and "\\" + mark in text:
-            raise Unread("the mark of this command of sed means more than itself")
+            raise Unread("the delimiter of this command of sed has a special meaning")
         plain = text.replace("\\" + mark, mark)
         if not plain or re.search(r"\[[^\]]*\\", plain) or not plain.isascii():
             raise Unread("this expression of sed is not supported")
@@ -162,7 +162,7 @@ def _extended(text: str, fold: bool) -> re.Pattern[str]:
 
 
 def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
-    """Literal texts, and numbers of groups (0: the whole match)."""
+    """The literal texts of a replacement, and the numbers of its groups (0: the whole match)."""
     found: list[str | int] = []
     for piece in re.findall(r"\\.|&|[^\\&]+|\\", text, re.DOTALL):
         if piece == "&":
@@ -301,7 +301,7 @@ def ordered(text: str, flags: str) -> str:
     lines = [line.removesuffix("\n") for line in _lines(text)]
     if "n" in flags:
         if not all(re.fullmatch(r"0|-?[1-9]\d{0,14}", line, re.ASCII) for line in lines):
-            raise Unread("sort counts what is no number")
+            raise Unread("sort -n gets a line that is no number")
         lines.sort(key=int)
     elif all(re.fullmatch(r"[0-9a-z]*", line) for line in lines) or all(
         re.fullmatch(r"[0-9A-Z]*", line) for line in lines
@@ -315,7 +315,7 @@ def ordered(text: str, flags: str) -> str:
 
 
 def single(text: str) -> str:
-    """`uniq`: the first of neighbours that are the same."""
+    """Output of `uniq`: the first of each run of equal lines."""
     lines = [line.removesuffix("\n") for line in _lines(text)]
     return "".join(
         f"{line}\n" for index, line in enumerate(lines) if not index or line != lines[index - 1]
@@ -323,7 +323,10 @@ def single(text: str) -> str:
 
 
 def fields(text: str, program: str, mark: str | None) -> str:
-    """`awk '{print $1, $NF}'`: fields of each line; raises `Unread` for any other program."""
+    """Output of `awk '{print $1, $NF}'`: fields of each line.
+
+    Raises `Unread` for any other program.
+    """
     told = re.fullmatch(
         r"\s*(NR\s*==\s*(?P<row>\d{1,6}))?\s*\{\s*print\s*(?P<what>[$\w, \t]*?)\s*;?\s*\}\s*",
         program,

@@ -1,4 +1,5 @@
-"""The subject of an expansion: a variable, an element of an array, the arguments, or a number of the shell."""
+"""The subject of an expansion: a variable, an array element, the arguments, or a special parameter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 AGAIN = re.compile(r"[$`'\"\\]")
-"""Characters that a shell expands again in an index that came from an expansion."""
+"""Matches characters that a shell expands again in an index that came from an expansion."""
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
 FORM = "this form of expansion is not supported"
@@ -49,9 +50,9 @@ class Absent(Unread):
 
 
 def stored(value: Value, key: int | str, word: Pieces) -> Value:
-    """An array with another element; raises `Unread` if its places are not known."""
+    """An array with a new element; raises `Unread` if its indices are not known."""
     if value.open:
-        raise Unread("the places of the array are not known")
+        raise Unread("the indices of the array are not known")
     if isinstance(key, int) and key < 0:
         # Counted from behind the last place, gaps included.
         key += max((int(place) for place in value.places), default=-1) + 1
@@ -61,7 +62,7 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
 
 
 def malformed(expander: Expander, start: int, end: int) -> ValueError:
-    """Raises for text in braces that is no expansion, or that may be one because a part is not known."""
+    """The error for text in braces that is no expansion, or of which a part is not known."""
     return (
         Unread(FORM)
         if HOLE in expander.source.text[start:end]
@@ -130,7 +131,7 @@ def element(
 
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
-    """The place for an index."""
+    """The number or the key that an index expands to."""
     # An index of an array is arithmetic, and is expanded as such. A key of a table is a word, with
     # quotes of its own.
     parts = (
@@ -172,7 +173,7 @@ def _special(expander: Expander, name: str) -> Pieces:
 def counted(expander: Expander, subject: Subject) -> int:
     if subject.joined:
         if any(several(word) for word in subject.words):
-            raise Unread("it counts what is not known")
+            raise Unread("the number of characters or words is not known")
         return len(subject.words)
     return len(simple(text_of(expander, subject)))
 

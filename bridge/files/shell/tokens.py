@@ -55,7 +55,7 @@ KEYWORDS = frozenset(
 )
 CLOSING = frozenset(("fi", "done", "esac", "}"))
 MOST_STEPS, STEPS = 100_000, 4
-"""Limit of scanned characters: a constant, plus so many for each character of the text."""
+"""Limit of scanned characters: a constant, plus this many for each character of the text."""
 DEEPEST = 60
 MOST_TOKENS = 100_000
 TABS = "\t*"
@@ -98,7 +98,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The body of a here-document: from, to, and whether its delimiter is quoted. With `tabs`, leading tabs are removed."""
+    """The body of a here-document: its start, its end, and whether its delimiter is quoted.
+
+    With `tabs`, leading tabs are removed.
+    """
 
     start: int
     end: int
@@ -133,7 +136,9 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Shared:
-    """State that all scanners of one text share: the steps that are left, and known ends of expansions."""
+    """State that all scanners of one text share: the number of steps left, and known ends of
+    expansions.
+    """
 
     left: int
     ends: dict[tuple[int, bool], tuple[str, int]] = field(default_factory=dict)
@@ -147,7 +152,7 @@ class Scanner:
         self.shared = shared or _Shared(MOST_STEPS + STEPS * len(text))
 
     def word(self, start: int, stops: str = "") -> Word:
-        """The word at `start`."""
+        """The word that begins at `start`."""
         parts: list[Part] = []
         position = self._subscript(start, parts)
         while position < self.size:
@@ -165,7 +170,10 @@ class Scanner:
         return Word(start, position, tuple(parts))
 
     def _subscript(self, start: int, parts: list[Part]) -> int:
-        """`NAME[index]=` at the start of a word: the index may hold blanks."""
+        """Scan `NAME[index]=` at the start of a word, and return its end.
+
+        The index may hold blanks.
+        """
         found = SUBSCRIPT.match(self.text, start)
         if not found:
             return start
@@ -184,7 +192,9 @@ class Scanner:
         parts.append(Part("text", start, end))
 
     def _special(self, char: str, position: int, start: int, parts: list[Part]) -> int:
-        """The part at a special character; `position` itself if the word ends there."""
+        """Scan the part at a special character, and return its end; `position` if the word ends
+        before it.
+        """
         if char in "<>" and self.text.startswith("(", position + 1):
             end = self.command(position + 2)
             parts.append(Part("process", position, end))
@@ -196,7 +206,11 @@ class Scanner:
         return self.piece(char, position, parts)
 
     def _parenthesis(self, position: int, start: int, parts: list[Part]) -> int:
-        """An array after `NAME=`, a group of patterns after one of `?*+@!`; anything else ends the word."""
+        """Scan an array after `NAME=`, or a group of patterns after one of `?*+@!`, and return its
+        end.
+
+        Any other bracket ends the word.
+        """
         if position > start and ASSIGNED.match(self.text[start:position]):
             end, words = self.array(position + 1)
             parts.append(Part("array", position, end, words=words))
@@ -206,7 +220,9 @@ class Scanner:
         return position
 
     def group(self, position: int, parts: list[Part]) -> int:
-        """`(...)` of an extended pattern, as text with its quotes and expansions."""
+        """Scan `(...)` of an extended pattern, as text with its quotes and expansions, and return
+        its end.
+        """
         depth = 0
         while position < self.size:
             char = self.text[position]
@@ -218,10 +234,10 @@ class Scanner:
             position += 1
             if not depth:
                 return position
-        raise Fault(position - 1, "opens what is never closed; found no ) before the end")
+        raise Fault(position - 1, "a bracket is never closed; expected )")
 
     def piece(self, char: str, position: int, parts: list[Part]) -> int:
-        """A quote, an escape or an expansion outside of double quotes."""
+        """Scan a quote, an escape or an expansion outside of double quotes, and return its end."""
         if char == "'":
             end = self._find("'", position)
             parts.append(Part("single", position, end + 1))
@@ -263,7 +279,7 @@ class Scanner:
         return end + 1
 
     def quoted(self, position: int, parts: list[Part], stop: str = '"') -> int:
-        """Text as in double quotes, up to `stop`."""
+        """Scan text as in double quotes, up to `stop`, and return its end."""
         while position < self.size and self.text[position] != stop:
             plain = INSIDE.match(self.text, position)
             if plain:
@@ -289,7 +305,7 @@ class Scanner:
         return position + 1
 
     def expansion(self, char: str, position: int, parts: list[Part], quoted: bool) -> int:
-        """An expansion that begins with `$` or a backtick."""
+        """Scan an expansion that begins with `$` or a backtick, and return its end."""
         if char == "`":
             end = position + 1
             while end < self.size and self.text[end] != "`":
@@ -329,7 +345,7 @@ class Scanner:
         return ("short", short.end()) if short else ("", position + 1)
 
     def arithmetic(self, position: int) -> int:
-        """The end of `...))`; 0 if the two closing brackets do not stand together."""
+        """The end of `...))`; 0 if the two closing brackets do not follow each other."""
         depth, start = 0, position
         while position < self.size:
             char = self.text[position]
@@ -369,7 +385,7 @@ class Scanner:
                 break
             depth += (char == opening) - (char == closing)
             position = self.skip(char, position, start)
-        raise Fault(start - 1, f"opens what is never closed; found no {closing} before the end")
+        raise Fault(start - 1, f"a bracket is never closed; expected {closing}")
 
     def braces(self, start: int, quoted: bool) -> int:
         """The end of `${...}`."""
@@ -381,7 +397,10 @@ class Scanner:
         return self.operand(position, [], single) + 1
 
     def operand(self, position: int, parts: list[Part], single: bool) -> int:
-        """The word behind the operator of `${NAME...}`, up to its `}`; `single` tells that single quotes are quotes."""
+        """Scan the word behind the operator of `${NAME...}`, and return the position of its `}`.
+
+        With `single`, single quotes are quotes.
+        """
         start = position
         while position < self.size:
             plain = OPERAND.match(self.text, position)
@@ -402,7 +421,7 @@ class Scanner:
                 self._deeper(start)
                 position = self.piece(char, position, parts)
                 self.depth -= 1
-        raise Fault(max(start - 2, 0), "opens what is never closed; found no } before the end")
+        raise Fault(max(start - 2, 0), "a brace is never closed; expected }")
 
     def command(self, position: int) -> int:
         """Position behind the `)` that closes a command substitution."""
@@ -413,7 +432,7 @@ class Scanner:
         return lexer.position + 1
 
     def array(self, position: int) -> tuple[int, tuple[Word, ...]]:
-        """The elements of `(...)` and where it ends."""
+        """The end of `(...)`, and its elements."""
         start, words = position, list[Word]()
         while position < self.size:
             char, blank = self.text[position], BLANK.match(self.text, position)
@@ -431,10 +450,10 @@ class Scanner:
                     raise Fault(position, "")
                 words.append(found)
                 position = found.end
-        raise Fault(start - 1, "opens what is never closed; found no ) before the end")
+        raise Fault(start - 1, "a bracket is never closed; expected )")
 
     def element(self, position: int) -> Word:
-        """A word of an array, `[key]=value` too."""
+        """A word of an array, which may be `[key]=value`."""
         if self.text[position] == "[":
             try:
                 end = self.balanced(position + 1, "[", "]")
@@ -474,7 +493,9 @@ class Lexer(Scanner):
         self.pending: list[_Pending] = []
 
     def run(self) -> list[Token]:
-        """All tokens. With `inside` those before the closing bracket; `position` is at the bracket afterwards."""
+        """All tokens, or with `inside` those before the closing bracket, at which `position` then
+        is.
+        """
         begun = self.position
         while self.position < self.size:
             char = self.text[self.position]
@@ -490,7 +511,7 @@ class Lexer(Scanner):
             else:
                 self._token(char)
         if self.inside:
-            raise Fault(begun - 2, "opens what is never closed; found no ) before the end")
+            raise Fault(begun - 2, "a bracket is never closed; expected )")
         self._documents()
         return self.tokens
 
@@ -514,7 +535,7 @@ class Lexer(Scanner):
         self._documents()
 
     def _documents(self) -> None:
-        """The bodies of the here-documents of the line before."""
+        """Scan the bodies of the here-documents that the line before began."""
         for pending in self.pending:
             # Within `$(...)` the bracket may follow the delimiter on its line.
             tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
@@ -524,7 +545,7 @@ class Lexer(Scanner):
             if not found:
                 raise Fault(
                     pending.token.start,
-                    "opens what is never closed; found no end of the here-document before the end",
+                    "a here-document is never closed; expected its delimiter on a line of its own",
                 )
             pending.token.body = Document(
                 self.position, found.start(), pending.quoted, pending.tabs
@@ -555,7 +576,7 @@ class Lexer(Scanner):
     def _counted(self) -> None:
         end = self.arithmetic(self.position + 2)
         if not end:
-            raise Fault(self.position, "opens what is never closed; found no )) before the end")
+            raise Fault(self.position, "a bracket is never closed; expected ))")
         self._add("counted", end)
         self.place = "for-in"
 
@@ -685,7 +706,7 @@ class Lexer(Scanner):
             blank = GAP.match(self.text, position)
             position = blank.end() if blank else position
             if position >= self.size:
-                raise Fault(start, "opens what is never closed; found no ]] before the end")
+                raise Fault(start, "a condition is never closed; expected ]]")
             if CONDITION_END.match(self.text, position):
                 break
             position = self._item(position, items)
@@ -715,11 +736,13 @@ class Lexer(Scanner):
         return item if isinstance(item, str) else self.text[item.start : item.end]
 
     def pattern(self, position: int) -> Word:
-        """A pattern; its groups may begin it."""
+        """The word that is a pattern; a group may begin it."""
         return self.word(position)
 
     def _regular(self, start: int) -> Word:
-        """A regular expression: brackets and bars belong to it, blanks inside of brackets too."""
+        """The word that is a regular expression: with brackets, bars, and blanks inside of
+        brackets.
+        """
         parts: list[Part] = []
         position, depth = start, 0
         while position < self.size:
@@ -738,7 +761,7 @@ class Lexer(Scanner):
 
 
 def _unquoted(text: str, parts: Sequence[Part]) -> str:
-    """The mark of a here-document without its quotes."""
+    """The delimiter of a here-document without its quotes."""
     found = []
     for part in parts:
         said = text[part.start : part.end]
@@ -753,7 +776,9 @@ def _unquoted(text: str, parts: Sequence[Part]) -> str:
 
 
 def masked(text: str, tokens: Sequence[Token]) -> str:
-    """`text` for the grammar: keywords and operators stay, each word becomes a row of letters, all else becomes blanks."""
+    """`text` for the grammar: keywords and operators stay, each word becomes letters, all else
+    becomes blanks.
+    """
     found: list[str] = []
     position, place = 0, "start"
     # The grammar does not know all forms: it gets simpler ones of the same length, so that offsets

@@ -1,4 +1,6 @@
-"""Assignments: plain, added to, into arrays and tables, and those of `declare` and its kin."""
+"""Assignments: plain ones, `+=`, to arrays and associative arrays, and by `declare`, `export` and
+the like.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,16 @@ SPLIT = ("short", "param", "command", "backtick")
 NOTHING = Value(((Text("", NOWHERE),),), keys=(0,))
 FORM = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<index>\[.*?\])?(?P<more>\+)?=", re.DOTALL)
 GIVEN = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+)?(?:=(?P<value>.*))?\Z", re.DOTALL)
-"""The name, or the whole target, in a word that came from an expansion."""
+"""Matches an assignment in a word that came from an expansion."""
 KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Target:
-    """The target of an assignment: a name, the place of its index, whether it appends, and the start of its value."""
+    """The target of an assignment: its name, the place of its index, and the start of the value.
+
+    It also tells whether the assignment appends.
+    """
 
     name: str
     index: tuple[int, int] | None
@@ -92,13 +97,16 @@ def perform(reader: Reader, word: Word) -> None:
 
 
 def perform_alone(reader: Reader, word: Word, target: Target) -> None:
-    """An assignment before a command. It sets a plain variable, even if the variable was an array."""
+    """Perform an assignment before a command.
+
+    It sets a plain variable, even if the variable was an array.
+    """
     scope = reader.scope
     if any(part.kind == "array" for part in word.parts) or "n" in scope.marks.get(target.name, ()):
         raise Unread("an array or a reference before a command is not supported")
     marks = scope.marks.get(target.name, frozenset())
     if marks & {"A", "?a", "?A"}:
-        raise Unread("a table before a command is not supported")
+        raise Unread("an associative array before a command is not supported")
     if "a" in marks:
         scope.mark(target.name, (), "a")
     perform(reader, word)
@@ -179,7 +187,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
 
 
 def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, Pieces]]:
-    """The words of `(...)`, each with the place of its index, if it has one."""
+    """The words of `(...)`, each with the place of its index; None if it has none."""
     found: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
         keyed = _keyed(reader.source, word)
@@ -222,7 +230,7 @@ def assign(
     scope = reader.scope
     if "[" in (referred := scope.referred(name)):
         if index is not None or value.array:
-            raise Unread(f"{name} stands for {referred}, which holds no array")
+            raise Unread(f"{name} refers to {referred}, which holds no array")
         put(reader, referred, value, more)
         return
     marks = scope.marks.get(scope.target(name), frozenset())
@@ -248,10 +256,10 @@ def assign(
 
 
 def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
-    """Give `NAME` or `NAME[index]`, named by a word, its value."""
+    """Assign a value to `NAME` or `NAME[index]`, a target that comes from an expansion."""
     name, sign, index = target.partition("[")
     if not name.isidentifier():
-        raise reader.refuse(reader.place, f"{target} is no name of a variable")
+        raise reader.refuse(reader.place, f"{target} is no name for a variable")
     if sign and (
         subjects.AGAIN.search(index) or not index.endswith("]") or index[:-1] in ("", "@", "*")
     ):
@@ -335,7 +343,10 @@ def _added(
 
 
 def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
-    """`declare`, `local`, `export` and `readonly`: all values are expanded before the first is set."""
+    """Read `declare`, `local`, `export` or `readonly`.
+
+    All values are expanded before the first is set.
+    """
     command = reader.source.said(words[0])
     marks, unmarks, given = set[str](), set[str](), list[tuple[str, Callable[[], None] | None]]()
     for word in (choice for written in words[1:] for choice in _choices(reader, written)):
@@ -368,7 +379,7 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
 
 
 def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
-    """`export -f`: functions for the shells that are started."""
+    """Export functions to inner shells, as `export -f` does, or no longer."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
     left = {name: sure for name, sure in scope.shared.items() if name not in there}
     scope.shared = {**left, **dict.fromkeys(there, True)} if on else left
@@ -386,7 +397,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     ):
         raise reader.refuse(
             word.start,
-            "braces beside what a shell splits are not supported behind declare and its kin",
+            "braces beside an expansion that a shell splits are not supported behind declare",
         )
     return [Word(word.start, word.end, parts) for parts in choices]
 
@@ -394,7 +405,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
 def _named(
     reader: Reader, word: Word, marks: frozenset[str]
 ) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """The target of a word that is an assignment only after expansion: `"$name"`, `"$name=$value"`."""
+    """Yield the targets of a word that is an assignment only after expansion: `"$name=$value"`."""
     for found in reader.expander.words(word):
         text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
         told = GIVEN.match(text)

@@ -37,13 +37,13 @@ class Word:
 
     @property
     def option(self) -> bool:
-        """Whether it is an option."""
+        """Whether the word is an option."""
         return self.spelling.startswith("-") and self.spelling != "-"
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Link:
-    """A starter on the way, by name, with its own words: from `start` up to `end`."""
+    """A starter in a command, by name, with its own words: from `start` up to `end`."""
 
     name: str
     start: int
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(slots=True)
 class Walk:
-    """The way through `words`: the starters on it, and where it ends.
+    """The search through `words`: the starters that it passes, and where it ends.
 
     `kind` is `program`, `module`, or a shell's `text`, `rest` (all further words are its text), `file` or `input`; empty if
     nothing is started. `before` is the number of words that start the shell.
@@ -80,12 +80,15 @@ class Walk:
         return self
 
     def _end(self, kind: str, at: int, before: int = 0) -> int | None:
-        """Note the end of the walk. Returns None: there is no next place."""
+        """Note the end of the walk. Returns None, since no place follows."""
         self.kind, self.at, self.before = kind, at, before
         return None
 
     def _step(self, at: int) -> int | None:
-        """Take the word where a program is expected. Returns the next such place, or None at the end."""
+        """Read the word at `at`, where a program is expected.
+
+        Returns the next such place, or None at the end.
+        """
         word = self.words[at]
         if word.text is None:
             further = self._ahead(at + 1, known=False)
@@ -130,14 +133,14 @@ class Walk:
         return word.name in LAUNCHERS or (runs and bool(PYTHON.fullmatch(word.name)))
 
     def _is_value(self, at: int) -> bool:
-        """Whether the word before is a long option, which may take this one."""
+        """Whether the word before is a long option, whose value this word may be."""
         before = self.words[at - 1].spelling if at else ""
         return before.startswith("--") and before != "--" and "=" not in before
 
     # Python
 
     def _python(self, start: int) -> int | None:
-        """Python's own options, then a script or a module."""
+        """Read Python's own options, then a script or a module."""
         at = start + 1
         while at < len(self.words) and self.words[at].option:
             text = self.words[at].text
@@ -152,7 +155,7 @@ class Walk:
         return None
 
     def _module(self, start: int, at: int) -> int | None:
-        """`python -m NAME`: a launcher, or what is trained with."""
+        """Read `python -m NAME`, which is a launcher or a training program."""
         if at >= len(self.words):
             return None
         name = self.words[at].text
@@ -162,7 +165,9 @@ class Walk:
         return self._end("module", at)
 
     def _script(self, at: int) -> int:
-        """The script, where one is expected: the first behind unknown words, which may be options."""
+        """Index of the script: `at`, or the first script behind unknown words, which may be
+        options.
+        """
         if not self.words[at].loose:
             return at
         for place in range(at, len(self.words)):
@@ -174,7 +179,10 @@ class Walk:
     # Starters
 
     def _starter(self, at: int, start: int, row: Starter) -> int | None:
-        """Past a starter, whose name stands at `at` and whose words begin at `start`."""
+        """Read a starter whose name is at `at` and whose words begin at `start`.
+
+        Returns the place behind it.
+        """
         name = self.words[at].name
         here = self._under(at + 1, row) if row.under else at + 1
         if here is None:
@@ -215,14 +223,14 @@ class Walk:
         return here
 
     def _opaque(self, at: int) -> int | None:
-        """An unknown word that may be a launcher's program or more of its options."""
+        """Read an unknown word, which may be a launcher's program or more of its options."""
         further = self._ahead(at + 1, known=False) if self.words[at].loose else None
         if further is None:
             self._end("program", at)
         return further
 
     def _under(self, at: int, row: Starter) -> int | None:
-        """Place behind the subcommand that starts a program, as in `docker --context x run`."""
+        """The place behind a subcommand that starts a program, as in `docker --context x run`."""
         for place in range(at, min(at + 4, len(self.words))):
             for words in row.under:
                 if tuple(word.text for word in self.words[place : place + len(words)]) == words:
@@ -230,14 +238,15 @@ class Walk:
         return None
 
     def _names_started(self, at: int, row: Starter) -> bool:
-        """Whether the option at `at` names what is started."""
+        """Whether the option at `at` names the module, or the text for a shell, that is started."""
         option = self.words[at].spelling.partition("=")[0]
         return (row.module and option in ("-m", "--module")) or (
             row.shell.startswith("-") and option == row.shell
         )
 
     def _past_options(self, at: int, row: Starter) -> int:
-        """The place behind a starter's own options, or behind the one that names what is started."""
+        """The place behind a starter's own options, or behind an option that names what is started.
+        """
         while at < len(self.words):
             word = self.words[at]
             further: int | None = None
@@ -290,7 +299,7 @@ class Walk:
         )
 
     def _later(self, start: int) -> int | None:
-        """The next word that may be a program, or an option that names a module."""
+        """Index of the next word that may be a program, or is an option that names a module."""
         places = range(start, len(self.words))
         return next(
             (at for at in places if self._starts(at) or self.words[at].text in ("-m", "--module")),
@@ -300,7 +309,7 @@ class Walk:
     # Shells
 
     def _shell(self, start: int) -> int | None:
-        """A shell with a text, a file or its input to read."""
+        """Read a shell that reads a text, a file or its input."""
         at, text, stdin = start + 1, False, False
         while (
             at < len(self.words)
@@ -323,5 +332,5 @@ class Walk:
 
 
 def walk(words: Sequence[Word]) -> Walk:
-    """The way through a command's words."""
+    """Follow a command's words to the program that is started last."""
     return Walk(words).run()

@@ -1,4 +1,4 @@
-"""World size by the arguments of the launchers."""
+"""World size, computed from the arguments of launchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ BY_NODE = {
 
 
 def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
-    """World size in ranks by the innermost launcher; None if its arguments do not tell it in numbers.
+    """World size in ranks by the innermost launcher; None if its arguments do not give it as
+    numbers.
 
     `job` are options of the batch job, which Slurm's launcher inherits.
     """
@@ -43,7 +44,7 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
 
 
 def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
-    """Sizes of the options, by role; None if unknown words may be options."""
+    """The sizes that options set, by role; None if unknown words may be options."""
     said: dict[str, str] = {}
     skip = 0
     for word, after in zip(words, [*words[1:], Word(None, "")], strict=True):

@@ -19,7 +19,7 @@ TRAINER = re.compile(r".*\.py$")
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts another one, given in its words.
+    """A program that starts another one, which its arguments name.
 
     `values` are options with arguments, and their number; `before` is the number of its own words before the command; `under`
     has the subcommands that start something (`docker run`). `sizes` has options that set ranks: `total`, `node` (ranks of a
@@ -48,7 +48,7 @@ class Starter:
 def starter(
     values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str
 ) -> Starter:
-    """A row of the table.
+    """A row of `STARTERS`.
 
     `values` is written `-x --name*2`: options with the number of arguments of each, by default one.
     `under` is written `run|job submit`, `sizes` is written `total:-n,--ntasks nodes:-N`.
@@ -349,4 +349,4 @@ BATCH_SYSTEM: Mapping[str, tuple[str, ...]] = {
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
     "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
 }
-"""Options of `#SBATCH` lines, and the variables that Slurm sets from them."""
+"""Options of `#SBATCH` lines, each with the variables that Slurm sets from it."""
