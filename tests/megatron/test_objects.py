@@ -17,6 +17,7 @@ from compat.megatron.objects.fields import defaults
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
+SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 LAST = releases.KNOWN[-1]
 
 
@@ -208,6 +209,36 @@ class TestFromFields:
 
     def test_pipelines_need_a_dtype(self) -> None:
         assert "pipeline_dtype: missing" in fields_refused("0.16.1", "ModelParallelConfig", pipeline_model_parallel_size=2)
+
+    @pytest.mark.parametrize(
+        ("given", "held"),
+        [
+            ({}, ([], "none", "none")),
+            ({"cuda_graph_modules": "attn,moe_router", "num_moe_experts": 2}, (["attn", "moe_router"], "none", "none")),
+            ({"cuda_graph_modules": "full_iteration"}, ([], "full_iteration", "none")),
+            ({"cuda_graph_modules": ["full_iteration_inference"], "cuda_graph_impl": "local"}, ([], "local", "block")),
+            ({"cuda_graph_scope": "attn", "cuda_graph_impl": "local"}, (["attn"], "local", "layer")),
+        ],
+    )
+    def test_captured_modules_since_0_18(self, given: Row, held: tuple[list[str], str, str]) -> None:
+        made = objects.from_fields({**SHAPE, **given}, "0.19.2", "TransformerConfig")
+        names = ("cuda_graph_modules", "cuda_graph_impl", "inference_cuda_graph_scope")
+        assert tuple(made[name] for name in names) == held
+        assert made["cuda_graph_scope"] is None
+
+    @pytest.mark.parametrize(
+        ("given", "problem"),
+        [
+            ({"cuda_graph_modules": "0"}, "cuda_graph_modules: found 0; expected names among attn"),
+            ({"cuda_graph_modules": "full,attn"}, "cuda_graph_modules: found full beside other modules"),
+            ({"cuda_graph_modules": "attn", "cuda_graph_scope": "mlp"}, "cuda_graph_scope: found with cuda_graph_modules attn"),
+            ({"inference_cuda_graph_scope": "layer"}, "inference_cuda_graph_scope: found layer, which cuda_graph_impl none"),
+            ({"use_mup": True, "mup_base_head_dim": -1.0}, "mup_base_head_dim: found -1.0; expected at least 0"),
+            ({"use_mup": True, "kv_channels": -1, "mup_attn_scale_power": 0.5}, "mup_attn_scale_power: found 0.5; kv_channels"),
+        ],
+    )
+    def test_refused_since_0_18(self, given: Row, problem: str) -> None:
+        assert problem in fields_refused("0.19.2", **SHAPE, **given)
 
     def test_problems_are_collected(self) -> None:
         wrong = fields_refused("0.16.1", num_layers=8, fp16=True, bf16=True, expert_model_parallel_size=2)

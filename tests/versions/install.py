@@ -11,7 +11,9 @@ from pathlib import Path
 from time import monotonic
 
 TABLE = Path(__file__).with_name("releases.toml")
-PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+# Megatron-Core names Python 3.12 since 0.17, and its config classes need no more than 3.11.
+APART = ("--no-deps", "--no-build-isolation", "--ignore-requires-python", "--upgrade", "--target")
 
 
 def wanted() -> Iterator[str]:
@@ -30,7 +32,7 @@ def install(what: str, folder: Path) -> None:
     partial = folder / f"{what}.partial"
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | {"DS_BUILD_OPS": "0"}
     start = monotonic()
-    subprocess.run([*PIP, "--upgrade", "--target", str(partial), what], check=True, env=environment, timeout=600)
+    subprocess.run([*PIP, *APART, str(partial), what], check=True, env=environment, timeout=600)
     partial.rename(place)
     print(f"{what}: {monotonic() - start:.0f} s", flush=True)
 

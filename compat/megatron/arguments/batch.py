@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.checks import excludes, positive, set_
+from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
-    computed,
     derive,
     drop,
     fallback,
     follow,
     given,
     inherit,
-    named,
     when,
 )
 from compat.megatron.releases import MAIN
 
 GRAPHS = "validate_args: CUDA graph flags"
 SPLIT_PATHS = ("train_data_path", "valid_data_path", "test_data_path")
-SCOPES = {
-    "none": ("none",),
-    "local": ("layer", "block"),
-    "transformer_engine": ("none",),
-    "full_iteration": ("none",),
-}
-"""Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
-MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
-"""Former module names, and the scopes that may be set with each (None: not set)."""
 
 
 def _old_graph_flags(a: Namespace) -> None:
@@ -44,33 +34,6 @@ def _old_graph_flags(a: Namespace) -> None:
             # validate_args deletes the flag if it is set, and later statements of upstream then
             # fail on the missing attribute: see the check of hybrid_context_parallel in model.py.
             del a.__dict__[name]
-
-
-def _moved_modules(a: Namespace) -> list[str]:
-    return [named(module) for module in a.cuda_graph_modules or () if named(module) in MOVED]
-
-
-def _mixed_modules(a: Namespace) -> bool:
-    moved, scope = _moved_modules(a), a.inference_cuda_graph_scope
-    if not moved:
-        return False
-    impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
-    if len(set(moved)) > 1 or a.cuda_graph_impl not in impls:
-        return True
-    return (named(scope) if scope else scope) not in MOVED[moved[0]]
-
-
-def _modules(a: Namespace) -> None:
-    for module in _moved_modules(a):
-        if module == "full_iteration":
-            a.cuda_graph_impl = "full_iteration"
-        elif a.cuda_graph_impl != "none":
-            a.inference_cuda_graph_scope = "block"
-        # With cuda_graph_impl none, upstream only warns that full_iteration_inference has no
-        # effect.
-    a.cuda_graph_modules = [
-        m for m in a.cuda_graph_modules or () if named(m) not in (*MOVED, "full")
-    ]
 
 
 def _phases(a: Namespace) -> None:
@@ -97,40 +60,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     derive(GRAPHS, follow("cuda_graph_modules", "cuda_graph_scope_deprecated"), since="0.18.0"),
     derive(GRAPHS, drop("cuda_graph_scope_deprecated"), since="0.18.0"),
-    check(
-        GRAPHS,
-        lambda a: "full" in (a.cuda_graph_modules or ()) and len(a.cuda_graph_modules) > 1,
-        "cuda_graph_modules: found full beside other modules; drop the others",
-        since="0.18.0",
-        name="found-full-beside-others-drop",
-    ),
-    check(
-        GRAPHS,
-        _mixed_modules,
-        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl {cuda_graph_impl} and"
-        " inference_cuda_graph_scope {inference_cuda_graph_scope}; set only the latter two",
-        since="0.18.0",
-        last=True,
-    ),
-    derive(GRAPHS, _modules, since="0.18.0"),
-    derive(
-        GRAPHS,
-        computed(
-            "inference_cuda_graph_scope",
-            lambda a: named(
-                a.inference_cuda_graph_scope
-                or ("layer" if a.cuda_graph_impl == "local" else "none")
-            ),
-        ),
-        since="0.18.0",
-    ),
-    check(
-        GRAPHS,
-        lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
-        "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl"
-        " {cuda_graph_impl} does not allow; leave it out",
-        since="0.18.0",
-    ),
+    *MODULE_STEPS,
 )
 
 DATA_STEPS: tuple[Step, ...] = (

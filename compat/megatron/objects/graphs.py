@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.checks import excludes
+from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,
-    Predicate,
     Step,
     check,
     derive,
@@ -58,20 +58,21 @@ def _whole(c: Namespace) -> bool:
     )
 
 
-_on = under(GRAPHS, lambda c: c.cuda_graph_impl not in (None, "none"), "0.16.0")
+def _captured(c: Namespace) -> bool:
+    return c.cuda_graph_impl not in (None, "none")
 
 
-def _layered(fails: Predicate, problem: str, name: str = "") -> Step:
-    """A check of graphs that capture single layers."""
-    return _on(
-        lambda c: c.cuda_graph_impl in ("local", "transformer_engine") and fails(c),
-        problem,
-        name=name,
-    )
+_on = under(GRAPHS, _captured, "0.16.0")
 
 
-def _selective(fails: Predicate, problem: str, name: str = "") -> Step:
-    return _on(lambda c: c.recompute_granularity == "selective" and fails(c), problem, name=name)
+# Graphs that capture single layers.
+_layered = under(GRAPHS, lambda c: c.cuda_graph_impl in ("local", "transformer_engine"), "0.16.0")
+_selective = under(
+    GRAPHS, lambda c: _captured(c) and c.recompute_granularity == "selective", "0.16.0"
+)
+_offload = under(
+    GRAPHS, lambda c: _captured(c) and c.fine_grained_activation_offloading, "0.18.0"
+)
 
 
 def _dense(c: Namespace) -> bool:
@@ -84,18 +85,6 @@ def _undropped(c: Namespace) -> bool:
     return c.moe_expert_capacity_factor is None or not c.moe_pad_expert_input_to_capacity
 
 
-def _offload(
-    fails: Predicate, problem: str, since: str = "0.18.0", until: str = "", name: str = ""
-) -> Step:
-    return _on(
-        lambda c: c.fine_grained_activation_offloading and fails(c),
-        problem,
-        since,
-        until,
-        name=name,
-    )
-
-
 def _shared_experts(c: Namespace) -> bool:
     """Whether shared experts are recomputed in a local graph that gathers narrow weight shards."""
     captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
@@ -105,13 +94,10 @@ def _shared_experts(c: Namespace) -> bool:
     return bool(sharded and shared and captured and "shared_experts" in c.recompute_modules)
 
 
-def _usual_scopes(c: Namespace) -> None:
-    """Set the defaults: whole layers in training, and in inference only for Megatron's own graphs."""
-    # An empty list of modules means whole layers.
-    if c.cuda_graph_modules in (None, "full"):
-        c.cuda_graph_modules = []
-    if c.inference_cuda_graph_scope is None:
-        c.inference_cuda_graph_scope = "layer" if c.cuda_graph_impl == "local" else "none"
+def _renamed_scope(c: Namespace) -> None:
+    """Take the modules from cuda_graph_scope, their former name."""
+    if c.cuda_graph_scope is not None:
+        c.cuda_graph_modules, c.cuda_graph_scope = c.cuda_graph_scope, None
 
 
 GRAPH_STEPS: tuple[Step, ...] = (
@@ -165,7 +151,14 @@ GRAPH_STEPS: tuple[Step, ...] = (
         name="found-expected-names-of-full_iteration",
     ),
     derive(GRAPHS, _list_scopes, since="0.16.0", until="0.18.0"),
-    derive(GRAPHS, _usual_scopes, since="0.18.0"),
+    check(
+        GRAPHS,
+        lambda c: c.cuda_graph_scope is not None and c.cuda_graph_modules not in ("full", None, []),
+        "cuda_graph_scope: found with cuda_graph_modules {cuda_graph_modules}, its newer name; drop it",
+        since="0.18.0",
+    ),
+    derive(GRAPHS, _renamed_scope, since="0.18.0"),
+    *MODULE_STEPS,
     check(
         GRAPHS,
         lambda c: c.cuda_graph_impl == "full_iteration" and _modules(c),

@@ -638,10 +638,13 @@ def _width_scale(c: Namespace) -> float:
     """The factor of attention logits, sqrt(base head width) / head width ^ power."""
     # Upstream's default power of 1 is that of maximal update parametrization; 0.5 is that of usual
     # attention.
-    base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim**0.5
+    base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim
+    if base < 0:
+        # Upstream takes its square root, a complex number, which no attention can scale with.
+        raise ConfigError(f"mup_base_head_dim: found {base}; expected at least 0")
     try:
-        return float(base / c.kv_channels**c.mup_attn_scale_power)
-    except ArithmeticError:
+        return float(base**0.5 / c.kv_channels**c.mup_attn_scale_power)
+    except (ArithmeticError, TypeError):  # of a complex number: a negative one to a part of a power
         problem = (
             f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels"
             f" ({c.kv_channels}) to this power is not a number"

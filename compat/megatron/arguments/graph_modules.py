@@ -1,0 +1,100 @@
+"""Steps for the modules that CUDA graphs capture, which the parser's checks and the config class share since 0.18."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, named
+
+PLACE = "transformer/cuda_graph_config.py: normalize_cuda_graph_modules"
+MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+"""Members of CudaGraphModule (transformer/enums.py)."""
+SCOPES = {
+    "none": ("none",),
+    "local": ("layer", "block"),
+    "transformer_engine": ("none",),
+    "full_iteration": ("none",),
+}
+"""Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
+MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
+"""Former module names, and the scopes that may be set with each (None: not set)."""
+
+
+def given(a: Namespace) -> list[str]:
+    """Names of the modules: of a list, of a text with commas, or of one member of the enumeration."""
+    modules: Any = a.cuda_graph_modules
+    if isinstance(modules, str):
+        modules = modules.split(",") if modules else ()
+    elif not isinstance(modules, list | tuple | None):
+        modules = (modules,)
+    return [named(module) for module in modules or ()]
+
+
+def _moved(a: Namespace) -> list[str]:
+    return [module for module in given(a) if module in MOVED]
+
+
+def _mixed(a: Namespace) -> bool:
+    moved, scope = _moved(a), a.inference_cuda_graph_scope
+    if not moved:
+        return False
+    impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
+    if len(set(moved)) > 1 or a.cuda_graph_impl not in impls:
+        return True
+    return (named(scope) if scope else scope) not in MOVED[moved[0]]
+
+
+def _settle(a: Namespace) -> None:
+    for module in _moved(a):
+        if module == "full_iteration":
+            a.cuda_graph_impl = "full_iteration"
+        elif a.cuda_graph_impl != "none":
+            a.inference_cuda_graph_scope = "block"
+        # With cuda_graph_impl none, upstream only warns that full_iteration_inference has no
+        # effect.
+    # An empty list of modules means whole layers, and so does `full`.
+    a.cuda_graph_modules = [module for module in given(a) if module not in (*MOVED, "full")]
+
+
+MODULE_STEPS: tuple[Step, ...] = (
+    check(
+        PLACE,
+        lambda a: "full" in given(a) and len(given(a)) > 1,
+        "cuda_graph_modules: found full beside other modules; drop the others",
+        since="0.18.0",
+        name="found-full-beside-others-drop",
+    ),
+    check(
+        PLACE,
+        lambda a: not {*given(a)} <= {*MODULES, *MOVED, "full"},
+        "cuda_graph_modules: found {cuda_graph_modules}; expected names among " + ", ".join(MODULES),
+        since="0.18.0",
+    ),
+    check(
+        PLACE,
+        _mixed,
+        "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl {cuda_graph_impl} and"
+        " inference_cuda_graph_scope {inference_cuda_graph_scope}; set only the latter two",
+        since="0.18.0",
+        last=True,
+    ),
+    derive(PLACE, _settle, since="0.18.0"),
+    derive(
+        PLACE,
+        computed(
+            "inference_cuda_graph_scope",
+            lambda a: named(
+                a.inference_cuda_graph_scope
+                or ("layer" if a.cuda_graph_impl == "local" else "none")
+            ),
+        ),
+        since="0.18.0",
+    ),
+    check(
+        PLACE,
+        lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
+        "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl"
+        " {cuda_graph_impl} does not allow; leave it out",
+        since="0.18.0",
+    ),
+)
