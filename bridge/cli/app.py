@@ -699,6 +699,17 @@ def demo(
     return demo(output, train, silence, timeout)
 
 
+Traced = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--trace",
+        metavar="DIR",
+        callback=own_place,
+        help="Log every layer there, as FILE says or with samples; see trace --help.",
+    ),
+]
+
+
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
 @reads_file(as_json=JsonSteps)
 def train(
@@ -734,15 +745,7 @@ def train(
         typer.Option("--groups", metavar="FILE", help="Groups of parameters with settings of their own, as `move` writes them."),
     ] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits; costs speed.")] = False,
-    trace: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--trace",
-            metavar="DIR",
-            callback=own_place,
-            help="Log every layer there, as FILE says or with samples; see trace --help.",
-        ),
-    ] = None,
+    trace: Traced = None,
     trace_full: Annotated[bool, typer.Option("--trace-full", help="Keep whole tensors in the log.")] = False,
     desync: Annotated[
         Optional[str],  # noqa: UP045

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from bridge.comm import Comm
     from bridge.engine.environment import Environment
     from bridge.engine.optimizer import Group
     from bridge.engine.runner import Engine, Loss
+    from bridge.layout.mesh import Mesh
     from bridge.layout.tensor import TensorPlan
     from bridge.plan import Plan
     from bridge.trace.desync import Policy
@@ -41,64 +43,60 @@ def initialize(
     """Return an engine that trains `model` as `plan` says.
 
     `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one
-    before, or a model of Hugging Face, which is cut into embedding, blocks and head
-    (`models.cutting`). Any other module is run as one layer. `loss_fn(output, targets)` returns the
-    mean loss of a microbatch, or its sum and a count. `tensor_plan` names the modules that tensor
-    ranks split (default: the answer of the model's own method of that name). `device` defaults to
-    the accelerator if there is one. `environment` has the ranks that the launcher started (default:
-    detected). `groups` of parameters have hyperparameters of their own. With `deterministic`, two
-    runs give the same bits (`randomness.determine`). `module_fqns_per_model_part` names the layers
-    of each pipeline stage and replaces the plan's rule. With `variable_shapes`, the shapes that
-    pass between pipeline ranks may differ by microbatch. `sample` is a batch by which a model of
-    Hugging Face is tried that does not run on a few tokens, such as one of images.
+    before, or a model of Hugging Face, which is cut into layers: by running it on a few tokens, or
+    on the batch `sample` if it takes other inputs. Any other module is one layer.
+    `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
+    `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
+    `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
+    `device` defaults to the accelerator if there is one, `environment` to the ranks that the
+    launcher started. `groups` of parameters have hyperparameters of their own. With
+    `deterministic`, two runs give the same bits; with `variable_shapes`, shapes that pass between
+    pipeline ranks may differ by microbatch. What `plan.debug` asks for is logged to the folder
+    `trace` (default: "trace"), whole with `full`; `policy` is that of `bridge.trace.attach`.
 
-    The tensors that `plan.debug` asks for are logged to the folder `trace` (default: "trace"),
-    whole with `full` and as samples otherwise. `policy` decides what a mismatch between ranks does
-    (default: it is logged); see `bridge.trace.attach`.
-
-    Ranks first compare what they were started with, including `alike`. If they differ, all raise
-    `ConfigError` with the first difference. If the plan cannot run, `BridgeError` is raised before
-    any process group exists.
+    Raises `BridgeError` before any process group exists if the plan cannot run, and `ConfigError`
+    on all ranks if they were started with different settings, `alike` included.
     """
     import torch
 
     from bridge import comm
-    from bridge.engine.agreement import agree, facts_of
+    from bridge.engine.agreement import facts_of
     from bridge.engine.environment import Environment, detect
-    from bridge.engine.fields import accumulation_of, check
-    from bridge.engine.layers import as_module
-    from bridge.engine.models.cutting import planned
     from bridge.engine.optimizer import spared
-    from bridge.engine.randomness import determine
-    from bridge.engine.runner import Engine, arguments_of, chained, pipeline_of
+    from bridge.engine.prepared import Prepared
+    from bridge.engine.runner import Engine
 
-    here = comm.joined()
+    here, names = comm.joined(), module_fqns_per_model_part
     found = environment or (Environment(*here) if here else detect())
-    # Everything that needs no other rank is checked first: a refusal then leaves no process group
-    # behind, and no rank that waits.
-    mesh, findings = check(plan, found.world)
-    module = as_module(model)
-    tried = None if sample is None else arguments_of(sample, loss_fn is not None)
-    cut, whole = planned(module, plan, module_fqns_per_model_part, tried)
-    layers, accumulation = chained(module, cut), accumulation_of(plan, mesh.sizes["data"])
-    pipeline = pipeline_of(layers, plan, accumulation, module_fqns_per_model_part)
+    # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
+    made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None)
     place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
-    if deterministic:
-        # Before the first collective: NCCL reads its variables when a communicator is made.
-        determine()
-    comm.connect(found.rank, found.world, found.address, "nccl" if place.type == "cuda" else "gloo")
     others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
-    parts = {"module_fqns_per_model_part": module_fqns_per_model_part, "loss_fn": "given" if loss_fn else None}
-    # Making groups is a collective. Ranks that were started with different plans would make
-    # different ones, and hang there.
-    agree(facts_of({**alike, **others, **parts}, plan, module, groups))
-    module, ranks = module.to(place), comm.Comm(mesh, found.rank)
-    groups = groups or spared(module, plan.optimizer)
-    said = (*findings, *whole)
-    engine = Engine(module, plan, ranks, place, loss_fn, seed, said, tensor_plan, groups, pipeline, variable_shapes, cut, tried)
+    parts = {"module_fqns_per_model_part": names, "loss_fn": "given" if loss_fn else None}
+    facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
+    ranks = _joined(found, made.mesh, "nccl" if place.type == "cuda" else "gloo", facts, deterministic)
+    made.module.to(place)
+    given = (loss_fn, seed, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
+    engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
     return engine
+
+
+def _joined(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
+    """All ranks, connected; `ConfigError` on each of them if their `facts` differ."""
+    from bridge import comm
+    from bridge.engine.agreement import agree
+    from bridge.engine.randomness import determine
+
+    if deterministic:
+        # Before the first collective: NCCL reads its variables when a communicator is made.
+        determine()
+    comm.connect(found.rank, found.world, found.address, backend)
+    # Making groups is a collective. Ranks that were started with different plans would make
+    # different ones, and hang there.
+    agree(facts)
+    return comm.Comm(mesh, found.rank)
 
 
 def _watch(

@@ -159,6 +159,14 @@ class Engine:
         # microbatches could overflow.
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
         self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._received)
+        self._idle()
+        self.tracer: Tracer | None = None
+        """The tracer of this engine, if it has one."""
+        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
+        self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def _idle(self) -> None:
+        """The state before the first step: no data, and no pass that waits for backward."""
         self._source: Iterator[Any] = iter(())
         self._fed: list[Arguments] = []
         self._last: Arguments | None = None
@@ -169,10 +177,6 @@ class Engine:
         self._micro = self._rows = self._number = 0
         self.unit = 1.0
         self._given: Any = None
-        self.tracer: Tracer | None = None
-        """The tracer of this engine, if it has one."""
-        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
-        self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
     @property
     def model(self) -> nn.Module:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from bridge.plan import Debug
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bridge.trace.desync import Policy
     from bridge.trace.filter import Filter
+    from bridge.trace.findings import Findings
     from bridge.trace.keeping import Keep
     from bridge.trace.source import Source
     from bridge.trace.tracer import Observer, Tracer
@@ -56,22 +59,15 @@ def attach(
     are compared and nothing is logged; a difference is reported, and the training goes on.
 
     `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole tensors instead of samples,
-    `policy` says how often ranks are compared and what a mismatch leads to. Invariants
-    (`bridge.trace.invariants`) are checked in every step that is watched. What they find is in the
-    result's `findings.found`, is logged, and is written into `run`. `on_finding` is a command that is
-    run for each finding, without a shell, with the finding as JSON on its stdin. `done` is how many
-    steps the run had that this one resumes, if the training knows it. No hook is installed if `debug`
-    is given and asks for nothing.
+    `policy` says how often ranks are compared and what a mismatch leads to. Invariants (`bridge.trace.invariants`) are checked
+    in every step that is watched. What they find is in the result's `findings.found`, is logged, and is written into `run`.
+    `on_finding` is a command that is run for each finding, without a shell, with the finding as JSON on its stdin. `done` is
+    how many steps the run had that this one resumes, if the training knows it. No hook is installed if `debug` is given and
+    asks for nothing.
     Raises `BridgeError` with the reason if `target` cannot be attached.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
-    from bridge.trace.filter import Filter
     from bridge.trace.findings import Findings
-    from bridge.trace.invariants import Invariants
-    from bridge.trace.invariants.masters import Masters
-    from bridge.trace.keeping import Keep
-    from bridge.trace.layer_log import LayerLog
-    from bridge.trace.log import Log
     from bridge.trace.module import ModuleSource
     from bridge.trace.running import mark
     from bridge.trace.tracer import Tracer
@@ -87,22 +83,44 @@ def attach(
     logged = any(getattr(debug, name) for name in LOGS)
     folder = Path(run or "trace") if logged or run is not None else None
     if logged and folder is not None:
-        keep, world = keep or Keep(), source.comm.mesh.world
-        chosen = filter or Filter()
-        about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about(), **chosen.about()}
-        log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
-        observers.append(LayerLog(source, debug, log, chosen, keep))
+        observers.append(_layer_log(source, debug, folder, filter, keep, full, strict))
     watched = logged or bool(debug.tensor_parallel)
     # One note for the whole run, by the first rank.
     ended = mark(folder) if folder is not None and watched and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
-    if invariants and isinstance(source, ModuleSource) and observers:
-        observers.append(Invariants(source, findings))
-    elif invariants and observers and getattr(source, "at_hand", False):
-        observers.append(Masters(source, findings))
+    if invariants and observers:
+        observers += _invariants(source, findings)
     return Tracer(source, observers, findings, ended).install()
+
+
+def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
+    """The checks without a second run that the source gives enough for."""
+    from bridge.trace.invariants import Invariants
+    from bridge.trace.invariants.masters import Masters
+    from bridge.trace.module import ModuleSource
+
+    if isinstance(source, ModuleSource):
+        yield Invariants(source, findings)
+    elif getattr(source, "at_hand", False):
+        yield Masters(source, findings)
+
+
+def _layer_log(
+    source: Source, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
+) -> Observer:
+    """Writes what `debug` asks for into `folder`, in shares that the ranks of `keep` have room for."""
+    from bridge.trace.filter import Filter
+    from bridge.trace.keeping import Keep
+    from bridge.trace.layer_log import LayerLog
+    from bridge.trace.log import Log
+
+    keep, world = keep or Keep(), source.comm.mesh.world
+    chosen = filter or Filter()
+    about = {**source.about(), "ranks": world, "layers": list(source.layers), **keep.about(), **chosen.about()}
+    log = Log(folder, source.comm.rank, about, full, strict, keep.share(world))
+    return LayerLog(source, debug, log, chosen, keep)
 
 
 def batch(path: str | Path, *values: Any, **named: Any) -> bool:

@@ -1,0 +1,52 @@
+"""What an engine takes from a model and a plan before any rank needs another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bridge.engine.fields import accumulation_of, check
+from bridge.engine.layers import Arguments, as_module
+from bridge.engine.models.blocks import Cut
+from bridge.engine.models.cutting import planned
+from bridge.engine.runner import arguments_of, chained, pipeline_of
+from bridge.findings import Finding
+from bridge.layout.mesh import Mesh
+from bridge.layout.pipeline import Pipeline
+from bridge.plan import Plan
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model as one module with its cut into layers, the mesh of all ranks, the pipeline, findings, and a batch to try."""
+
+    module: nn.Module
+    cut: Cut | None
+    mesh: Mesh
+    pipeline: Pipeline
+    findings: tuple[Finding, ...]
+    sample: Arguments | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module | Sequence[nn.Module],
+        plan: Plan,
+        world: int,
+        names: Sequence[Sequence[str]] | None = None,
+        sample: Any = None,
+        targets: bool = False,
+    ) -> Prepared:
+        """The parts for `world` ranks; `names` are the layers of each stage, `sample` a batch that the model takes, whose last
+        part are `targets` if so said. `BridgeError` if the plan cannot run.
+        """
+        mesh, findings = check(plan, world)
+        module = as_module(model)
+        tried = None if sample is None else arguments_of(sample, targets)
+        cut, whole = planned(module, plan, names, tried)
+        accumulation = accumulation_of(plan, mesh.sizes["data"])
+        pipeline = pipeline_of(chained(module, cut), plan, accumulation, names)
+        return cls(module, cut, mesh, pipeline, (*findings, *whole), tried)
