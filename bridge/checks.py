@@ -203,9 +203,7 @@ class Checks:
     @cache  # noqa: B019 - tables live as long as the program
     def at(self, version: str) -> tuple[Check, ...]:
         """The checks that a release makes."""
-        return tuple(
-            row for row in self.rows if self.releases.within(version, row.since, row.until)
-        )
+        return self.releases.having(version, self.rows)
 
     def holding(self, seen: Seen) -> Iterator[Check]:
         """The checks that hold for these values."""

@@ -28,6 +28,11 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def tuples(value: Any) -> Any:
+    """`value` with a tuple in place of each list, at every depth."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
 S = TypeVar("S", bound="Section")
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -170,6 +175,13 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"{shown(path)}: found a value and parts of it; keep one of them")
         place[leaf] = value
     return root
+
+
+def below(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values whose paths begin with `prefix`, by the rest of their paths."""
+    return {
+        path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)
+    }
 
 
 def flatten(section: Section, *, only_set: bool = True) -> dict[str, Any]:

@@ -601,9 +601,22 @@ class Dialect(ABC):
         world_size: int | None = None,
         entry: str = "",
     ) -> Config:
-        """A config from values by schema path, checked as `read` checks."""
-        reading = Reading(Values(given), entry or self.default_entry)
-        return self._checked(reading, self.release(version), world_size)
+        """A config from values by schema path, checked as `read` checks. None stands for unset, except
+        for settings that are `nullable`.
+        """
+        release = self.release(version)
+        kept = {
+            path: value
+            for path, value in given.items()
+            if value is not None or self.nullable(path, release)
+        }
+        return self._checked(
+            Reading(Values(kept), entry or self.default_entry), release, world_size
+        )
+
+    def nullable(self, path: str, version: str) -> bool:
+        """Whether None is a value of the setting at `path` for that release."""
+        return True
 
     default_entry: ClassVar[str] = "file"
 

@@ -4,15 +4,37 @@ empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from importlib.resources import files
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
 from bridge import limits
 from bridge.errors import VersionError, nearest
+
+
+class Windowed(Protocol):
+    """A row that stands for the releases in [since, until); an empty end is open."""
+
+    @property
+    def since(self) -> str:
+        """The first release that has it."""
+
+    @property
+    def until(self) -> str:
+        """The first release that no longer has it."""
+
+
+Row = TypeVar("Row", bound=Windowed)
+
+
+def table(package: str, file: str) -> Any:
+    """The facts in a JSON file of `package`."""
+    return json.loads(files(package).joinpath(file).read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,10 @@ class Releases:
     def within(self, version: str, since: str = "", until: str = "") -> bool:
         """Whether `version` is in [since, until); an empty end is open."""
         return self.since(version, since) and not (until and self.since(version, until))
+
+    def having(self, version: str, rows: Iterable[Row]) -> tuple[Row, ...]:
+        """The rows whose window has `version`, in their order."""
+        return tuple(row for row in rows if self.within(version, row.since, row.until))
 
     def near(self, version: str) -> str:
         """The newest known release that is not after `version`, or the oldest one if all are.
@@ -89,6 +115,16 @@ class Release:
     def within(self, since: str = "", until: str = "") -> bool:
         """Whether this release is in [since, until); an empty end is open."""
         return self.among.within(self.version, since, until)
+
+    def having(self, rows: Iterable[Row]) -> tuple[Row, ...]:
+        """The rows whose window has this release, in their order."""
+        return self.among.having(self.version, rows)
+
+    def names(self, rows: Mapping[str, Windowed]) -> frozenset[str]:
+        """The names of the rows whose window has this release."""
+        return frozenset(
+            name for name, row in rows.items() if self.within(row.since, row.until)
+        )
 
 
 def unknown_release(version: str, known: Sequence[str]) -> str:

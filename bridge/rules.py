@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
 from bridge.plan import paths
 
 Group = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class How(StrEnum):
@@ -369,17 +370,45 @@ def only_theirs(
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
 
 
-def the_rest(mapped: Iterable[Rule], reasons: Mapping[str, str]) -> tuple[Rule, ...]:
-    """A rule for each Plan field that no row of `mapped` claims; the reason is that of its longest
-    beginning in `reasons`.
+class Why(NamedTuple):
+    """Why no Plan field stands for a field of the stack, and the effect of losing it."""
+
+    note: str
+    effect: Effect | Callable[[Group], Effect]
+    model: bool = False
+
+
+def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
+    """The reason of the longest beginning of `path` in `reasons`; `other` if none of them begins it."""
+    starts = [start for start in reasons if path == start or path.startswith(start + ".")]
+    return reasons[max(starts, key=len)] if starts else other
+
+
+def completed(
+    mapped: Iterable[Rule],
+    lacks: Mapping[str, str],
+    theirs: Iterable[str],
+    why: Callable[[str], Why],
+) -> tuple[Rule, ...]:
+    """`mapped`, a rule for each Plan field that none of these claims, by its beginning in `lacks`, and
+    one for each reason `why` a field of the stack, of those in `theirs`, has no rule yet.
     """
-    claimed = {path for rule in mapped for path in rule.ours}
-    rows = []
-    for path in paths():
-        starts = [start for start in reasons if path == start or path.startswith(start + ".")]
-        if path not in claimed and starts:
-            rows.append(only_ours(path, note=reasons[max(starts, key=len)], effect=EFFECTS[path]))
-    return tuple(rows)
+    mapped = tuple(mapped)
+    said = {path for rule in mapped for path in rule.ours}
+    left = {path: longest(path, lacks, "") for path in paths() if path not in said}
+    claimed = {path for rule in mapped for path in rule.theirs}
+    rows: dict[Why, list[str]] = {}
+    for path in theirs:
+        if path not in claimed:
+            rows.setdefault(why(path), []).append(path)
+    return (
+        *mapped,
+        *(only_ours(path, note=note, effect=EFFECTS[path]) for path, note in left.items() if note),
+        *(
+            only_theirs(*found, note=reason.note, effect=reason.effect, model=reason.model)
+            for reason, found in rows.items()
+        ),
+    )
 
 
 def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:

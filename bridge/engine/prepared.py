@@ -41,7 +41,7 @@ class Prepared:
         targets: bool = False,
     ) -> Prepared:
         """The parts for `world` ranks; `names` are the layers of each stage, `sample` a batch that the model takes, whose last
-        part are `targets` if so said. `BridgeError` if the plan cannot run.
+        part is the targets if `targets` says so. `BridgeError` if the plan cannot run.
         """
         mesh, findings = check(plan, world)
         module = as_module(model)

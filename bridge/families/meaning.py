@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from bridge.config import below
 from bridge.families.source import Group, Source, Target
 from bridge.families.table import GENERIC, Family
 
@@ -77,9 +78,7 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
     With `grouped`, rotary positions are one mapping (`rope_parameters`). With `beyond`, fields without a key in this family
     are written under the keys of other families.
     """
-    model = {
-        path.removeprefix(PREFIX): value for path, value in plan.items() if path.startswith(PREFIX)
-    }
+    model = below(PREFIX, plan)
     keys = _write(model, family, grouped)
     if beyond and family is not GENERIC:
         left = {

@@ -8,24 +8,19 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, Whole
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
-
+from bridge.config import Count, Real, Section, Size, Whole, tuples
 
 Null = Literal["null"]
 Positive = Annotated[Real, Gt(0)]
 Share = Annotated[Real, Ge(0), Le(1)]
 NonNegative = Annotated[Real, Ge(0)]
 Kinds = Annotated[
-    tuple[Literal["full_attention", "sliding_attention"], ...], BeforeValidator(_tuple)
+    tuple[Literal["full_attention", "sliding_attention"], ...], BeforeValidator(tuples)
 ]
-Sorts = Annotated[tuple[Literal["dense", "sparse"], ...], BeforeValidator(_tuple)]
-Sizes = Annotated[tuple[Size, ...], BeforeValidator(_tuple)]
-Switches = Annotated[tuple[bool, ...], BeforeValidator(_tuple)]
-Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(_tuple)]
+Sorts = Annotated[tuple[Literal["dense", "sparse"], ...], BeforeValidator(tuples)]
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(tuples)]
+Switches = Annotated[tuple[bool, ...], BeforeValidator(tuples)]
+Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(tuples)]
 Free = dict[str, Any]
 WHOLE = ("query_pre_attn_scalar",)
 """Keys that transformers accepts only as whole numbers, although the value of a plan may have a fraction."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.config import Values, fields
 from bridge.dialect import Config, PackagedDialect, Reading, Saves, Written
-from bridge.errors import BridgeError
+from bridge.entries import Entries
 from bridge.findings import Finding
 from bridge.launching import torchrun
 
@@ -171,20 +169,9 @@ class AutoModelDialect(PackagedDialect):
         taken |= self.config({}, version).effective.flat()
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
 
-    def config(
-        self,
-        given: Mapping[str, Any],
-        version: str | None = None,
-        world_size: int | None = None,
-        entry: str = "",
-    ) -> Config:
-        """A config from values by schema path, None for unset, checked as `read` checks."""
-        return super().config(
-            {path: value for path, value in given.items() if value is not None},
-            version,
-            world_size,
-            entry,
-        )
+    def nullable(self, path: str, version: str) -> bool:
+        """Never: None stands for unset."""
+        return False
 
     def to_object(self, config: Config) -> Any:
         """The installed AutoModel's own PipelineConfig; `VersionError` if there is none, or it is another release."""
@@ -209,13 +196,4 @@ ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "Pipeline
 
 def __getattr__(name: str) -> Any:
     """Load the engine when a script first asks for it, so that reading recipes needs no torch."""
-    if name not in ENTRIES:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}; of AutoModel's own it has {', '.join(ENTRIES)}"
-        )
-    for library in ("torch", "transformers"):
-        if find_spec(library) is None:
-            raise BridgeError(
-                f"{name}: {library} is not installed; pip install 'stagebridge[engine,huggingface]'"
-            )
-    return getattr(import_module(f"compat.automodel.runtime.{ENTRIES[name]}"), name)
+    return Entries("AutoModel", "compat.automodel.runtime").load(__name__, ENTRIES, name)

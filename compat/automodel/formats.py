@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from bridge.files import (
     read_text,
     scalar,
 )
-from bridge.findings import Finding, Origin, twice
+from bridge.findings import Origin, twice
+from bridge.reader import Reader, flaw, mapping
 from bridge.rules import Effect
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
@@ -45,6 +45,7 @@ EMPTY = {
 }
 """Sections that switch a feature on if they are present: a setting to write out, its default, and the feature."""
 TARGET = "_target_"
+SECTIONS = "a recipe, a mapping of sections"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
@@ -115,7 +116,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         return _as_recipe(source)
     if isinstance(source, Written):
         document = load(source.text)
-        return _mapping(document), document, RECIPE
+        return mapping(document, SECTIONS), document, RECIPE
     # A live PipelineConfig is known by its parts, so that AutoModel need not be installed.
     if hasattr(source, "pp_schedule") and hasattr(source, "to_dict"):
         return _as_recipe(source.to_dict())
@@ -129,7 +130,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     document = load(source)
     if document.format == "flags":
         return overrides(document.data), None, RECIPE
-    return _mapping(document), document, RECIPE
+    return mapping(document, SECTIONS), document, RECIPE
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
@@ -138,14 +139,6 @@ def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
-
-
-def _mapping(document: Document) -> Mapping[str, Any]:
-    if not isinstance(document.data, Mapping):
-        raise SourceError(
-            f"{document.name}: found {shown(document.data)}, expected a recipe, a mapping of sections"
-        )
-    return document.data
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -172,18 +165,10 @@ STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD
 """Sections whose settings are arguments of a class. AutoModel stops at an unknown one."""
 
 
-@dataclass
-class _Reader:
-    """Walks a recipe along the tree of settings; collects values, spellings, findings and problems."""
+class _Reader(Reader):
+    """Walks a recipe along the tree of settings."""
 
     release: Release
-    lenient: bool
-    document: Document | None
-    given: dict[str, Any] = field(default_factory=dict)
-    opaque: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, Origin] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
     def recipe(self, data: Mapping[str, Any]) -> None:
         """Read all sections. Settings of the older layout are kept under their newer paths."""
@@ -296,15 +281,15 @@ class _Reader:
             else:
                 self.problem(written, str(error))
             return
-        flaw = _flaw(known)
+        wrong = flaw(known)
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
             self.finding(
                 written,
                 f"AutoModel refuses {shown(value)}; write {SPELLED.get(known, known)}",
                 Effect.STOPS,
             )
-        if flaw:
-            self.problem(written, flaw)
+        if wrong:
+            self.problem(written, wrong)
         else:
             self.inside(written, known)
             self.set(path, _plain(known), written)
@@ -380,29 +365,6 @@ class _Reader:
                 f"{name} has {found.microbatches} micro batches, expected {count}, as the batch sizes imply",
             )
 
-    # Collecting
-
-    def line(self, written: str) -> int | None:
-        """The line of the key as written, if the source has lines."""
-        return self.document.line(*written.split(".")) if self.document else None
-
-    def problem(self, written: str, message: str) -> None:
-        """Note an error at `written`."""
-        line = self.line(written)
-        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
-
-    def finding(self, path: str, message: str, effect: Effect) -> None:
-        """Note a remark. A remark with effect NONE is no loss."""
-        self.findings.append(
-            Finding(
-                path,
-                message,
-                effect,
-                given=effect is not Effect.NONE,
-                origin=Origin(self.line(path), path),
-            )
-        )
-
 
 def _meant(path: str, value: Any) -> Any:
     """The value that AutoModel's loader reads from a text: null, a switch or a number (config/loader.py, translate_value)."""
@@ -421,17 +383,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _flaw(value: Any) -> str:
-    """The problem with a value that no file can hold; empty if there is none."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        return (
-            f"found a value that no file can hold ({str(error).lower()}); use plain finite values"
-        )
-    return ""
 
 
 def history(path: str, release: Release) -> str:

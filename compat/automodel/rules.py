@@ -12,14 +12,15 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Why,
     always,
+    completed,
     convert,
     each_only_ours,
     lacks,
+    longest,
     only_ours,
-    only_theirs,
     rename,
-    the_rest,
 )
 from compat.automodel import course, model, switches, weight_decay
 from compat.automodel.formats import NAMED
@@ -29,7 +30,7 @@ from compat.automodel.optimizers import SWITCHED
 from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
-from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, selects, strategy
+from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, running, selects, strategy
 
 MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
@@ -221,7 +222,7 @@ def _split(name: str | None) -> bool:
 
 
 def _read_zero(values: Group) -> Group:
-    kind = _kind(values)
+    kind = running(values)
     if kind == "ddp":
         return {"zero.stage": 0, "zero.replicas": 1}
     if kind == "megatron_fsdp":
@@ -234,16 +235,6 @@ def _read_zero(values: Group) -> Group:
         "zero.stage": 3 if resharded else 2,
         "zero.replicas": values.get(D + "dp_replicate_size"),
     }
-
-
-def _managed(target: str | None) -> str:
-    """The strategy of a manager class. FSDP2Manager is the default of the older layout."""
-    name = (target or "").rpartition(".")[2]
-    return {
-        "DDPManager": "ddp",
-        "MegatronFSDPManager": "megatron_fsdp",
-        "NVFSDPManager": "megatron_fsdp",
-    }.get(name, "fsdp2")
 
 
 MANAGERS = {
@@ -309,7 +300,7 @@ PRECISION = convert(
 
 
 def _read_precision(values: Group) -> Group:
-    kind = _kind(values)
+    kind = running(values)
     stored = values.get(MODEL_DTYPE)
     stored = None if stored == "auto" else stored
     if kind == "fsdp2":
@@ -457,7 +448,7 @@ ASYNC = convert(
 
 
 def _read_async(values: Group) -> Group:
-    works = (values.get(D + "tp_size") or 1) > 1 and _kind(values) == "fsdp2"
+    works = (values.get(D + "tp_size") or 1) > 1 and running(values) == "fsdp2"
     return (
         {"parallel.tensor_overlap": values.get(D + "enable_async_tensor_parallel")} if works else {}
     )
@@ -465,11 +456,6 @@ def _read_async(values: Group) -> Group:
 
 SIZES = {"tp_size": "tensor", "pp_size": "pipeline", "cp_size": "context", "ep_size": "expert"}
 SWITCHES = (D + "overlap_grad_reduce", D + "overlap_param_gather")
-
-
-def _kind(values: Group) -> str:
-    """The strategy of a recipe, which older layouts tell by the manager class."""
-    return values.get(D + "strategy") or _managed(values.get(D + "_target_"))
 
 
 OVERLAP = convert(
@@ -494,7 +480,7 @@ OVERLAP = convert(
         *STRATEGY_SEES,
     ),
     blurs=lambda values: (
-        _kind(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES)
+        running(values) == "megatron_fsdp" and any(values.get(path) is False for path in SWITCHES)
     ),
     carries={
         D + "overlap_grad_reduce": "zero.overlap",
@@ -506,7 +492,7 @@ OVERLAP = convert(
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    kind = _kind(values)
+    kind = running(values)
     if kind == "megatron_fsdp":
         # The plan of these settings may be written with another
         # strategy, whose overlap is then the one that the plan has.
@@ -727,23 +713,10 @@ SETTINGS: dict[str, tuple[str, Weight]] = {
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
 
 
-def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """One row for each reason, over every setting that `claimed` does not name."""
-    rows: dict[tuple[str, Weight], list[str]] = {}
-    for path in fields(AutoModel):
-        if path not in claimed:
-            starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
-            section = (
-                PIPELINE
-                if path.startswith(PP)
-                else SECTIONS[max(starts, key=len)]
-                if starts
-                else OTHER
-            )
-            rows.setdefault(SETTINGS.get(path, section), []).append(path)
-    return tuple(
-        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
-    )
+def _why(path: str) -> Why:
+    if path in SETTINGS:
+        return Why(*SETTINGS[path])
+    return Why(*(PIPELINE if path.startswith(PP) else longest(path, SECTIONS, OTHER)))
 
 
 LACKS = {
@@ -798,6 +771,4 @@ def table() -> tuple[Rule, ...]:
         SEQUENCE,
         *missing_rules(),
     )
-    mapped = (*mapped, *the_rest(mapped, LACKS))
-    claimed = frozenset(path for rule in mapped for path in rule.theirs)
-    return (*mapped, *leftover_rules(claimed))
+    return completed(mapped, LACKS, fields(AutoModel), _why)

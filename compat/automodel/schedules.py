@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from bridge.config import shown
 from bridge.errors import ConfigError, few, nearest
@@ -95,12 +96,15 @@ class Table:
     @property
     def stages(self) -> int:
         """Number of virtual stages."""
-        return 1 + max((cell[0] for row in self.ranks for cell in row if cell), default=-1)
+        return self._count(0)
 
     @property
     def microbatches(self) -> int:
         """Number of microbatches."""
-        return 1 + max((cell[2] for row in self.ranks for cell in row if cell), default=-1)
+        return self._count(2)
+
+    def _count(self, part: Literal[0, 2]) -> int:
+        return 1 + max((cell[part] for row in self.ranks for cell in row if cell), default=-1)
 
 
 def table(text: str, name: str = "schedule") -> Table:

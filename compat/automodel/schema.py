@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, UpToThree, Whole
+from bridge.config import Count, Real, Section, Size, UpToThree, Whole, tuples
 from bridge.families.schema import ModelKeys
 
 DTYPES = {
@@ -35,10 +35,6 @@ def _dtype(value: Any) -> Any:
     return DTYPES.get(text.lower().removeprefix("torch."), text) if isinstance(text, str) else text
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
-
-
 NAMED_MODES = {
     **dict.fromkeys(("false", "off", "none", "disabled", "no"), False),
     **dict.fromkeys(("true", "on", "full", "enabled", "yes"), True),
@@ -59,12 +55,12 @@ ModelDtype = Annotated[Literal["fp64", "fp32", "fp16", "bf16", "auto"], BeforeVa
 NonNegative = Annotated[Real, Ge(0)]
 Positive = Annotated[Real, Gt(0)]
 Beta = Annotated[Real, Ge(0), Lt(1)]
-Betas = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple)]
+Betas = Annotated[tuple[Beta, Beta], BeforeValidator(tuples)]
 Names = Annotated[
     tuple[str, ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value)),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuples(value)),
 ]
-Parts = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_tuple)]
+Parts = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(tuples)]
 Mode = Annotated[bool | Literal["selective"], BeforeValidator(_mode)]
 Rounding = Literal["up", "down"]
 Strategy = Annotated[
@@ -225,7 +221,7 @@ class FrameSharding(Section):
     """Frames of a vision encoder over context ranks."""
 
     enabled: bool | None = field(None, description="Ranks share the frames.")
-    mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(_tuple)] | None = field(
+    mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(tuples)] | None = field(
         None, description="Axes that share them."
     )
     min_tokens: Size | None = field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.releases import Release
 from bridge.rules import Context, Group
+from compat.automodel.pipeline_rules import D
 
 BUFFERED = (
     "zero.double_buffer",
@@ -56,3 +57,18 @@ def strategy(values: Group, context: Context) -> str:
         if stage == 0 and not more("parallel.tensor") and not more("parallel.context")
         else "megatron_fsdp"
     )
+
+
+def managed(target: str | None) -> str:
+    """The strategy of a manager class. FSDP2Manager is the default of the older layout."""
+    name = (target or "").rpartition(".")[2]
+    return {
+        "DDPManager": "ddp",
+        "MegatronFSDPManager": "megatron_fsdp",
+        "NVFSDPManager": "megatron_fsdp",
+    }.get(name, "fsdp2")
+
+
+def running(values: Group) -> str:
+    """The strategy of a recipe, which older layouts tell by the manager class."""
+    return values.get(D + "strategy") or managed(values.get(D + "_target_"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from bridge.errors import nearest
+from bridge.releases import table
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
@@ -22,9 +21,7 @@ APART = ("ci", "wandb", "benchmark")
 
 @cache
 def _facts() -> Mapping[str, Any]:
-    facts: Mapping[str, Any] = json.loads(
-        files("compat.automodel.releases").joinpath("signatures.json").read_text("utf-8")
-    )
+    facts: Mapping[str, Any] = table("compat.automodel.releases", "signatures.json")
     return facts
 
 

@@ -8,7 +8,7 @@ from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
 from compat.automodel.optimizers import MOMENTS, is_fused
 from compat.automodel.pipeline_rules import D
-from compat.automodel.sharding import STRATEGY_SEES, strategy
+from compat.automodel.sharding import STRATEGY_SEES, running, strategy
 
 # 8-bit products
 
@@ -258,13 +258,6 @@ BUFFERS = {
 }
 
 
-def _buffered(values: Group) -> bool:
-    """Whether the strategy is Megatron-FSDP, by its name or by the class of the older layout."""
-    return values.get(D + "strategy") == "megatron_fsdp" or "MegatronFSDP" in str(
-        values.get(D + "_target_")
-    )
-
-
 def _switch(theirs: str, ours: str) -> Rule:
     def write(values: Group, context: Context) -> Group:
         return (
@@ -274,7 +267,7 @@ def _switch(theirs: str, ours: str) -> Rule:
         )
 
     def read(values: Group, context: Context) -> Group:
-        return {ours: True} if values.get(theirs) and _buffered(values) else {}
+        return {ours: True} if values.get(theirs) and running(values) == "megatron_fsdp" else {}
 
     return convert(
         theirs,
@@ -283,7 +276,7 @@ def _switch(theirs: str, ours: str) -> Rule:
         write,
         effect=EFFECTS[ours],
         sees=(D + "strategy", D + "_target_", *(path for path in STRATEGY_SEES if path != ours)),
-        blurs=lambda values: bool(values.get(theirs)) and not _buffered(values),
+        blurs=lambda values: bool(values.get(theirs)) and running(values) != "megatron_fsdp",
         lossy="only Megatron-FSDP has this switch",
         source="components/distributed/config.py: MegatronFSDPConfig",
     )

@@ -295,22 +295,11 @@ class DeepSpeedDialect(PackagedDialect):
         known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
         return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
 
-    def config(
-        self,
-        given: Mapping[str, Any],
-        version: str | None = None,
-        world_size: int | None = None,
-        entry: str = "",
-    ) -> Config:
-        """A config from values by schema path, None for unset, checked as `read` checks."""
+    def nullable(self, path: str, version: str) -> bool:
+        """Whether null is a value for DeepSpeed itself, as for `steps_per_print`: print nothing."""
         from compat.deepspeed.formats import NULLABLE
 
-        # For a few keys DeepSpeed itself takes null as a value,
-        # such as steps_per_print: print nothing.
-        kept = {
-            path: value for path, value in given.items() if value is not None or path in NULLABLE
-        }
-        return super().config(kept, version, world_size, entry)
+        return path in NULLABLE
 
     def to_object(self, config: Config) -> Any:
         """The installed DeepSpeed's own config object; `VersionError` if that is another release."""

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
-from bridge.findings import Finding, Origin
+from bridge.findings import Origin
+from bridge.reader import Reader, flaw, mapping
 from bridge.rules import Effect
 from compat.deepspeed import auto, inside, scripts, trainer
 from compat.deepspeed.leaves import expected, typed
@@ -42,6 +43,7 @@ NULL_SECTIONS = frozenset(
     }
 )
 """Sections for which null is the same as leaving them out."""
+KEYED = "a mapping of DeepSpeed keys"
 OBJECTS = frozenset(
     {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
 )
@@ -172,7 +174,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     """The nested mapping, the document with its lines if there
     is one, and the kind of source: a file or an object."""
     if isinstance(source, Written):
-        return {**_mapping(load(source.text)), "code": dict(source.code)}, None, "file"
+        return {**mapping(load(source.text), KEYED), "code": dict(source.code)}, None, "file"
     # A live DeepSpeedConfig keeps the mapping that it was made from.
     live = getattr(source, "_param_dict", source)
     if isinstance(live, Mapping):
@@ -184,7 +186,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         )
     document = _decoded(source) if isinstance(source, str) else None
     document = document or load(source)
-    return {**_beside(source), **_mapping(document)}, document, "file"
+    return {**_beside(source), **mapping(document, KEYED)}, document, "file"
 
 
 def _beside(source: str | Path | Document) -> dict[str, Any]:
@@ -194,16 +196,8 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
     path = Path(source.name if isinstance(source, Document) else source)
     beside = code_beside(path)
     return (
-        {"code": _mapping(load(beside))} if os.path.isfile(path) and os.path.isfile(beside) else {}
+        {"code": mapping(load(beside), KEYED)} if os.path.isfile(path) and os.path.isfile(beside) else {}
     )
-
-
-def _mapping(document: Document) -> Mapping[str, Any]:
-    if not isinstance(document.data, Mapping):
-        raise SourceError(
-            f"{document.name}: found {shown(document.data)}, expected a mapping of DeepSpeed keys"
-        )
-    return document.data
 
 
 def _decoded(source: str) -> Document | None:
@@ -220,18 +214,11 @@ def _decoded(source: str) -> Document | None:
 
 
 @dataclass
-class _Reader:
-    """Walks a nested config along the tree of its release; collects values, spellings, findings and problems."""
+class _Reader(Reader):
+    """Walks a nested config along the tree of its release."""
 
     release: Release
-    lenient: bool
-    document: Document | None
     world: int | None = None
-    given: dict[str, Any] = field(default_factory=dict)
-    opaque: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, Origin] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
         """Read the mapping `data`, which stands at `path`."""
@@ -374,9 +361,9 @@ class _Reader:
     def _checked(self, path: str, written: str, value: Any) -> None:
         """Check a free-form value: it holds plain JSON, and DeepSpeed reads its keys."""
         if isinstance(value, dict | list | tuple):
-            flaw = _flaw(value)
-            if flaw:
-                self.problem(written, flaw)
+            wrong = flaw(value, "JSON cannot")
+            if wrong:
+                self.problem(written, wrong)
         for name, message in inside.unread(path, value):
             self.finding(name, message, Effect.NUMBERS)
         if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
@@ -541,24 +528,6 @@ class _Reader:
             self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
         return words
 
-    # Collecting
-
-    def line(self, written: str) -> int | None:
-        """The line of the key as written, if the source has lines."""
-        return self.document.line(*written.split(".")) if self.document else None
-
-    def problem(self, written: str, message: str) -> None:
-        """Note an error at `written`."""
-        line = self.line(written)
-        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
-
-    def finding(self, path: str, message: str, effect: Effect) -> None:
-        """Note a remark. A remark with effect NONE is no loss."""
-        origin = Origin(self.line(path), path)
-        self.findings.append(
-            Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
-        )
-
 
 def _fits(path: str, value: Any) -> bool:
     try:
@@ -566,17 +535,6 @@ def _fits(path: str, value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _flaw(value: Any) -> str:
-    """The problem with a free-form value that no file can hold; empty if there is none."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        return (
-            f"found a value that JSON cannot hold ({str(error).lower()}); use plain finite values"
-        )
-    return ""
 
 
 def _elsewhere(written: str, release: Release) -> str:
@@ -598,7 +556,7 @@ def _elsewhere(written: str, release: Release) -> str:
     if later:
         first = min(later, key=RELEASES.place)
         return f"new in DeepSpeed {first}, and this is {release.version}; drop it or name a later release"
-    last = min((RELEASES.last(row.gone) for row in rows), key=RELEASES.place)
+    last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
     return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from bridge.config import shown
 from bridge.errors import nearest
+from bridge.releases import table
 from bridge.rules import Effect
 from compat.deepspeed.releases import Type, all_types
 
@@ -25,9 +24,7 @@ Names = Mapping[str, Any]
 
 @cache
 def _facts() -> Mapping[str, Names]:
-    facts: Mapping[str, Names] = json.loads(
-        files("compat.deepspeed.releases").joinpath("inside.json").read_text("utf-8")
-    )
+    facts: Mapping[str, Names] = table("compat.deepspeed.releases", "inside.json")
     return facts
 
 

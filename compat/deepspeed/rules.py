@@ -13,13 +13,14 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Why,
     always,
+    completed,
     convert,
     lacks,
+    longest,
     only_ours,
-    only_theirs,
     rename,
-    the_rest,
 )
 from compat.deepspeed import course, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
@@ -924,18 +925,6 @@ The longest entry that covers a key is the one for it.
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 
 
-def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """One row for each reason, over every key that `claimed` does not name."""
-    rows: dict[tuple[str, Effect], list[str]] = {}
-    for path in fields(DeepSpeed):
-        if path not in claimed:
-            starts = [start for start in SECTIONS if path == start or path.startswith(start + ".")]
-            rows.setdefault(SECTIONS[max(starts, key=len)] if starts else OTHER, []).append(path)
-    return tuple(
-        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
-    )
-
-
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for it",
@@ -971,6 +960,6 @@ def table() -> tuple[Rule, ...]:
         *switches.RULES,
         *missing_rules(),
     )
-    mapped = (*mapped, *the_rest(mapped, LACKS))
-    claimed = frozenset(path for rule in mapped for path in rule.theirs)
-    return (*mapped, *leftover_rules(claimed))
+    return completed(
+        mapped, LACKS, fields(DeepSpeed), lambda path: Why(*longest(path, SECTIONS, OTHER))
+    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge.config import below
+
 PREFIX = "code.scheduler."
 OTHER = "other"
 """The name of a schedule that a Plan cannot express."""
@@ -32,11 +34,7 @@ the decay of wsd, where `done` runs from 0 to 1."""
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the schedule in the code part, by name."""
-    return {
-        path.removeprefix(PREFIX): value
-        for path, value in values.items()
-        if path.startswith(PREFIX)
-    }
+    return below(PREFIX, values)
 
 
 def steers(values: Mapping[str, Any]) -> bool:

@@ -151,23 +151,11 @@ class FastLLMDialect(PackagedDialect):
         at = release(version)
         return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
 
-    def config(
-        self,
-        given: Mapping[str, Any],
-        version: str | None = None,
-        world_size: int | None = None,
-        entry: str = "",
-    ) -> Config:
-        """A config from values by schema path, None for unset, checked as `read` checks."""
+    def nullable(self, path: str, version: str) -> bool:
+        """Whether the key has a default, which Fast-LLM's null overrides."""
         from compat.fast_llm.releases import release
 
-        # None means "unset" in a plan, but for a key with a default it is Fast-LLM's null, which
-        # overrides that default.
-        defaults = release(self.release(version)).defaults
-        kept = {
-            path: value for path, value in given.items() if value is not None or path in defaults
-        }
-        return super().config(kept, version, world_size, entry)
+        return path in release(version).defaults
 
 
 def _sizes(data: Any) -> bool:

@@ -11,16 +11,17 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Why,
     always,
+    completed,
     convert,
     each_only_ours,
     lacks,
+    longest,
     only_ours,
-    only_theirs,
     plain_adam,
     rename,
     spared,
-    the_rest,
 )
 from compat.fast_llm import batch, course, learning_rate, model
 from compat.fast_llm.effective import (
@@ -557,8 +558,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "batch": ("the target's training script cuts and masks samples", Effect.NUMBERS),
     "schedule": ("a setting inside Fast-LLM's schedule", Effect.COST),
     "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Effect.NUMBERS),
-    "schedule.debug": ("logs of Fast-LLM's schedule", Effect.NONE),
-    "schedule.profile": ("logs of Fast-LLM's schedule", Effect.NONE),
+    **dict.fromkeys(
+        ("schedule.debug_schedule", "schedule.debug_send_recv", "schedule.profile_schedule"),
+        ("logs of Fast-LLM's schedule", Effect.NONE),
+    ),
     "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
     "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
     "model.distributed": ("the target's launcher sets up the processes", Effect.NONE),
@@ -592,19 +595,6 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
 """Reason and effect of losing a field that no Plan field stands for, by the longest matching prefix of its path."""
 
 OTHER = ("a name that only Fast-LLM uses", Effect.NONE)
-
-
-def leftover_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """One row for each reason, over every field that `claimed` does not name."""
-    rows: dict[tuple[str, Effect], list[str]] = {}
-    for path in fields(FastLLM):
-        if path not in claimed:
-            starts = [start for start in SECTIONS if path.startswith(start)]
-            reason = SECTIONS[max(starts, key=len)] if starts else OTHER
-            rows.setdefault(reason, []).append(path)
-    return tuple(
-        only_theirs(*paths, note=note, effect=effect) for (note, effect), paths in rows.items()
-    )
 
 
 LACKS = {
@@ -641,6 +631,6 @@ def table() -> tuple[Rule, ...]:
         *debug_rules(),
         *missing_rules(),
     )
-    mapped = (*mapped, *the_rest(mapped, LACKS))
-    claimed = frozenset(path for rule in mapped for path in rule.theirs)
-    return (*mapped, *leftover_rules(claimed))
+    return completed(
+        mapped, LACKS, fields(FastLLM), lambda path: Why(*longest(path, SECTIONS, OTHER))
+    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from bridge.config import shown
 from bridge.errors import nearest
+from bridge.releases import table
 
 MODEL = "model.base_model"
 BAGS = "bags"
@@ -52,7 +51,7 @@ class itself if it is `whole`.
 @cache
 def _table() -> dict[str, Mapping[str, Class]]:
     """Classes of each release, oldest first."""
-    found = json.loads(files("compat.fast_llm.releases").joinpath("model.json").read_text("utf-8"))
+    found = table("compat.fast_llm.releases", "model.json")
     return {version: classes for version, classes in found.items() if version != "source"}
 
 

@@ -60,20 +60,9 @@ class HuggingFaceDialect(PackagedDialect):
 
         return score(data)
 
-    def config(
-        self,
-        given: Mapping[str, Any],
-        version: str | None = None,
-        world_size: int | None = None,
-        entry: str = "",
-    ) -> Config:
-        """A config from values by key, None for unset, checked as `read` checks."""
-        return super().config(
-            {path: value for path, value in given.items() if value is not None},
-            version,
-            world_size,
-            entry,
-        )
+    def nullable(self, path: str, version: str) -> bool:
+        """Never: None stands for unset."""
+        return False
 
 
 DIALECT = HuggingFaceDialect()

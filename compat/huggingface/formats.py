@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from bridge.families import FAMILIES, NULL
 from bridge.families.schema import spelled
 from bridge.files import Document, check_nested, load
 from bridge.findings import Finding, Origin
+from bridge.releases import table
 from bridge.rules import Effect
 from compat.huggingface.schema import REST, HuggingFace
 
@@ -79,7 +79,7 @@ EVERYWHERE = (
 @cache
 def _read_by(family: str) -> frozenset[str]:
     """Keys that the class of a family reads (`releases/keys.json`, harvested from transformers), and those of our table."""
-    rows = json.loads(files("compat.huggingface.releases").joinpath("keys.json").read_text("utf-8"))
+    rows = table("compat.huggingface.releases", "keys.json")
     return frozenset(
         (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
     )

@@ -150,7 +150,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 @cache
 def _variables(version: str) -> tuple[Variable, ...]:
-    return tuple(row for row in VARIABLES if RELEASES.within(version, row.since, row.until))
+    return RELEASES.having(version, VARIABLES)
 
 
 def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:

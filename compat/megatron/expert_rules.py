@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bridge.rules import Context, Group, convert
 from compat.megatron.attention_rules import SCRIPT
 from compat.megatron.exactly import undone
-from compat.megatron.patterns import blocks, first_of, fits, spelled
+from compat.megatron.patterns import blocks, first_of, fits, listed, spelled
 
 MOE, COUNT = "model.moe.", "model.experts"
 BALANCE = {
@@ -105,7 +103,7 @@ def _read_router(values: Group, context: Context) -> Group:
     )
     return {
         f"{MOE}score": score if score in SCORES else None,
-        f"{MOE}normalised": None if "sinkhorn" in _kinds(values) else sums_to_one,
+        f"{MOE}normalised": None if "sinkhorn" in listed(values, KIND) else sums_to_one,
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
         f"{MOE}top_groups": grouped,
@@ -184,22 +182,12 @@ ROUTER = convert(
 # Load-balancing loss
 
 
-def _kinds(values: Group) -> list[Any]:
-    kinds = values.get(KIND)
-    return list(kinds) if isinstance(kinds, list | tuple) else [kinds]
-
-
-def _coefficients(values: Group) -> list[Any]:
-    found = values.get(COEFFICIENT)
-    return list(found) if isinstance(found, list | tuple) else [found]
-
-
 def _read_balance(values: Group, context: Context) -> Group:
     """The first loss with a coefficient, which Megatron divides by the experts per token."""
     if not values.get("num_experts") or KIND not in values:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.
-    pairs = list(zip(_kinds(values), _coefficients(values), strict=False))
+    pairs = list(zip(listed(values, KIND), listed(values, COEFFICIENT), strict=False))
     kind, coefficient = next(
         (pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None)
     )
@@ -228,9 +216,9 @@ def _several(values: Group) -> bool:
     That is so for several losses, for a negative coefficient, and for a router that is balanced without a loss.
     """
     return bool(values.get("num_experts")) and (
-        sum(bool(number) for number in _coefficients(values)) > 1
-        or any(number is not None and number < 0 for number in _coefficients(values))
-        or "quantile_balancing" in _kinds(values)
+        sum(bool(number) for number in listed(values, COEFFICIENT)) > 1
+        or any(number is not None and number < 0 for number in listed(values, COEFFICIENT))
+        or "quantile_balancing" in listed(values, KIND)
     )
 
 

@@ -6,20 +6,10 @@ does not lose them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
-from bridge.rules import Effect, Rule, only_theirs
+from bridge.rules import Effect, Why
 from compat.megatron import options
-
-
-class Why(NamedTuple):
-    """Why an argument is not translated, and the effect of that on the run."""
-
-    note: str
-    effect: Effect
-    model: bool = False
-
 
 MODEL = Why("a fact about the model that no Plan field stands for", Effect.NUMBERS, True)
 INSIDE = Why("how the model is computed inside Megatron", Effect.ROUNDING, True)
@@ -250,10 +240,11 @@ PREFIXES: tuple[tuple[str, Why], ...] = (
 _SINGLE: Mapping[str, Why] = {dest: why for why, dests in SINGLE.items() for dest in dests.split()}
 
 
-def _why(dest: str, group: str) -> Why:
-    # The most specific reason wins: of the argument, of its prefix, of its group.
+def why(dest: str) -> Why:
+    """Why no plan field stands for an argument: the most specific reason, of the argument, of its prefix, or of its group."""
     if dest in _SINGLE:
         return _SINGLE[dest]
+    group = options.groups().get(dest, "")
     return next(
         (why for prefix, why in PREFIXES if dest.startswith(prefix)),
         GROUPS.get(group, GROUPS["config class"]),
@@ -262,14 +253,6 @@ def _why(dest: str, group: str) -> Why:
 
 def effect(dest: str) -> Effect:
     """The effect of losing an argument that no plan field stands for."""
-    return _why(dest, options.groups().get(dest, ""))[1]
-
-
-def rules(claimed: frozenset[str]) -> Iterator[Rule]:
-    """One row for each reason, with every argument of any release that is not in `claimed`."""
-    rows: dict[Why, list[str]] = {}
-    for dest, group in options.groups().items():
-        if dest not in claimed:
-            rows.setdefault(_why(dest, group), []).append(dest)
-    for why, dests in rows.items():
-        yield only_theirs(*dests, note=why.note, effect=why.effect, model=why.model)
+    found = why(dest).effect
+    assert isinstance(found, Effect)  # no reason of Megatron's depends on the values
+    return found

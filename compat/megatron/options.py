@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache, lru_cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from bridge.releases import table
 from compat.megatron import flags, releases
 from compat.megatron.releases import Flag
 
@@ -41,7 +40,7 @@ PARALLEL = "ModelParallelConfig"
 @cache
 def groups() -> Mapping[str, str]:
     """Every argument and config field of every release, with its group in the parser's help."""
-    found: dict[str, str] = _facts("groups.json")
+    found: dict[str, str] = table(releases.__name__, "groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
     classes = (PARALLEL, "TransformerConfig")
     names = {
@@ -59,14 +58,12 @@ def groups() -> Mapping[str, str]:
 @cache
 def descriptions() -> Mapping[str, str]:
     """The meaning of each argument and config field, in one line."""
-    sections: Mapping[str, Mapping[str, str]] = _facts("descriptions.json")
+    sections: Mapping[str, Mapping[str, str]] = table(
+        releases.__name__, "descriptions.json"
+    )
     return MappingProxyType(
         {name: line for section in sections.values() for name, line in section.items()}
     )
-
-
-def _facts(file: str) -> Any:
-    return json.loads(resources.files(releases.__name__).joinpath(file).read_text("utf-8"))
 
 
 @cache

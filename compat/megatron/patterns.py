@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bridge import limits
 
 Every = Callable[[int, int], bool]
 """Tells for the index of a block and a frequency whether the block has the feature."""
+
+
+def listed(values: Mapping[str, Any], name: str) -> list[Any]:
+    """The values of an argument that takes one, or one for each of several."""
+    found = values.get(name)
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 def first_of(index: int, every: int) -> bool:

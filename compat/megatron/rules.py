@@ -10,15 +10,23 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    completed,
     convert,
     each_only_ours,
     lacks,
     only_ours,
     plain_adam,
     rename,
-    the_rest,
 )
-from compat.megatron import course, leftovers, model_rules, stages, switches, weight_decay
+from compat.megatron import (
+    course,
+    leftovers,
+    model_rules,
+    options,
+    stages,
+    switches,
+    weight_decay,
+)
 from compat.megatron.learning_rate import RULE as LEARNING_RATE
 from compat.megatron.shards import SHARDED, STRATEGIES, aware, torch_fsdp, zero_stage
 
@@ -879,6 +887,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
     )
     # Last, because they take what no row above has named.
-    mapped = (*mapped, *the_rest(mapped, LACKS))
-    claimed = frozenset(path for rule in mapped for path in rule.theirs)
-    return (*mapped, *leftovers.rules(claimed))
+    return completed(mapped, LACKS, options.groups(), leftovers.why)

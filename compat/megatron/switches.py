@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bridge.rules import EFFECTS, Context, Effect, Group, always, convert
 from compat.megatron.exactly import undone
+from compat.megatron.patterns import listed
 from compat.megatron.shards import SHARDED, aware, zero_stage
 
 # Experts
@@ -92,18 +91,13 @@ EXCHANGES = {
 METHOD = "parallel.context_method"
 
 
-def _exchanges(values: Group) -> list[Any]:
-    kinds = values.get("cp_comm_type")
-    return list(kinds) if isinstance(kinds, list | tuple) else [kinds]
-
-
 EXCHANGE = convert(
     "cp_comm_type",
     METHOD,
     # On one context rank nothing is exchanged, and the type says nothing.
     lambda values, context: (
-        {METHOD: EXCHANGES.get(str(_exchanges(values)[0]))}
-        if _exchanges(values)[0] is not None and (values.get("context_parallel_size") or 1) > 1
+        {METHOD: EXCHANGES.get(str(listed(values, "cp_comm_type")[0]))}
+        if listed(values, "cp_comm_type")[0] is not None and (values.get("context_parallel_size") or 1) > 1
         else {}
     ),
     lambda values, context: (
@@ -113,7 +107,7 @@ EXCHANGE = convert(
     ),
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
-    blurs=lambda values: len(set(_exchanges(values))) > 1,
+    blurs=lambda values: len(set(listed(values, "cp_comm_type"))) > 1,
     lossy="a Plan has one way for all layers, not one for each",
     note="how context-parallel ranks exchange keys and values",
     source="transformer_config.py: cp_comm_type",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge.config import below
 from bridge.launching import torchrun
 from compat.merak.releases import REWRITTEN, release
 
@@ -37,21 +38,14 @@ def script(given: Flat, values: Flat, version: str) -> str:
 def _imports(given: Flat, version: str) -> Iterator[str]:
     yield "import Merak"
     yield "from Merak import MerakArguments, MerakTrainer"
-    if _section(given, "tp_lists"):
+    if below("tp_lists.", given):
         package = "core.tensor_parallel" if release(version).since(REWRITTEN) else "modules"
         yield f"from Merak.{package}.mp_attrs import set_tp_layer_lists"
     yield "from transformers import HfArgumentParser"
 
 
-def _section(given: Flat, name: str) -> dict[str, Any]:
-    prefix = name + "."
-    return {
-        path.removeprefix(prefix): value for path, value in given.items() if path.startswith(prefix)
-    }
-
-
 def _lists(given: Flat) -> Iterator[str]:
-    lists = _section(given, "tp_lists")
+    lists = below("tp_lists.", given)
     if lists:
         yield "set_tp_layer_lists("
         for name, value in lists.items():
@@ -71,7 +65,7 @@ def _loss(given: Flat, version: str) -> Iterator[str]:
 
 
 def _trainer(given: Flat, version: str) -> Iterator[str]:
-    said, own = _section(given, "trainer"), release(version).since(REWRITTEN)
+    said, own = below("trainer.", given), release(version).since(REWRITTEN)
     loss = said.pop("loss_fn", None)
     said = {"model": "model", "args": "args", "train_dataset": "train_dataset", **said}
     yield f"trainer = {'Trainer' if loss and own else 'MerakTrainer'}("

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from math import log2
 
@@ -11,15 +12,16 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Why,
     always,
+    completed,
     convert,
     lacks,
+    longest,
     only_ours,
-    only_theirs,
     plain_adam,
     rename,
     spared,
-    the_rest,
 )
 from compat.merak import course
 from compat.merak.learning_rate import RULE as LEARNING_RATE
@@ -802,41 +804,19 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
 """Arguments without a Plan field: the reason why they stay behind, and the effect of that on the run."""
-INHERITED = (
+REASONS: Mapping[str, Why] = {
+    **{f"args.{name}": Why(note, effect) for note, effect, names in KEPT for name in names},
+    "init.backend": Why("Merak overwrites it: NCCL if torch has it, else MPI", Effect.NONE),
+    "trainer": Why("objects of the training script", Effect.NONE),
+    "tp_lists": Why(
+        "in other stacks the model's code tells how each module is split over tensor ranks",
+        Effect.COST,
+    ),
+}
+INHERITED = Why(
     "a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on",
     Effect.NONE,
 )
-
-
-def kept_rules(claimed: frozenset[str]) -> tuple[Rule, ...]:
-    """Rows for all settings without a Plan field."""
-    named = tuple(
-        only_theirs(*(f"args.{name}" for name in names), note=note, effect=effect)
-        for note, effect, names in KEPT
-    )
-    taken = claimed | {path for rule in named for path in rule.theirs}
-    left = [path for path in fields(Merak) if path.startswith("args.") and path not in taken]
-    return (
-        *named,
-        only_theirs(*left, note=INHERITED[0], effect=INHERITED[1]),
-        only_theirs(
-            "init.backend",
-            note="Merak overwrites it: NCCL if torch has it, else MPI",
-            effect=Effect.NONE,
-        ),
-        only_theirs(
-            *_section("trainer"), note="objects of the training script", effect=Effect.NONE
-        ),
-        only_theirs(
-            *_section("tp_lists"),
-            note="in other stacks the model's code tells how each module is split over tensor ranks",
-            effect=Effect.COST,
-        ),
-    )
-
-
-def _section(name: str) -> tuple[str, ...]:
-    return tuple(path for path in fields(Merak) if path.startswith(name + "."))
 
 
 LACKS = {
@@ -875,5 +855,6 @@ def table() -> tuple[Rule, ...]:
         RECOMPUTE,
         *other_rules(),
     )
-    mapped = (*mapped, *the_rest(mapped, LACKS))
-    return (*mapped, *kept_rules(frozenset(path for rule in mapped for path in rule.theirs)))
+    return completed(
+        mapped, LACKS, fields(Merak), lambda path: longest(path, REASONS, INHERITED)
+    )

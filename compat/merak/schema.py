@@ -9,11 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator
 from pydantic import Field as field
 
-from bridge.config import Count, Real, Section, Size, UpToThree, Whole
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+from bridge.config import Count, Real, Section, Size, UpToThree, Whole, tuples
 
 
 def _word(value: Any) -> Any:
@@ -53,11 +49,11 @@ Beta = Annotated[Real, Ge(0), Lt(1)]
 Power = Annotated[Whole, Ge(0), Le(127)]
 Steps = Annotated[Whole, Ge(-1)]
 Word = Annotated[str, BeforeValidator(_word)]
-Words = Annotated[tuple[Word, ...], BeforeValidator(_tuple), MinLen(1)]
+Words = Annotated[tuple[Word, ...], BeforeValidator(tuples), MinLen(1)]
 NumberWords = Annotated[tuple[Word, ...], BeforeValidator(_numbers), MinLen(1)]
-Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
+Strings = Annotated[tuple[str, ...], BeforeValidator(tuples)]
 Name = Annotated[str, BeforeValidator(_name)]
-Names = Annotated[tuple[Name, ...], BeforeValidator(_tuple)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(tuples)]
 Style = Literal["col", "row"]
 Ratio = tuple[Count, Count, Style]
 Cut = tuple[str, Literal[0, 1]]
@@ -438,11 +434,11 @@ class TensorLists(Section):
     conv_para_list: Strings | None = field(
         None, description="Parts of names of convolutions that are split by channel."
     )
-    input_output_mapping: Annotated[tuple[Ratio, ...], BeforeValidator(_tuple)] | None = field(
+    input_output_mapping: Annotated[tuple[Ratio, ...], BeforeValidator(tuples)] | None = field(
         None,
         description="Ratios of a linear layer's input and output width, with the way that it is split; the first that fits.",
     )
-    weight_change_list: Annotated[tuple[Cut, ...], BeforeValidator(_tuple)] | None = field(
+    weight_change_list: Annotated[tuple[Cut, ...], BeforeValidator(tuples)] | None = field(
         None,
         description="Names of weights with the dimension that is split; each rank takes the first part.",
     )

@@ -172,7 +172,7 @@ def test_a_facts_table_agrees(whole: Path) -> None:
         if first in KNOWN and path not in FINER:
             assert (KEYS[path].since or KNOWN[0]) == first, path
         if rows[path]["removed_after"]:
-            assert RELEASES.last(KEYS[path].gone) == rows[path]["removed_after"], path
+            assert RELEASES.last(KEYS[path].until) == rows[path]["removed_after"], path
 
 
 OPENED = frozenset(

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.releases import Release as AnyRelease
-from bridge.releases import Releases
+from bridge.releases import Releases, table
 
-
-def _table(name: str) -> Any:
-    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
-
-
-DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
+DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
 """Every release covered, oldest first, with its day; 0.5.0.post20260822 is the main branch of that day."""
 RELEASES = Releases("automodel", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
-_DECIDED: Mapping[str, Any] = _table("keys.json")
+_DECIDED: Mapping[str, Any] = table(__name__, "keys.json")
 """Facts that no class of a release has: releases of settings without a class, and defaults that recipes fill in."""
 _SIZES = (
     "dp_size",
@@ -55,15 +48,11 @@ class Row:
         """The setting."""
         return f"{self.section}.{self.name}"
 
-    def known(self, version: str) -> bool:
-        """Whether the release has it, with this type and default."""
-        return RELEASES.within(version, self.since, self.until)
-
 
 @cache
 def _rows() -> Mapping[str, tuple[Row, ...]]:
     """Every row by its setting."""
-    rows = [Row(**row) for row in _table("classes.json")]
+    rows = [Row(**row) for row in table(__name__, "classes.json")]
     return {
         path: tuple(row for row in rows if row.path == path)
         for path in dict.fromkeys(row.path for row in rows)
@@ -83,7 +72,7 @@ class Release(AnyRelease):
 
     @cached_property
     def _rows(self) -> tuple[Row, ...]:
-        return tuple(row for rows in _rows().values() for row in rows if row.known(self.version))
+        return self.having(row for rows in _rows().values() for row in rows)
 
     def reads(self, path: str) -> bool:
         """Whether it has the setting at `path`."""
@@ -91,9 +80,7 @@ class Release(AnyRelease):
         # Settings without a class have one window.
         rows = _rows().get(path)
         return (
-            any(row.known(self.version) for row in rows)
-            if rows
-            else self.within(since(path), until(path))
+            bool(self.having(rows)) if rows else self.within(since(path), until(path))
         )
 
     @cached_property
@@ -120,12 +107,8 @@ class Release(AnyRelease):
 
     def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
         for path in _DECIDED["filled"][part]:
-            rows = (
-                row
-                for row in _rows().get(path, ())
-                if row.known(self.version) and row.strategy in ("", part)
-            )
-            row = next(rows, None)
+            rows = self.having(_rows().get(path, ()))
+            row = next((row for row in rows if row.strategy in ("", part)), None)
             value = row.default if row else None
             # A class whose default is None leaves the value to the recipe's code.
             yield path, _DECIDED["usual"].get(path) if value is None else value

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from bridge.config import tuples
 from bridge.moves import Move, renamed
 from bridge.releases import Release as AnyRelease
-from bridge.releases import Releases
+from bridge.releases import Releases, table
 
 History = tuple[tuple[str, Any], ...]
 """Values by the release that introduced them, oldest first."""
 
 
-def _table(name: str) -> Any:
-    return json.loads(files(__package__).joinpath(name).read_text("utf-8"))
-
-
-_KEYS = _table("keys.json")
+_KEYS = table(__name__, "keys.json")
 
 RELEASES = Releases("deepspeed", tuple(_KEYS["releases"]))
 KNOWN: tuple[str, ...] = RELEASES.known
@@ -31,8 +26,7 @@ KNOWN: tuple[str, ...] = RELEASES.known
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: read from `since` on, no longer read
-    from `until` on, an error from `rejected` on.
+    """History of one key: read in the releases [since, until), an error from `rejected` on.
 
     The key `instead` replaces it. A release without a `default` leaves the key unset.
     `bound` has, by release, limits that the schema does not have, such as `>0`.
@@ -48,12 +42,7 @@ class Key:
 
     def known(self, version: str) -> bool:
         """Whether release `version` reads the key."""
-        return RELEASES.within(version, self.since, self.gone)
-
-    @property
-    def gone(self) -> str:
-        """The first release that no longer reads the key; empty: none."""
-        return self.until or self.rejected
+        return RELEASES.within(version, self.since, self.until)
 
     def at(self, version: str) -> Any:
         """The default at release `version`; None: unset."""
@@ -92,25 +81,20 @@ class Type:
     required: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
-    def known(self, version: str) -> bool:
-        """Whether release `version` has it."""
-        return RELEASES.within(version, self.since, self.until)
-
 
 def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _tuples(value) if name in ("default", "bound", "required", "ignored") else value
+        name: tuples(value) if name in ("default", "bound", "required", "ignored") else value
         for name, value in row.items()
     }
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _key(row: Mapping[str, Any]) -> Key:
+    # A key that a release rejects is no longer read, and has no `until` of its own.
+    return Key(**{"until": row.get("rejected", ""), **_frozen(row)})
 
 
-KEYS: Mapping[str, Key] = MappingProxyType(
-    {row["key"]: Key(**_frozen(row)) for row in _KEYS["keys"]}
-)
+KEYS: Mapping[str, Key] = MappingProxyType({row["key"]: _key(row) for row in _KEYS["keys"]})
 PARTS: Mapping[str, Part] = MappingProxyType(
     {row["section"]: Part(**row) for row in _KEYS["sections"]}
 )
@@ -134,7 +118,7 @@ class Release(AnyRelease):
     @cached_property
     def keys(self) -> frozenset[str]:
         """Paths that it reads."""
-        return frozenset(path for path, history in KEYS.items() if history.known(self.version))
+        return self.names(KEYS)
 
     @cached_property
     def defaults(self) -> MappingProxyType[str, Any]:
@@ -148,7 +132,7 @@ class Release(AnyRelease):
 
     @cached_property
     def _filled(self) -> Mapping[str, Any]:
-        filled = {path: KEYS[path].at(self.version) for path in KEYS if path in self.keys}
+        filled = {row.key: row.at(self.version) for row in self.having(KEYS.values())}
         return {path: value for path, value in filled.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
@@ -177,14 +161,14 @@ class Release(AnyRelease):
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
         """Implementations of `name` among its `optimizers` or `schedulers`; empty if it has none."""
-        return tuple(row for row in _named(kind, name) if row.known(self.version))
+        return self.having(_named(kind, name))
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
         """Names of its `optimizers` and `schedulers`."""
         return {
             # A type with several implementations has a row for each.
-            kind: tuple(dict.fromkeys(row.type for row in rows if row.known(self.version)))
+            kind: tuple(dict.fromkeys(row.type for row in self.having(rows)))
             for kind, rows in _types().items()
         }
 
@@ -217,7 +201,7 @@ def _optional() -> Mapping[str, str]:
 def _types() -> Mapping[str, tuple[Type, ...]]:
     return {
         kind: tuple(Type(**_frozen(row)) for row in rows)
-        for kind, rows in _table("types.json").items()
+        for kind, rows in table(__name__, "types.json").items()
     }
 
 

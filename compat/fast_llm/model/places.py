@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from bridge.rules import Context
@@ -21,6 +22,7 @@ MIDDLE = {
     "head.": "output_layer.",
 }
 """Path (or prefix) in the newest layout -> that of 0.3.0 (models/gpt/config.py, layers/language_model/config.py)."""
+NEWEST = {middle: newest for newest, middle in MIDDLE.items()}
 
 OLDEST: Mapping[str, tuple[str, ...]] = {
     "transformer.num_layers": ("decoder.num_blocks",),
@@ -116,21 +118,21 @@ class Leaves:
         """A whole number of at least 1."""
         return self.take(path, default, lambda value: type(value) is int and value > 0)
 
-    def real(self, path: str, default: float | None = None, least: float = 0.0) -> Any:
-        """A number of at least `least`."""
+    def real(
+        self, path: str, default: float | None = None, least: float = 0.0, most: float = inf
+    ) -> Any:
+        """A number from `least` to `most`."""
         return self.take(
             path,
             default,
-            lambda value: isinstance(value, int | float) and value is not True and value >= least,
+            lambda value: (
+                isinstance(value, int | float) and value is not True and least <= value <= most
+            ),
         )
 
     def share(self, path: str) -> Any:
         """A number from 0 to 1."""
-        return self.take(
-            path,
-            0.0,
-            lambda value: isinstance(value, int | float) and value is not True and 0 <= value <= 1,
-        )
+        return self.real(path, 0.0, most=1.0)
 
     def flag(self, path: str, default: bool | None) -> Any:
         """A switch."""
@@ -213,7 +215,7 @@ def _newest(model: Leaf, layout: Layout) -> Iterator[tuple[str, Any]]:
         if layout == "oldest":
             yield from ((place, value) for place in _from_oldest(path))
         else:
-            yield (_from_middle(path) if layout == "middle" else path), value
+            yield (_moved(path, NEWEST) if layout == "middle" else path), value
 
 
 def _from_oldest(path: str) -> tuple[str, ...]:
@@ -227,10 +229,11 @@ def _from_oldest(path: str) -> tuple[str, ...]:
     )
 
 
-def _from_middle(path: str) -> str:
-    for newest, middle in MIDDLE.items():
-        if path == middle or (middle.endswith(".") and path.startswith(middle)):
-            return newest + path.removeprefix(middle)
+def _moved(path: str, places: Mapping[str, str]) -> str:
+    """The path in another layout, by `places`: paths, or beginnings up to a dot, and those that stand for them."""
+    for before, after in places.items():
+        if path == before or (before.endswith(".") and path.startswith(before)):
+            return after + path.removeprefix(before)
     return path
 
 
@@ -239,16 +242,9 @@ def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
     if layout == "newest":
         return dict(leaves)
     if layout == "middle":
-        return {_to_middle(path): value for path, value in leaves.items()}
+        return {_moved(path, MIDDLE): value for path, value in leaves.items()}
     found = ((_to_oldest(path.removeprefix(BLOCK)), value) for path, value in leaves.items())
     return {place: value for place, value in found if place}
-
-
-def _to_middle(path: str) -> str:
-    for newest, middle in MIDDLE.items():
-        if path == newest or (newest.endswith(".") and path.startswith(newest)):
-            return middle + path.removeprefix(newest)
-    return path
 
 
 BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places}

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.config import fields
 from bridge.moves import Move, renamed
 from bridge.releases import Release as AnyRelease
-from bridge.releases import Releases
+from bridge.releases import Releases, table
 from compat.fast_llm.schema import FastLLM
 
-_TABLE = json.loads(files(__package__).joinpath("keys.json").read_text("utf-8"))
+_TABLE = table(__name__, "keys.json")
 
 RELEASES = Releases("fast_llm", tuple(row["version"] for row in _TABLE["releases"]))
 KNOWN: tuple[str, ...] = RELEASES.known
@@ -68,7 +66,7 @@ class Release(AnyRelease):
     @cached_property
     def keys(self) -> frozenset[str]:
         """Paths of its keys."""
-        return frozenset(path for path, key in KEYS.items() if key.known(self.version))
+        return self.names(KEYS)
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:

@@ -136,7 +136,7 @@ def inspect(
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
     """The steps of `table` that the release has, in order."""
-    return tuple(step for step in table if RELEASES.within(version, step.since, step.until))
+    return RELEASES.having(version, table)
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:

@@ -167,11 +167,7 @@ def defaults(version: str, cls: str) -> Mapping[str, Any]:
 def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
     """The rows of `table` for fields that the class has in that release."""
     names = defaults(version, cls)
-    return tuple(
-        row
-        for row in table
-        if row.field in names and releases.RELEASES.within(version, row.since, row.until)
-    )
+    return tuple(row for row in releases.RELEASES.having(version, table) if row.field in names)
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from math import inf
 from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.releases import Releases
+from bridge.releases import Releases, table
 
 
 @cache
 def _table(file: str) -> Any:
     # Parsed once: flags.json holds the flags of all releases.
-    return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+    return table(__name__, file)
 
 
 DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))

@@ -33,6 +33,11 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
         ]
 
 
+def _shard(buffer: Any, number: int) -> Tensor:
+    found: Tensor = buffer.get_item(number, only_shard=True)
+    return found.view(-1)
+
+
 class Shards:
     """Optimizer state, gradients and weights on this rank, with the interface of `States`."""
 
@@ -70,14 +75,12 @@ class Shards:
     def gradient(self, weight: nn.Parameter) -> Tensor:
         """The reduced gradient of the elements that this rank owns."""
         group, number = self._places[weight]
-        found: Tensor = group.main_grad_buffer.get_item(number, only_shard=True)
-        return found.view(-1)
+        return _shard(group.main_grad_buffer, number)
 
     def master(self, weight: nn.Parameter) -> Tensor:
         """The elements of this rank in the precision that the optimizer updates."""
         group, number = self._places[weight]
-        found: Tensor = self._masters(group).get_item(number, only_shard=True)
-        return found.detach().view(-1)
+        return _shard(self._masters(group), number).detach()
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
         """The other optimizer state of these elements by name, without scalars such as step counts.

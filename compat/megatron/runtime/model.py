@@ -20,6 +20,7 @@ from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
 from compat.megatron.runtime.real import built
+from compat.megatron.state.ranks import renumbered
 
 RUN = (
     *(
@@ -270,17 +271,7 @@ def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
         # A rank numbers its own layers from 0; `layer_number` counts those of the whole model from
         # 1.
         layers = {
-            str(index): layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)
+            index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)
         }
         for name, weight in chunk.named_parameters():
-            yield _numbered(name, layers), weight
-
-
-LAYERS = "decoder.layers."
-
-
-def _numbered(name: str, layers: Mapping[str, int]) -> str:
-    if not name.startswith(LAYERS):
-        return name
-    number, _, rest = name.removeprefix(LAYERS).partition(".")
-    return f"{LAYERS}{layers[number]}.{rest}"
+            yield renumbered(name, layers.__getitem__), weight

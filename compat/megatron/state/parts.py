@@ -17,7 +17,7 @@ from bridge.state.lazy import Boxed, Lazy, Placed, raw
 from bridge.state.names import Shape
 from compat.megatron.state import run
 from compat.megatron.state.dist import iteration
-from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed
+from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed, renumbered
 from compat.megatron.state.run import DAMAGED
 
 # mp_rank_TENSOR, with _STAGE and _EXPERT if there are several (training/checkpointing.py:
@@ -217,7 +217,7 @@ class Rank:
         """The content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
-            _numbered(name, first): held
+            renumbered(name, lambda layer: first + layer): held
             for name, held in state["model"].items()
             if isinstance(held, Lazy) and EXTRA not in name
         }
@@ -229,13 +229,6 @@ class Rank:
         ):
             weights[WORDS] = weights.pop(OUTPUT)
         return cls(index, stage, weights, dict(_kept(path, state.get("optimizer") or {}, weights)))
-
-
-def _numbered(name: str, first: int) -> str:
-    if not name.startswith(LAYERS):
-        return name
-    number, _, rest = name.removeprefix(LAYERS).partition(".")
-    return f"{LAYERS}{first + int(number)}.{rest}"
 
 
 def _kept(

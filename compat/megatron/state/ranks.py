@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -190,3 +190,11 @@ def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Ite
         count = prod(box.sizes)
         yield Placed(box, Joined((Run(held, at, at + count),), box.sizes, held.dtype))
         at += count
+
+
+def renumbered(name: str, number: Callable[[int], int]) -> str:
+    """The name of a parameter with another number of its layer."""
+    if not name.startswith(LAYERS):
+        return name
+    layer, _, rest = name.removeprefix(LAYERS).partition(".")
+    return f"{LAYERS}{number(int(layer))}.{rest}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.releases import Release as AnyRelease
-from bridge.releases import Releases
+from bridge.releases import Releases, table
 
 RELEASES = Releases(
     "merak",
@@ -81,7 +79,7 @@ class Release(AnyRelease):
 @cache
 def histories() -> Mapping[str, list[list[Any]]]:
     """History of each argument: `[release, default]` if its default changes, `[release]` if it is removed."""
-    record = json.loads(files(__package__).joinpath("arguments.json").read_text(encoding="utf-8"))
+    record = table(__name__, "arguments.json")
     return MappingProxyType(
         {
             f"args.{name}": history

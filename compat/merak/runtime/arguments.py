@@ -8,15 +8,14 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from bridge.config import below
 from compat.merak import DIALECT
 
 __all__ = ["MerakArguments"]
 PREFIX = "args."
-DEFAULTS: Mapping[str, Any] = {
-    path.removeprefix(PREFIX): value
-    for path, value in DIALECT.defaults(DIALECT.versions[-1]).items()
-    if path.startswith(PREFIX)
-}
+DEFAULTS: Mapping[str, Any] = below(
+    PREFIX, DIALECT.defaults(DIALECT.versions[-1])
+)
 NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
 """Arguments that are whole numbers once they are given."""
 

@@ -1,0 +1,63 @@
+"""What a reader of nested configs collects on its way: values, their origins, findings, and problems with their lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.config import shown
+from bridge.errors import SourceError
+from bridge.files import Document
+from bridge.findings import Finding, Origin
+from bridge.releases import Release
+from bridge.rules import Effect
+
+
+@dataclass
+class Reader:
+    """Walks a config for a release; collects values by path, spellings, findings and problems."""
+
+    release: Release
+    lenient: bool
+    document: Document | None
+    given: dict[str, Any] = field(default_factory=dict)
+    opaque: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def line(self, written: str) -> int | None:
+        """The line of the key as written, if the source has lines."""
+        return self.document.line(*written.split(".")) if self.document else None
+
+    def problem(self, written: str, message: str) -> None:
+        """Note an error at `written`."""
+        line = self.line(written)
+        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
+
+    def finding(self, path: str, message: str, effect: Effect) -> None:
+        """Note a remark. A remark with effect NONE is no loss."""
+        origin = Origin(self.line(path), path)
+        self.findings.append(
+            Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
+        )
+
+
+def mapping(document: Document, expected: str) -> Mapping[str, Any]:
+    """The data of a document; `SourceError` if it is no mapping."""
+    if not isinstance(document.data, Mapping):
+        raise SourceError(
+            f"{document.name}: found {shown(document.data)}, expected {expected}"
+        )
+    return document.data
+
+
+def flaw(value: Any, holder: str = "no file can") -> str:
+    """The problem with a free-form value that JSON has no form for; empty if there is none."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"found a value that {holder} hold ({str(error).lower()}); use plain finite values"
+    return ""
