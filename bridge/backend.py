@@ -67,9 +67,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave: the mean loss over all ranks, the global gradient norm before clipping,
-    the learning rate, whether weights changed, and the loss scale of the step. None stands for a
-    value that the stack does not tell.
+    """The result of one step: the mean loss over all ranks, the global gradient norm before
+    clipping, the learning rate, whether weights changed, and the loss scale of the step. None
+    stands for a value that the stack does not report.
     """
 
     loss: float
@@ -84,30 +84,32 @@ class Trainer(Protocol):
 
     @property
     def data(self) -> tuple[int, int]:
-        """This rank's place among the data ranks, and their number; the ranks that hold one copy of
-        the model share a place.
+        """This rank's index among the data ranks, and the number of data ranks; all ranks of one
+        copy of the model have the same index.
         """
         ...
 
     @property
     def accumulation(self) -> int:
-        """Microbatches that each data rank takes in a step."""
+        """Number of microbatches that each data rank runs in a step."""
         ...
 
     @property
     def micro(self) -> int:
-        """Sequences in a microbatch."""
+        """Number of sequences in a microbatch."""
         ...
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """One step over the next `accumulation` of `batches`, those of this data rank."""
+        """Run one step on the next `accumulation` microbatches of `batches`, which are those of
+        this data rank.
+        """
         ...
 
     def resume(self, place: Path) -> int:
-        """Go on from `place`, a checkpoint of the stack's own. Returns the steps done before it,
-        skipped ones too.
+        """Resume from the checkpoint at `place`, which is in the stack's own format. Returns the
+        number of steps before it, skipped steps included.
 
-        Raises `BridgeError` if it cannot be read.
+        Raises `BridgeError` if the checkpoint cannot be read.
         """
         ...
 
@@ -120,21 +122,22 @@ class Trainer(Protocol):
         ...
 
     def bytes(self) -> Mapping[str, int]:
-        """Bytes of live tensors on this rank by kind: `weights` (those computed with), `gradients` (the most that stood after a
-        microbatch of the last step, before the update), `optimizer` (masters that are kept apart, and moments).
+        """Bytes of live tensors on this rank by kind: `weights` (in the format of the forward
+        pass), `gradients` (the most that were live after a microbatch of the last step, before the
+        update), `optimizer` (moments, and masters that are separate tensors).
         """
         ...
 
     def close(self) -> None:
-        """End the run, with everything that it set up in this process, such as groups; the default
-        process group stays.
+        """End the run, and close what it set up in this process, such as groups; the default
+        process group stays open.
         """
         ...
 
 
 class Backend(ABC):
-    """One engine. `bridge.stacks.backends` finds those of stacks: each is the `BACKEND` of a module
-    `runtime.backend`.
+    """One engine. `bridge.stacks.backends` finds the engines of stacks: each is the constant
+    `BACKEND` of a stack's module `runtime.backend`.
 
     Loading it must be light: it imports neither torch nor the stack before `open`.
     """
@@ -150,7 +153,7 @@ class Backend(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
     """Modules that `open` imports."""
     least: ClassVar[int] = 1
-    """Ranks that it needs at least."""
+    """The least number of ranks that it needs."""
     inside: Backend | None = None
     """The native engine behind the stack's own interface, for the scripts of its users."""
 
@@ -166,21 +169,22 @@ class Backend(ABC):
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """Why this engine cannot run `plan` on `world` ranks with the numbers that it means.
+        """The reasons why this engine cannot run `plan` on `world` ranks with the numbers that the
+        plan means.
 
-        Returns `path: found VALUE; REASON` for each field in the way; empty if it can. A stack that
-        is not installed is no such reason.
+        Each reads `path: found VALUE; REASON` and is about one field; empty if the engine can run
+        the plan. A stack that is not installed is no such reason.
         """
 
     @abstractmethod
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        """Set up a run on the ranks of this process group: the one that was joined, or the one of
-        the launcher's environment.
+        """Set up a run on the ranks of the process group: the one that this process has joined, or
+        else the one that the launcher's environment describes.
 
-        A config of the stack's own runs as it is written, its traps included, with a training
-        script as its users write it. A plan runs as it is meant, by the config that the dialect
-        writes for it. The native engine lifts configs of any stack. Raises `BridgeError` if it
-        cannot run them.
+        A config of the stack's own runs as it is written, even where the stack ignores a setting or
+        gets it wrong, with a training script like those of its users. A plan runs as it is meant:
+        with the config that the dialect writes for it. The native engine lifts configs of any
+        stack. Raises `BridgeError` if it cannot run them.
         """
 
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
@@ -190,20 +194,20 @@ class Backend(ABC):
         raise BridgeError(f"{self.name}: runs no script of its own")
 
     def taken(self, hub: Hub) -> Hub:
-        """`hub` with the values that this engine keeps of it on this machine; `hub` itself if it
-        keeps all of them.
+        """`hub` as this engine would load it on this machine; `hub` itself if loading changes no
+        value.
         """
         return hub
 
     def following(self, config: Config) -> Backend:
-        """The engine for runs that go on from checkpoints of `config`. Such a run may train a
+        """The engine for runs that resume from checkpoints of `config`. Such a run may train a
         smaller model.
         """
         return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """A config of the stack's own with those plan fields changed and all else as it was
-        written.
+        """`config`, which is one of the stack's own, with the plan fields `changes` changed and
+        everything else as it was written.
         """
         return edited(config, changes, world)
 
@@ -228,7 +232,7 @@ placement.
 
 def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Iterator[str]:
     """A line with the reason for each field of `plan` that a config of `dialect` does not keep, if
-    numbers or the placement depend on it. A plan that the stack refuses gives the lines of that
+    numbers or the placement depend on it. If the stack refuses the plan, the lines are those of the
     refusal.
     """
     try:

@@ -37,8 +37,8 @@ def _table(package: str) -> tuple[tuple[str, str, float], ...]:
 def beyond(
     given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
-    """A finding for each given number beyond a bound of `package`, also if the stack's parser takes
-    that number.
+    """A finding for each given number beyond a bound of `package`, even if the stack's parser
+    accepts that number.
     """
     for words, path, limit in _table(package):
         value = _at(given, path)

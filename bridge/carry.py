@@ -100,8 +100,8 @@ TUPLE = "tuple"
 
 
 def _encoded(value: Any) -> Any:
-    """`value` with each tuple as {"tuple": [...]}: JSON has none, and a value must come back as it
-    was.
+    """`value` with each tuple as {"tuple": [...]}: JSON has no tuples, and the way back must
+    restore each value exactly.
     """
     if isinstance(value, Mapping):
         return {key: _encoded(inner) for key, inner in value.items()}
@@ -124,7 +124,7 @@ def digest_of(text: str) -> str:
 
 
 def beside(path: Path) -> Path:
-    """The place of the carry-over of the file at `path`."""
+    """The path of the sidecar of the file at `path`."""
     return path.with_name(path.name + ".carry.json")
 
 
@@ -249,8 +249,8 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Source paths that could overrule an edit if they were restored: an edited group sees them and
-    they carry its fields.
+    """Source paths that could overrule an edit if they were restored: the rule of an edited field
+    sees them, and they carry that field.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

@@ -14,12 +14,12 @@ from bridge.rules import Context, Effect
 
 Condition = Callable[[Any], object]
 WORDS = 5
-"""Words of a message that make the name of its rule."""
+"""Number of words of a message that form the name in its rule's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a check looks at: effective values by path, values that were given, the release and the
+    """The input of a check: effective values by path, the given values, and the release with the
     world size in ranks.
     """
 
@@ -44,8 +44,8 @@ class Check:
     `path` is the setting that it is about, and `when` decides whether it holds for the values.
     `message`, a format string over the values, tells what is wrong and what to do; `effect` is what
     happens to the run. `place` is the function of the stack's source that the check stands for. A
-    check is skipped if a value that it `needs` is None. If one that is `last` holds, the checks
-    after it are not made, as the stack would not get that far.
+    check is skipped if a value that it `needs` is None. If a check that is `last` holds, the checks
+    after it are skipped, as the stack would not get that far.
     """
 
     path: str
@@ -76,7 +76,7 @@ class Check:
         return ", ".join(f"{word} {end}" for word, end in ends if end)
 
     def says(self, values: Mapping[str, Any]) -> str:
-        """The message with its values; one that is not there is shown as None."""
+        """The message with its values filled in; a value that is missing is shown as None."""
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
 
 
@@ -93,22 +93,22 @@ class Term:
 
 
 def on(path: str) -> Term:
-    """The setting is on: its value is true for Python."""
+    """A term that holds if the setting is on, that is, if Python takes its value for true."""
     return Term(path, bool, path)
 
 
 def set_(path: str) -> Term:
-    """The setting is not None."""
+    """A term that holds if the setting is not None."""
     return Term(path, lambda value: value is not None, f"{path} {{{path}}}")
 
 
 def equals(path: str, wanted: Any) -> Term:
-    """The setting has the value `wanted`."""
+    """A term that holds if the setting has the value `wanted`."""
     return Term(path, lambda value: value == wanted, f"{path} {wanted}")
 
 
 def above(path: str, bound: float) -> Term:
-    """The setting is above a number."""
+    """A term that holds if the setting is above `bound`."""
     return Term(path, lambda value: value > bound, f"{path} {{{path}}}")
 
 
@@ -228,8 +228,8 @@ Remark = tuple[str, str, Effect]
 
 
 def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """A finding for each remark. A remark is about any number of settings, so that no row of a
-    table can stand for it.
+    """A finding for each remark. Code makes these remarks because they depend on any number of
+    settings, which no row of a table can express.
     """
     for path, message, effect in found:
         yield remark(path, message, effect, seen, origins)
@@ -243,5 +243,5 @@ def remark(
     origins: Mapping[str, Origin],
     rule: str = "",
 ) -> Finding:
-    """A finding on `path`."""
+    """The finding with `message` on the setting at `path`."""
     return Finding(path, message, effect, seen.wrote(path), origin=origins.get(path), rule=rule)

@@ -15,8 +15,8 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that was picked, and for each other engine the reasons why it cannot run the plan
-    (none: it could).
+    """The engine that was chosen, and for each other engine the reasons why it cannot run the plan
+    (empty: it can).
     """
 
     backend: Backend

@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 
 KEPT = {"line": " ", "block": " \n\t"}
-"""Characters that stay as they are beside printable ones: in one line, and in a text of several
+"""Characters that are kept besides printable ones: in a single line, and in a text of several
 lines.
 """
 
 OVERLONG = re.compile(r"(\S{60})\S{340,}?([:;,.)]?)(?!\S)")
-"""A word longer than any name, path or number: 60 characters that are shown, and at
-least 340 more.
+"""Pattern of a word longer than any name, path or number: 60 characters that are kept, and at least
+340 more that are cut.
 """
 
 
@@ -27,8 +27,8 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
 
 
 def clean_block(text: str) -> str:
-    """`text` cleaned like that, with its line breaks and tabs left: for texts of our own with
-    several lines.
+    """`text` as `clean` returns it, except that line breaks and tabs are kept: for texts of our own
+    with several lines.
     """
     return clean(text, KEPT["block"])
 
@@ -39,7 +39,7 @@ def escaped(letter: str) -> str:
 
 
 def brief(text: str) -> str:
-    """`text` with words of more than 400 characters cut; secrets must be hidden before, or a cut
-    one would not be found.
+    """`text` with words of more than 400 characters cut; secrets must be hidden first, as a secret
+    that is cut would not be found.
     """
     return OVERLONG.sub(r"\1…\2", text)

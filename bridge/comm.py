@@ -41,10 +41,10 @@ def _done() -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks of the world, and this rank's place among them. With one rank, every collective is
+    """Some ranks of the world, and this rank's index among them. With one rank, every collective is
     a no-op.
 
-    Groups of the same ranks with another `purpose` do not wait for each other.
+    Groups of the same ranks but different `purpose` do not wait for each other.
     """
 
     ranks: tuple[int, ...]
@@ -63,11 +63,13 @@ class Group:
 
 
 PATIENCE = timedelta(seconds=5)
-"""How long a process that ends waits for each collective under way."""
+"""Time for which a process that ends waits for each unfinished collective."""
 
 
 SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
-"""Variables that set the limits below, for any program that uses the engine."""
+"""Names of the environment variables that set the limits below, for any program that uses the
+engine.
+"""
 
 
 def _seconds(variable: str, usual: float, least: float) -> float:
@@ -87,13 +89,15 @@ def _seconds(variable: str, usual: float, least: float) -> float:
 
 
 SILENCE = _seconds(SILENT, 60, 0)
-"""Seconds of waiting after which the rank that others wait for is named; 0: never."""
+"""Seconds after which a rank that waits prints which rank it waits for; 0: never."""
 TIMEOUT = _seconds(GIVEN_UP, 600, 1)
 """Seconds after which waiting for another rank is an error."""
 
 
 def patient(silence: float | None, timeout: float | None) -> None:
-    """Set the limits in seconds for groups that are joined from now on. None: the environment's."""
+    """Set the limits in seconds for groups that are joined from now on. None: the environment's
+    limit, or the default.
+    """
     global SILENCE, TIMEOUT
     SILENCE = _seconds(SILENT, 60, 0) if silence is None else silence
     TIMEOUT = _seconds(GIVEN_UP, 600, 1) if timeout is None else timeout
@@ -110,8 +114,8 @@ the interpreter ends.
 
 @dataclass
 class Ledger:
-    """The number of collectives by name, and the bytes of their whole tensors. `events` has what
-    happened, in order, while it is recorded.
+    """The number of collectives by name, and the bytes of their whole tensors. While events are
+    recorded, `events` lists them in order; else it is None.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
@@ -132,7 +136,7 @@ class Ledger:
 
     @contextmanager
     def recording(self) -> Iterator[list[str]]:
-        """Collect events while inside."""
+        """Context in which events are recorded, in the list that it yields."""
         events: list[str] = []
         self.events = events
         try:
@@ -156,16 +160,16 @@ class Comm:
     def _make(self, groups: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
         """Make all `groups`. Returns the one with this rank, or a group of this rank alone."""
         mine = next((ranks for ranks in groups if self.rank in ranks), (self.rank,))
-        # Those without this rank as well: torch's new_group has to be called by all ranks, in the
-        # same order.
+        # Groups without this rank are made too: torch's new_group has to be called by all ranks, in
+        # the same order.
         for ranks in groups:
             _open(ranks, self.mesh.world, purpose)
         return Group(mine, mine.index(self.rank), purpose)
 
     def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
-        """The part of this rank's group along `axis` and `others` with a place along `axis` among
-        `indices`. If this rank's own place is not, the group is this rank alone. All ranks must
-        take part.
+        """The ranks of this rank's group along `axis` and `others` whose index along `axis` is
+        among `indices`. If this rank's own index is not among them, the group is this rank alone.
+        All ranks must call this.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
         return self._make(
@@ -173,7 +177,9 @@ class Comm:
         )
 
     def again(self, axis: str, purpose: str) -> Group:
-        """Another group along `axis`, whose messages do not wait for those of the first. All ranks must take part."""
+        """Another group along `axis`, whose messages do not wait for those of the first. All ranks
+        must call this.
+        """
         return self._make(self.mesh.groups(axis), purpose)
 
     def group(self, axis: str) -> Group:
@@ -195,7 +201,7 @@ class Comm:
 
     def all_gather(self, name: str, whole: Tensor, shard: Tensor, group: Group) -> Wait:
         """Fill `whole` with the shards of all ranks, in order. `shard` may be this rank's slice of
-        it.
+        `whole`.
         """
         return self._start(
             name, whole, group, lambda: _all_gather(whole, shard, group=group.handle, async_op=True)
@@ -205,9 +211,9 @@ class Comm:
         """Sum `whole` over ranks and put this rank's slice of the sum into `shard`, which may be
         that slice of `whole`.
 
-        Over gloo, ranks swap slices, and each adds up those that it got. The same bytes move in a
-        fraction of the time of gloo's own call. Until the wait is over, this needs as much memory
-        again as `whole` takes.
+        Over gloo, ranks exchange slices, and each rank sums the slices that it received. This moves
+        the same bytes in a fraction of the time of gloo's own call. Until the wait ends, it needs a
+        second buffer of the size of `whole`.
         """
         if group.size == 1 or dist.get_backend(group.handle) != "gloo":
             return self._start(
@@ -226,7 +232,9 @@ class Comm:
         return partial(_add_up, wait, parts, shard)
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
-        """Sum (or "max", "min") of `tensor` over ranks, in place."""
+        """Sum `tensor` over ranks in place, or take its maximum or minimum with `op` "max" or
+        "min".
+        """
         return self._start(
             name,
             tensor,
@@ -235,7 +243,7 @@ class Comm:
         )
 
     def broadcast(self, name: str, tensor: Tensor, group: Group, source: int = 0) -> Wait:
-        """Copy `tensor` from the rank at place `source` of the group to the others."""
+        """Copy `tensor` from the rank with index `source` in the group to the others."""
         return self._start(
             name,
             tensor,
@@ -244,8 +252,8 @@ class Comm:
         )
 
     def send(self, name: str, tensor: Tensor, group: Group, to: int, tag: int) -> Wait:
-        """Send `tensor` to the rank at place `to` of the group. It must not change before the wait
-        ends.
+        """Send `tensor` to the rank with index `to` in the group. The tensor must not change before
+        the wait ends.
         """
         peer = group.ranks[to]
         return self._start(
@@ -253,8 +261,8 @@ class Comm:
         )
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
-        """Fill `tensor` with the one that the rank at place `source` of the group sends with the
-        same `tag`.
+        """Fill `tensor` with the message that the rank with index `source` in the group sends with
+        the same `tag`.
         """
         # Not counted: the sender counts the message.
         peer = group.ranks[source]
@@ -263,8 +271,9 @@ class Comm:
         )
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
-        """Have the rank at place `source` of the group, and the one at `to`, open what carries messages from one to the other:
-        NCCL does so at the first message, and both wait for each other.
+        """Open the connection for messages from the rank with index `source` in the group to the
+        one with index `to`; both ranks call this. NCCL opens it at the first message, and there
+        both ranks wait for each other.
         """
         token = torch.zeros(1, device=device)
         peer = group.ranks[to if group.index == source else source]
@@ -306,8 +315,8 @@ class Comm:
 def connect(
     rank: int, world: int, address: str, backend: str, timeout: float | None = None
 ) -> None:
-    """Join the process group at `address` (host:port) unless this process has. `timeout` is in
-    seconds (default: `TIMEOUT`).
+    """Join the process group at `address` (host:port), unless this process has joined one.
+    `timeout` is in seconds (default: `TIMEOUT`).
 
     The process leaves the group when it ends. `leave` waits for the other ranks first.
     """
@@ -334,8 +343,8 @@ def connect(
 
 
 def leave() -> None:
-    """Wait for all ranks, then leave the process group. No rank thus ends while another still talks
-    to it.
+    """Wait for all ranks, then leave the process group, so that no rank ends while another still
+    communicates with it.
     """
     if joined() is not None:
         with told("leave"):
@@ -344,8 +353,8 @@ def leave() -> None:
 
 
 def _abandon() -> None:
-    """Leave at the end of a process, for whatever reason it ends, and wait no longer than
-    `PATIENCE` for what is under way.
+    """Leave the process group when the process ends, for whatever reason, and wait at most
+    `PATIENCE` for each unfinished collective.
     """
     for work in tuple(_UNDER_WAY):
         with suppress(RuntimeError):
@@ -382,9 +391,10 @@ def everyones(value: Said) -> list[Said]:
 
 def together(patience: float) -> bool:
     """Whether all ranks call this within `patience` seconds of each other. With 0, a rank only
-    notes that it came.
+    records its call and does not wait.
 
-    The store is asked and no collective, so that it answers while others wait for this rank in one.
+    This asks the store and runs no collective, so it works while other ranks wait for this rank in
+    a collective.
     """
     if not joined():
         return True
@@ -400,13 +410,13 @@ def together(patience: float) -> bool:
 
 
 _MEETINGS = count()
-"""Numbers of the meetings, the same on all ranks."""
+"""Counter of the calls of `together`, the same on all ranks."""
 
 
 @contextmanager
 def told(name: str) -> Iterator[None]:
-    """Name an operation of all ranks that is not one of `Comm`. If a rank is gone, the error names
-    the operation and the ranks.
+    """Context of an operation of all ranks that does not go through `Comm`. If a rank is gone, the
+    error names the operation and the ranks.
     """
     here = joined() or (0, 1)
     peers = [rank for rank in range(here[1]) if rank != here[0]]
@@ -418,8 +428,8 @@ def told(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Board:
-    """Notes of ranks for each other, without collectives, in the store through which the ranks met.
-    `turn` tells meetings apart.
+    """Notes that ranks leave for each other in the store through which they met, without
+    collectives. `turn` is the prefix of the notes of one meeting.
     """
 
     store: dist.distributed_c10d.Store
@@ -428,17 +438,17 @@ class Board:
     turn: str
 
     def post(self, name: str, text: str) -> None:
-        """Leave a note."""
+        """Write the note `name`, for other ranks to read."""
         self.store.set(f"{self.turn}/{name}", text)
 
     def read(self, name: str, rank: int) -> str:
-        """The note of `rank`, once it is there. A warning names a rank that keeps others waiting.
-        Raises `LostRank` in the end.
+        """Wait for the note of `rank` and return it. A warning names the rank after each `SILENCE`
+        seconds. After `TIMEOUT` seconds, `LostRank` is raised.
         """
         key, waited = f"{self.turn}/{name}", 0.0
         while not self._there(key, min(SILENCE, TIMEOUT)):
             waited += SILENCE
-            said = f"rank {rank} has not come to {name!r} for {waited:g} s"
+            said = f"rank {rank} has not reached {name!r} for {waited:g} s"
             if waited >= TIMEOUT:
                 raise LostRank(f"{said}; see its messages")
             warnings.warn(said, stacklevel=2)
@@ -462,7 +472,7 @@ class Board:
 
 
 _TURNS = count()
-"""Numbers of boards, the same on all ranks."""
+"""Counter of boards, the same on all ranks."""
 
 
 def board() -> Board | None:
@@ -507,8 +517,9 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 
 @dataclass
 class Presence:
-    """The state of this process for others to see: step and action, the collective that it waits in
-    and with which ranks, the last one before, and since when.
+    """The state of this process, which other ranks can read: the step and the action, the
+    collective that it waits in and the ranks that it waits for, the collective before that, and the
+    time of the last change.
     """
 
     step: int = 0
@@ -519,16 +530,16 @@ class Presence:
     since: float = field(default_factory=time.monotonic)
 
     def enter(self, name: str, peers: Sequence[int]) -> None:
-        """Begin to wait."""
+        """Record that the process begins to wait."""
         self.since, self.peers, self.waits = time.monotonic(), peers, name
 
     def leave(self, name: str) -> None:
-        """Wait no more."""
+        """Record that the process waits no longer."""
         self.since, self.waits, self.last = time.monotonic(), "", name
 
     def told(self, tick: int) -> str:
-        """The state as JSON, for other ranks. `tick` counts: a rank with the same one twice is
-        silent.
+        """The state as JSON, for other ranks. `tick` counts the reports: a rank that shows the same
+        tick twice is silent.
         """
         last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
         return json.dumps(
@@ -537,12 +548,12 @@ class Presence:
 
 
 HERE = Presence()
-"""This process."""
+"""The state of this process."""
 
 
 class Watcher(Thread):
-    """A thread that tells other ranks the state of this one, and names those that keep it waiting
-    for `SILENCE` seconds.
+    """A thread that tells other ranks the state of this one, and names the ranks that keep it
+    waiting for `SILENCE` seconds.
     """
 
     def __init__(
@@ -554,7 +565,9 @@ class Watcher(Thread):
         self._named = 0.0
 
     def run(self) -> None:
-        """Look four times in `SILENCE` seconds, until the end, or until the store is gone."""
+        """Look at the other ranks four times in `SILENCE` seconds, until the process ends or the
+        store is gone.
+        """
         tick = 0
         # The store lives in the first rank. Its end is noticed and named by whoever waits in a
         # collective.
@@ -595,7 +608,7 @@ class Watcher(Thread):
 
 def _told(now: Mapping[str, Any]) -> str:
     if not now:
-        return "which has not said anything yet"
+        return "which has not reported anything yet"
     if now["waits"]:
         return f"which itself waits in {now['waits']!r} (step and last action: {now['last']})"
     return f"silent for {now['for']:.0f} s or more; its last action: {now['last']}"
@@ -623,16 +636,18 @@ def _watch(rank: int) -> None:
 
 
 class LostRank(BridgeError, RuntimeError):
-    """Another rank does not answer any more."""
+    """Another rank no longer answers."""
 
 
 LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
-"""Words in torch's errors when another rank does not answer any more."""
+"""Pattern that matches torch's errors about a rank that no longer answers."""
 
 
 @contextmanager
 def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
-    """If the other ranks in `name` do not answer any more, raise `LostRank` that names them."""
+    """Context of the operation `name` with `peers`: if they no longer answer, raise a `LostRank`
+    that names them.
+    """
     try:
         yield
     except RuntimeError as error:

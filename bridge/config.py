@@ -57,7 +57,8 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One leaf of a schema: its dotted path, type annotation (bounds in it), default and doc line."""
+    """One leaf of a schema: its dotted path, type annotation with its bounds, default and doc line.
+    """
 
     path: str
     annotation: Any
@@ -78,7 +79,7 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 @cache
 def fields(schema: type[Section]) -> Mapping[str, Field]:
-    """All leaves of `schema` by dotted path, sections opened, in order of declaration."""
+    """All leaves of `schema` by dotted path, inner sections included, in order of declaration."""
     return types.MappingProxyType({field.path: field for field in _leaves(schema, "")})
 
 
@@ -160,7 +161,7 @@ class Values(Mapping[str, Any]):
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted paths to nested dictionaries."""
+    """Values by dotted path, as nested dictionaries."""
     root: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, leaf = path.split(".")
@@ -172,7 +173,9 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"{shown(path)}: found a value and parts of it; keep one of them")
+                raise ConfigError(
+                    f"{shown(path)}: found both a value and keys below it; keep one of them"
+                )
         place[leaf] = value
     return root
 

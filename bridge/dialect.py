@@ -39,8 +39,9 @@ class Reading:
 
     `given` holds typed values by schema path, exactly those that the user wrote. `entry` names the
     entry point of the stack that takes such a source; it decides which defaults and derivations
-    apply. `world_size` is None if the source does not set it. `gaps` are sentences about what the
-    source leaves open; an error adds them, as an open value may be the cause of another problem.
+    apply. `world_size` is None if the source does not set it. `gaps` are sentences about values
+    that the source leaves open; errors include them, as an open value may be the cause of another
+    problem.
     """
 
     given: Values
@@ -105,12 +106,13 @@ class Written:
 class Saves:
     """How a run of a config keeps its checkpoints.
 
-    `format` is theirs; `level` of sharding, data `ranks` and `dtype` of the weights are None if the
-    format has no such thing. `samples` is true if the schedule counts samples instead of steps.
-    `schedule` is the state of the scheduler that the run's script makes from a plan. `instead` are
-    settings that the config needs for it (None: unset), and `findings` their effects. `client` is
-    the state that the run's own script would have saved, used if the checkpoint has none, and
-    `config` the config that this script would have saved.
+    `format` is the checkpoints' format; the sharding `level`, the number of data `ranks` and the
+    `dtype` of the weights are None if the format does not depend on them. `samples` is true if the
+    schedule counts samples instead of steps. `schedule` is the state of the scheduler that the
+    run's script makes from a plan. `instead` are settings that the config needs to resume (None:
+    unset), and `findings` the effects of these settings. `client` is the state that the run's own
+    script would have saved, used if the checkpoint has none, and `config` the config that this
+    script would have saved.
     """
 
     format: str
@@ -232,16 +234,16 @@ class Dialect(ABC):
     the stack makes its own.
     """
     scoped: ClassVar[bool] = True
-    """Whether its optimizer still spares the parameters that the config takes out of weight decay
-    when it resumes from a checkpoint.
+    """Whether its optimizer, after it resumes from a checkpoint, still spares the parameters that
+    the config takes out of weight decay.
     """
     spared: ClassVar[tuple[str, ...]] = ()
-    """Words of `--code` for a fact of the script that no file has: biases and norms are in a group
-    without weight decay.
+    """Arguments of `--code` for a fact that only the training script shows: biases and norms are in
+    a group without weight decay.
     """
     by_place: ClassVar[bool] = False
-    """Whether its checkpoints find parameters by their place in the optimizer's groups. Groups of
-    another stack are other ones, so such a checkpoint fits no other engine.
+    """Whether its checkpoints identify parameters by their index in the optimizer's groups. Each
+    stack forms other groups, so no other engine can load such a checkpoint.
     """
 
     @property
@@ -261,7 +263,7 @@ class Dialect(ABC):
 
     @property
     def newest(self) -> str:
-        """The release that is used if none is named: the newest that is out."""
+        """The release that is used if none is named: the newest one published."""
         return Releases(self.name, self.versions).newest
 
     @abstractmethod
@@ -270,7 +272,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def effective(self, config: Config) -> Values:
-        """All values after the stack's own entry point has taken `config.given`.
+        """All values that the stack's own entry point makes of `config.given`.
 
         Raises `BridgeError` with every reason for which the stack refuses it.
         """
@@ -289,7 +291,8 @@ class Dialect(ABC):
         `model` is the config of the model itself, or None if it is not known.
         """
         raise BridgeError(
-            f"--script: no script is written for {self.title}; drop it, and use the launch command of the report"
+            f"--script: no script can be written for {self.title}; remove the option, and use the "
+            "launch command of the report"
         )
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
@@ -307,7 +310,8 @@ class Dialect(ABC):
         )
 
     def parameters(self, config: Config) -> str | None:
-        """The parameter naming of a run of `config`; None: that of the model in its script."""
+        """The parameter naming of a run of `config`; None: the naming of the model in its script.
+        """
         return None
 
     def grouped(self, file: str) -> Mapping[str, Any]:
@@ -323,9 +327,10 @@ class Dialect(ABC):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """`written` with the command that makes the native engine run it on `world` ranks, from the
-        checkpoint in `folder`, with the optimizer's groups of the file `groups`, and the model of the
-        folder `model` (or "file": the one that the config states).
+        """`written` with the command by which the native engine runs it on `world` ranks. The run
+        resumes from the checkpoint in `folder`, with the optimizer's groups of the file `groups`.
+        It trains the model of the folder `model`; "file" stands for the model that the config
+        states.
         """
         told = [
             word
@@ -351,8 +356,8 @@ class Dialect(ABC):
         return 0
 
     def mistaken(self, data: Any) -> str:
-        """If parsed `data` is often mistaken for a config of the stack: a sentence on what it is
-        and which file to name instead. Else empty.
+        """A sentence that says what kind of file `data` is and which file to name instead, if such
+        data is often mistaken for a config of the stack; else empty.
         """
         return ""
 
@@ -402,7 +407,7 @@ class Dialect(ABC):
 
     @property
     def namings(self) -> tuple[Naming, ...]:
-        """The ways in which the stack names the parameters of models."""
+        """The conventions by which the stack names the parameters of models."""
         return ()
 
     def editor_schema(self) -> dict[str, Any]:
@@ -430,7 +435,9 @@ class Dialect(ABC):
         return ()
 
     def whole(self, config: Config) -> bool:
-        """Whether `config` holds everything that the stack is started with, and not only a part."""
+        """Whether `config` holds all settings with which the stack is started, and not only a part
+        of them.
+        """
         return False
 
     def names_run(self, config: Config) -> bool:
@@ -481,7 +488,7 @@ class Dialect(ABC):
         return self.settled(lambda: self.parse(source, release, lenient), release, world_size)
 
     def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
-        """The checked config of what `parse` reads.
+        """The checked config from the reading that `parse` returns.
 
         Raises one `ConfigError` with the problems of reading and those of checking together.
         """
@@ -561,7 +568,8 @@ class Dialect(ABC):
         """`config` written into the text `original`, which was read for release `was`; lines that
         need no change stay as they are.
 
-        None if `path` wants another format, or if the dialect writes this format anew.
+        None if the suffix of `path` stands for another format, or if the dialect always writes this
+        format anew.
         """
         format = self.format_of(path)
         if format is None or format not in self.rewrites or original.document.format != format:
@@ -646,7 +654,9 @@ class PackagedDialect(Dialect):
 
     suffixes: ClassVar[Mapping[str, str]] = {}
     alike: ClassVar[tuple[str, ...]] = ()
-    """Formats that contain the usual one, so that its text is also theirs."""
+    """Formats that contain the usual format, so that a text in the usual format is valid in them
+    too.
+    """
 
     @cached_property
     def schema(self) -> type[Section]:
@@ -730,8 +740,8 @@ class PackagedDialect(Dialect):
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:
-    """`problem`, with the line in front on which the setting at its beginning was
-    given, if known.
+    """`problem`, preceded by the number of the line that sets the setting which it begins with, if
+    that line is known.
     """
     origin = origins.get(problem.partition(":")[0])
     return f"line {origin.line}: {problem}" if origin and origin.line else problem

@@ -16,16 +16,16 @@ from bridge.rules import Effect, How
 from bridge.translation import unheld
 
 RULE = "difference"
-"""Beginning of the id of every difference; the field follows."""
+"""The beginning of the id of every difference; the name of the field follows."""
 SCRIPTED = ("model.", "run.")
 """Beginnings of fields that are set by the training script if a stack's config has no model."""
 LONG = 40
-"""Characters of a value that a difference shows."""
+"""The most characters of a value that a difference shows."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two configs with their meanings, and the plan fields in which these differ."""
+    """Two configs with their meanings, and the plan fields in which the meanings differ."""
 
     one: Config
     other: Config
@@ -52,10 +52,10 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
-    """A finding if the numbers of ranks differ and no plan field tells it."""
+    """A finding if the numbers of ranks differ and no plan field shows it."""
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
-        message = "another number of ranks; the batch of a step is the same"
+        message = "the number of ranks differs; the batch of a step is the same"
         yield Finding(
             "world_size",
             message,
@@ -92,8 +92,8 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
-    """The effect of a different setting on the run: that of losing it, on the side where it is
-    worse.
+    """The effect of a different setting on the run: the effect of losing it, in the config where
+    this is worse.
     """
     if ours and not lost:
         return Effect.NONE
@@ -114,7 +114,7 @@ def _said(value: Any) -> str:
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
-    """A finding for each plan field that differs and that no setting told."""
+    """A finding for each plan field that differs and that no finding on a setting covers."""
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
         effects = (
@@ -124,7 +124,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         yield _finding(
             ours,
             effect,
-            "follows from the others",
+            "follows from the other differences",
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
@@ -135,8 +135,8 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
 
 
 def _apart(pair: Pair) -> Iterator[Finding]:
-    """Differences between configs of two stacks: plan fields in the words of both stacks, then the
-    settings of each that no plan field stands for.
+    """Differences between configs of two stacks: plan fields under the names that both stacks give
+    them, then the settings of each stack that no plan field stands for.
     """
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
@@ -156,8 +156,8 @@ def _apart(pair: Pair) -> Iterator[Finding]:
 
 
 def _named(config: Config, ours: str) -> str:
-    """The setting of `config` for a plan field, one that was given if there is one; else the field
-    itself.
+    """The setting of `config` for a plan field, preferably one that was given; the plan field
+    itself if there is no setting for it.
     """
     rule = plan_claims(config.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()

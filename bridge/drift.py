@@ -51,12 +51,12 @@ class Change:
 class Drift:
     """The meaning of one file in two releases.
 
-    `after` is the file as the second release reads it, None if that refuses it. `changes` are the
-    differences. `migrated` is a config for the second release that means what the file meant in the
-    first; it is None if the second release accepts no part of the file. `left` are differences that
-    `migrated` cannot undo. `new` are settings that only the second release has, `lapsed` those that
-    only the first has; both hold the values that the release uses, as the file sets none of them.
-    `remarks` are findings that the second release adds.
+    `after` is the file as the second release reads it; None if that release refuses the file.
+    `changes` are the differences. `migrated` is a config for the second release that means what the
+    file meant in the first; it is None if the second release accepts no part of the file. `left`
+    are differences that `migrated` cannot undo. `new` are settings that only the second release
+    has, `lapsed` those that only the first has; both hold the values that the release uses, as the
+    file sets none of them. `remarks` are findings that the second release adds.
     """
 
     before: Config
@@ -155,8 +155,8 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
 
 
 def _merged(changes: Iterable[Change]) -> Iterator[Change]:
-    """One change for each path, of the first kind found, with the words of the refusal if there is
-    one.
+    """One change for each path, of the first kind found, with the message of the refusal if there
+    is one.
     """
     found: dict[str, Change] = {}
     for change in changes:
@@ -225,14 +225,14 @@ def _unlike(before: Config, after: Config) -> Iterator[Change]:
 def _gone(before: Config, after: Config) -> Iterator[Change]:
     for path, value in before.given.items():
         if path not in after.given and not has(after, path, value):
-            yield _change(before, path, Kind.GONE, f"{after.version} does not have it")
+            yield _change(before, path, Kind.GONE, f"{after.version} does not have this setting")
 
 
 def _came(before: Config, after: Config) -> Iterator[Change]:
     """Changes for settings that only the second release reads from the file."""
     for path, value in after.given.items():
         if path not in before.given and not has(before, path, value):
-            message = f"{before.version} does not have it, and leaves it out"
+            message = f"{before.version} does not have this setting and ignores it"
             yield replace(_change(after, path, Kind.NEW, message, None, value), before=None)
 
 
@@ -243,13 +243,13 @@ def _values(before: Config, after: Config) -> Iterator[Change]:
             path not in before.given and path not in after.given and old.get(path) != new.get(path)
         )
         kind = Kind.DEFAULT if default else Kind.DERIVED
-        message = f"{before.version} takes {shown(was)}, {after.version} {shown(now)}"
+        message = f"{before.version} uses {shown(was)}, {after.version} uses {shown(now)}"
         yield replace(_change(before, path, kind, message, None, now), before=was)
 
 
 def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
-    """Changes for settings of equal value with another meaning, and for plan fields that change
-    without any setting.
+    """Changes for settings that keep their value and change their meaning, and for plan fields that
+    change although no setting does.
     """
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):

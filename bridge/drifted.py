@@ -79,5 +79,10 @@ def _migrated(drift: Drift, console: Console) -> None:
         console.print(rows)
     if drift.left:
         console.print(
-            _changes("What no file can set there", drift.left, drift.before.version, drift.version)
+            _changes(
+                f"What no file can set in {drift.version}",
+                drift.left,
+                drift.before.version,
+                drift.version,
+            )
         )

@@ -13,10 +13,11 @@ from bridge.translation import lift, seen_by
 
 
 def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
-    """`config` on `world_size` ranks with those plan fields changed (None: unset), in its stack's words.
+    """`config` on `world_size` ranks with the plan fields in `changes` changed (None: unset), as
+    settings of its stack.
 
-    Settings that stand for none of these fields stay as they were written, also if our own table
-    would write them in another way. Raises `BridgeError` if the stack refuses the result.
+    Settings that stand for none of these fields stay as they were written, even if our own table
+    would write them differently. Raises `BridgeError` if the stack refuses the result.
     """
     knows, version, entry = config.dialect.knows, config.version, config.entry
     ours = {
@@ -40,7 +41,7 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
 
 
 def without(config: Config, settings: Mapping[str, Any]) -> Config:
-    """`config` with those of its own settings changed (None: unset).
+    """`config` with its own settings changed to those in `settings` (None: unset).
 
     Raises `BridgeError` if the stack refuses the result.
     """

@@ -16,9 +16,10 @@ class BridgeError(Exception):
     """Root of everything raised on purpose.
 
     `problems` holds one line each: where, what was found, what was expected, what to do. `words`
-    are options that supply what is missing, if they are added to the command that was refused;
-    values that only the user knows stand in them in capitals. `part` is what could be read of a
-    source, or None. A command that was to print an object prints the error `as_object` too.
+    are arguments that supply what is missing when they are added to the refused command; words in
+    capitals among them stand for values that only the user knows. `part` is what could be read of a
+    source, or None. `as_object` is true if the command was to print a JSON object, so that the
+    error is printed as one too.
     """
 
     words: tuple[str, ...] = ()
@@ -64,7 +65,9 @@ class TranslationError(BridgeError):
 
 
 FEW = 5
-"""Problems of one kind that are listed. A file with more of them is probably the wrong file."""
+"""The most problems of one kind that are listed. A file with more of them is probably the wrong
+file.
+"""
 
 
 def few(problems: Sequence[str], what: str) -> list[str]:
@@ -81,8 +84,8 @@ def few(problems: Sequence[str], what: str) -> list[str]:
 def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
 
-    `before` is the number of problems of the same file so far: beyond `limits.PROBLEMS` none is
-    shown.
+    `before` is the number of problems of the same file so far: beyond `limits.PROBLEMS` no name is
+    suggested.
     """
     # The search takes time with the length of the name and the number of names; a hostile file has
     # both.

@@ -15,9 +15,9 @@ class Exit(IntEnum):
 
 
 MEANING = {
-    Exit.CLEAN: "nothing at or above the threshold",
-    Exit.FINDINGS: "findings at or above it: different numbers, or what --fail-on names",
-    Exit.ERROR: "wrong usage, refused, or the run stops",
+    Exit.CLEAN: "no finding at or above the threshold",
+    Exit.FINDINGS: "findings at or above the threshold: different numbers, or the --fail-on effect",
+    Exit.ERROR: "wrong usage, a refused input, or a run that stops",
     Exit.UNPROVED: "nothing was proved",
 }
 """Each code in words, for all commands."""

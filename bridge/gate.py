@@ -1,4 +1,6 @@
-"""A gate: findings of many files as records, which of them take effect, and the formats that other programs read."""
+"""A gate: findings of many files as records, the choice of findings that take effect, and formats
+that other programs read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ LEVELS: Mapping[Effect, str] = {
     Effect.COST: "note",
     Effect.NONE: "note",
 }
-"""How grave an effect is, in the words of SARIF."""
+"""The level of each effect, as SARIF names it."""
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -47,7 +49,7 @@ class Record:
 
 
 def record(finding: Finding, file: str, dialect: str) -> Record:
-    """A finding on a file of a stack."""
+    """The record of a finding on a file of a stack."""
     line = finding.origin.line if finding.origin else None
     change = f"{finding.change}; " if finding.change and finding.message else finding.change
     told = f"stagebridge show {dialect} {finding.path}"
@@ -87,9 +89,11 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which findings take effect: their rule fits `select`, or that is empty, and not `ignore`; and they are not `known`.
+    """The choice of findings that take effect. The rule of such a finding fits `select`, or
+    `select` is empty; it does not fit `ignore`; and the finding is not `known`.
 
-    A rule fits a pattern if it equals it, begins with it and a slash, or matches its `*`. `known` has file, rule and path.
+    A rule fits a pattern if it equals it, begins with it and a slash, or matches its `*`. `known`
+    holds the file, rule and path of findings.
     """
 
     select: Sequence[str] = ()
@@ -132,7 +136,9 @@ def baseline(records: Iterable[Record]) -> str:
 
 
 def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
-    """File, rule and path of each finding in a baseline file. Raises `BridgeError` if the text is none."""
+    """File, rule and path of each finding in a baseline file. Raises `BridgeError` if the text is
+    not a baseline.
+    """
     try:
         data = json.loads(text)
         rows = data["known"] if data["stagebridge"] == 1 else None
@@ -145,7 +151,7 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
 
 
 def as_json(records: Sequence[Record], code: int) -> str:
-    """One object with all records."""
+    """All records as one JSON object."""
     rows = [
         {**asdict(one), "effect": str(one.effect), "level": LEVELS[one.effect]} for one in records
     ]
@@ -153,7 +159,7 @@ def as_json(records: Sequence[Record], code: int) -> str:
 
 
 def as_github(records: Sequence[Record], code: int) -> str:
-    """Workflow commands, which GitHub shows beside the lines of a change."""
+    """All records as workflow commands, which GitHub shows beside the changed lines."""
     return "\n".join(map(_command, records))
 
 
@@ -174,7 +180,7 @@ def _escaped(text: str) -> str:
 
 
 def as_sarif(records: Sequence[Record], code: int) -> str:
-    """SARIF 2.1.0, for code scanning."""
+    """All records as SARIF 2.1.0, for code scanning."""
     rules = list(dict.fromkeys(one.rule for one in records))
     # Reversed, so that the first record of a rule is the one that describes it.
     first = {one.rule: one for one in reversed(records)}
@@ -223,7 +229,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {
     "github": as_github,
     "sarif": as_sarif,
 }
-"""Formats of many findings beside the text for people."""
+"""The formats for other programs, each with the function that writes it."""
 
 
 # Settings of a project
@@ -260,11 +266,13 @@ def settings_of(text: str, where: str) -> Settings:
         )
         if field not in usual:
             problems.append(
-                f"{where}: tool.stagebridge.{name}: unknown; known are {', '.join(usual).replace('_', '-')}"
+                f"{where}: tool.stagebridge.{name}: unknown key; expected one of "
+                f"{', '.join(usual).replace('_', '-')}"
             )
         elif not fits_:
             problems.append(
-                f"{where}: tool.stagebridge.{name}: expected {'a list of texts' if many else 'a text'}"
+                f"{where}: tool.stagebridge.{name}: expected "
+                f"{'a list of strings' if many else 'a string'}"
             )
         else:
             found[field] = tuple(value) if many else value

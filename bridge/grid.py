@@ -1,4 +1,6 @@
-"""Tables and remarks for people: from 40 columns on no character is lost, and no line ends in blanks."""
+"""Tables and remarks for people: with 40 columns or more no character is lost, and no line ends in
+blanks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 GAP = 3
-"""Blanks between two columns."""
+"""Number of blanks between two columns."""
 NARROW = 24
 """Least width of a column of sentences. If there is less room, the values of a row stand one under
 the other.
@@ -32,7 +34,7 @@ class Hung:
     rest: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield its lines; a word that is wider than a line goes on in the next."""
+        """Yield its lines; a word that is wider than a line continues on the next."""
         indent = self.first
         for line in wrapped(self.text, console, options.max_width - max(self.first, self.rest)):
             yield blanks(indent) + line

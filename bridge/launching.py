@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 PER_NODE = 8
-"""Ranks that a node is assumed to have at most."""
+"""The most ranks that a node is assumed to have."""
 
 
 class Shell(str):
@@ -19,14 +19,14 @@ class Shell(str):
 
 
 HEAD = Shell('"$MASTER_ADDR:29500"')
-"""The address at which the ranks of several nodes meet. The same command starts on each node, and
-the variable names one.
+"""The address at which the ranks of several nodes meet. The same command runs on each node; the
+variable holds the address of one of them.
 """
 
 
 def nodes(ranks: int) -> tuple[int, int]:
-    """The number of nodes and of ranks on each: the most, up to `PER_NODE`, that give all nodes the
-    same number.
+    """The number of nodes and of ranks on each: the most, up to `PER_NODE`, with which all nodes
+    have equally many.
     """
     each = max(number for number in range(1, PER_NODE + 1) if ranks % number == 0)
     return ranks // each, each
@@ -49,8 +49,8 @@ COMMENT = re.compile(r"(^|[ \t])#.*$", re.MULTILINE)
 
 
 def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
-    """`command` followed by the words of a file, which xargs reads; empty if xargs would read other
-    words.
+    """`command` followed by the arguments in a file, which xargs reads; empty if xargs would read
+    other arguments than a shell.
     """
     # xargs splits and quotes as a shell does, but it knows no comments. Those are cut by a sed with
     # the same pattern as COMMENT, which is right only if the words are the same either way: a #
@@ -66,7 +66,7 @@ def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
 
 def _words(text: str, comments: bool) -> list[str] | None:
     """The words of a text as a shell splits it; `comments`: without its comments. None if a quote
-    stays open.
+    is not closed.
     """
     try:
         return shlex.split(text, comments)

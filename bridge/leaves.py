@@ -1,4 +1,4 @@
-"""Single values: check one against its place in a schema, and say what was expected there."""
+"""Checks of single values against a schema, with the values that it accepts in words."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Leaves:
             raise ValueError(f"found {shown(value)}, expected {self.expected(path)}") from None
 
     def nullable(self, path: str) -> bool:
-        """Whether null may stand at `path`."""
+        """Whether `path` accepts null."""
         return NoneType in get_args(fields(self.schema)[path].annotation)
 
     @cache  # noqa: B019

@@ -16,11 +16,12 @@ from bridge.plan import Plan
 from bridge.rules import Context, Rule
 
 ROWS = "model.embedding.padded_vocab"
-"""Rows of the embedding table: the vocabulary after the stack has padded it."""
+"""The plan field for the rows of the embedding table: the vocabulary after the stack has padded it.
+"""
 
 
 class Meaning(dict[str, Any]):
-    """Values of a plan as a config sets them, and, in `plain`, what they come to in the run."""
+    """Values of a plan as a config sets them; `plain` holds what they mean in the run."""
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -57,8 +58,7 @@ def meaning_of(config: Config) -> Meaning:
 
 
 def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """A problem for each field above its limit: loops over as many layers or ranks
-    would not end.
+    """A problem for each field above its limit: loops over so many layers or ranks would not end.
     """
     for path, most in limits.PLAN.items():
         value = ours.get(path)
@@ -81,10 +81,11 @@ def written_by(
     world_size: int | None,
     had: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The settings that the table of `dialect` writes for the values of a plan; None: it leaves the
-    setting open.
+    """The settings that the table of `dialect` writes for the values of a plan; None: the table
+    leaves the setting open.
 
-    Of several spellings, a rule prefers one that is among the settings of the config before, `had`.
+    If a rule can choose between several settings, it prefers one in `had`, the settings of the
+    config before.
     """
     given: dict[str, Any] = {}
     solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
@@ -107,8 +108,8 @@ def seen_by(
 def settable(
     given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
 ) -> dict[str, Any]:
-    """The settings that the release knows. The others are left to its defaults, and reported as
-    lost if these differ.
+    """The settings that the release knows. The others keep the defaults of the release, and are
+    reported as lost if these differ.
     """
     said = {path: value for path, value in given.items() if value is not None}
     return {
@@ -131,13 +132,13 @@ def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
 
 
 def world_of(ours: Mapping[str, Any]) -> int | None:
-    """Ranks of the mesh of a plan; None if the number of data ranks is open."""
+    """Number of ranks in the mesh of a plan; None if the number of data ranks is open."""
     data: int | None = ours.get("parallel.data")
     return data * _model_ranks(ours) if data else None
 
 
 def _model_ranks(ours: Mapping[str, Any]) -> int:
-    """Ranks that hold one copy of the model."""
+    """Number of ranks that hold one copy of the model."""
     # Expert ranks are not a factor: they are among the data ranks.
     return prod(ours.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
 

@@ -5,35 +5,35 @@ time and one GiB of memory.
 from __future__ import annotations
 
 FILE = 16 * 2**20
-"""Bytes of the largest file that is read."""
+"""Size in bytes of the largest file that is read."""
 TEXT = 2**19
-"""Characters of a config, in whatever format."""
+"""Most characters in a config, whatever its format."""
 SIDECAR = 8 * TEXT
-"""Characters of a sidecar, which holds the text of a config, its values and their meaning."""
+"""Most characters in a sidecar, which holds the text of a config, its values and their meaning."""
 VALUES = 20_000
-"""Values in a config, with YAML aliases expanded; also words of a command line."""
+"""Most values in a config, with YAML aliases expanded; also most words of a command line."""
 DEPTH = 100
-"""Levels of nesting."""
+"""Most levels of nesting in a config."""
 SETTINGS = 300
-"""Settings of a section that are checked one by one."""
+"""Most settings of a section that are checked one by one."""
 NAME = 200
-"""Characters of a key for which a similar name is searched, of a YAML tag, and of the name of a
-release.
+"""Most characters of a key for which a similar name is searched, of a YAML tag, and of the name of
+a release.
 """
 INTEGER = 2**63 - 1
 """The largest whole number of either sign: torch's integers have 64 bits."""
 PROBLEMS = 200
-"""Problems of one file that are listed."""
+"""Most problems of one file that are listed."""
 LAYERS = 20_000
-"""Layers of a model, and entries of a list with one for each layer."""
+"""Most layers of a model, and most entries of a list with one entry for each layer."""
 RANKS = 2**20
-"""Ranks of a run."""
+"""Most ranks of a run."""
 FILES = 16_384
-"""Ranks that a checkpoint is written for: each has files of its own."""
+"""Most ranks that a checkpoint is written for; each rank has files of its own."""
 COUNT = 2**31
-"""Sequences, microbatches and sizes of a model."""
+"""Largest number of sequences or microbatches, and largest size of a model's dimension."""
 ACTIONS = 200_000
-"""Forward and backward passes of all stages and microbatches in a step."""
+"""Most forward and backward passes in a step, over all stages and microbatches."""
 PLAN = {
     "model.layers": LAYERS,
     **dict.fromkeys(
@@ -55,4 +55,4 @@ SECONDS = 8.0
 than two more.
 """
 MEMORY = 2**30
-"""Bytes of memory that such a command may use."""
+"""Most bytes of memory that such a command may use."""

@@ -18,8 +18,8 @@ HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
 def plain(values: Values) -> dict[str, Any]:
-    """`values` without those that have no effect beside the others, and with the meaning of each
-    open field.
+    """`values` without those that have no effect given the others, and with the meaning of each
+    open field filled in.
     """
     said = {path: value for path, value in values.items() if value is not None}
     for path in list(said):
@@ -126,14 +126,14 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
     "optimizer.amsgrad": _beside("optimizer.name", False),
 }
-"""The meaning of each open field, from the other values; None if they do not tell. Each is in the
-field's description.
+"""Functions that derive the meaning of an open field from the other values; None if these do not
+decide it. The field's description states each meaning.
 """
 
 
 def _idle(path: str, value: Any, values: Values) -> bool:
-    """Whether a value has no effect, such as one of experts in a model that has none, or a pattern
-    with every block in it.
+    """Whether a value has no effect, such as a setting of experts in a model without experts, or a
+    list of blocks that names every block.
     """
     if path.startswith(MOE) and (
         not values.get("model.experts") or (path == "model.moe.layers" and all(value))
@@ -155,13 +155,13 @@ def _idle(path: str, value: Any, values: Values) -> bool:
 
 
 def _constant(values: Values) -> bool:
-    """Whether the loss is scaled by a constant, so that nothing moves its scale."""
+    """Whether the loss is scaled by a constant, so that its scale never changes."""
     return bool(values.get(LOSS_SCALE + "static"))
 
 
 def _late(values: Values) -> bool:
-    """Whether the loss scale never doubles: it is constant, or the run ends before its first window
-    does.
+    """Whether the loss scale never doubles: it is constant, or the run ends before the first
+    window.
     """
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
     return _constant(values) or bool(steps and window and steps <= window)

@@ -18,10 +18,9 @@ from bridge.translation import lift, seen_by
 
 
 def migrate(config: Config, version: str) -> Config | None:
-    """A config for `version` that means what `config` means, as near as that release can come to
-    it.
+    """A config for `version` whose meaning is as near to that of `config` as the release allows.
 
-    None if the release accepts no part of it.
+    None if the release accepts no part of `config`.
     """
     if version == config.version:
         return config
@@ -29,14 +28,17 @@ def migrate(config: Config, version: str) -> Config | None:
     if found is None:
         return None
     # First everything that the release still accepts, then what its table writes for the rest, then
-    # what comes nearer to the meaning; last, settings that turned out not to be needed go again.
+    # what comes nearer to the meaning; last, settings that turned out not to be needed are removed
+    # again.
     aim, start = Aim(config), grown(found, nearest_words(config, found))
     near = aim.nearer(start, aim.groups(start))
     return replace(as_read(aim.trimmed(near, start)), opaque=config.opaque)
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
-    """Groups of settings that the table writes in place of those that `start` had to leave out."""
+    """Groups of settings that the table writes in place of the given settings that `start` had to
+    leave out.
+    """
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
     rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
@@ -73,7 +75,7 @@ def built(config: Config, given: Group, version: str) -> Config | None:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with each of `groups` added that its stack accepts, found by halving.
+    """`config` with every group added that its stack accepts, found by halving `groups`.
 
     Most groups are accepted, so this takes about log2(groups) attempts for each one that is not.
     """
@@ -86,7 +88,7 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 
 def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
-    """The settings of `given` that a release knows."""
+    """The settings in `given` that a release knows."""
     return {
         path: value for path, value in given.items() if dialect.knows(path, value, version, entry)
     }
@@ -121,8 +123,8 @@ def reworded(config: Config, version: str) -> dict[str, Any]:
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """The moves between two releases in the order in which they are made, each with True if it goes
-    forward.
+    """The moves between two releases in the order in which they are made, each with True if it
+    replaces old settings by new ones.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)
@@ -161,19 +163,19 @@ def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Aim:
-    """The meaning of `config` as an aim, and the search for a config of another release that comes
-    near to it.
+    """The meaning of `config` as an aim, and the search for a config of another release that means
+    nearly the same.
     """
 
     config: Config
 
     @cached_property
     def meant(self) -> Mapping[str, Any]:
-        """The values of its plan."""
+        """The values of the plan that `config` means."""
         return lift(self.config).values()
 
     def strayed(self, other: Config) -> list[str]:
-        """Plan fields in which `other` differs."""
+        """Plan fields in which `other` differs from `config`."""
         kept = lift(other).values()
         return [path for path in {**self.meant, **kept} if self.meant.get(path) != kept.get(path)]
 
@@ -208,7 +210,9 @@ class Aim:
         ]
 
     def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
-        """`config` with those of `groups` added that bring it nearer, found by halving."""
+        """`config` with every group added that brings it nearer to the aim, found by halving
+        `groups`.
+        """
         given = {
             **config.given,
             **{path: value for group in groups for path, value in group.items()},

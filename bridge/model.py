@@ -17,7 +17,11 @@ class Latent(Section):
     """Multi-head latent attention: queries, keys and values are made from narrow vectors."""
 
     query_rank: Size | None = field(
-        None, description="Width of the vector that queries are made from; 0: made directly."
+        None,
+        description=(
+            "Width of the vector that queries are made from; 0: they are made from the hidden "
+            "state."
+        ),
     )
     kv_rank: Count | None = field(
         None, description="Width of the vector that keys and values are made from."
@@ -41,17 +45,23 @@ class Attention(Section):
     )
     norm: Literal["none", "head", "own", "width"] | None = field(
         None,
-        description="Norm of queries and keys: none, of each head (own: with weights of its own), or over all heads together; "
-        "width with latent attention: of the narrow vectors.",
+        description=(
+            "Norm of queries and keys: none, head (over each head), own (the same, each head with "
+            "weights of its own), or width (over all heads; with latent attention, over the narrow "
+            "vectors)."
+        ),
     )
     window: Count | None = field(
-        None, description="Tokens that a token attends to, itself included; open: all before it."
+        None,
+        description=(
+            "Number of tokens that a token attends to, itself included; open: all before it."
+        ),
     )
     windowed: tuple[bool, ...] | None = field(
         None, description="Which blocks have the window; open: all."
     )
     softcap: Positive | None = field(
-        None, description="Bound of the logits, c tanh(x / c); open: none."
+        None, description="Bound c of the logits, which become c tanh(x / c); open: no bound."
     )
     scale: Positive | None = field(
         None, description="Factor of the logits; open: 1 / sqrt(head size)."
@@ -71,28 +81,29 @@ class RotaryScaling(Section):
     )
     factor: Positive | None = field(None, description="New length over the original one.")
     original: Count | None = field(
-        None, description="Positions that the model was first trained for."
+        None, description="Number of positions that the model was first trained for."
     )
     low: Positive | None = field(
-        None, description="llama3: factor of the lowest frequency that stays."
+        None, description="llama3: factor of the lowest frequency that is not scaled."
     )
     high: Positive | None = field(
         None, description="llama3: factor of the highest frequency that is scaled in full."
     )
     fast: Positive | None = field(
-        None, description="yarn: rotations above which nothing is scaled (beta_fast)."
+        None, description="yarn: number of rotations above which nothing is scaled (beta_fast)."
     )
     slow: Positive | None = field(
-        None, description="yarn: rotations below which everything is scaled (beta_slow)."
+        None, description="yarn: number of rotations below which everything is scaled (beta_slow)."
     )
     attention: Positive | None = field(
-        None, description="yarn: factor of the rotated vectors; open: worked out from `factor`."
+        None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
     )
     mscale: Annotated[Real, Ge(0)] | None = field(
-        None, description="yarn: weight of that factor's logarithm."
+        None, description="yarn: weight of the logarithm of `factor` in `attention`."
     )
     mscale_all: Annotated[Real, Ge(0)] | None = field(
-        None, description="yarn: the same for parts that do not rotate."
+        None,
+        description="yarn: weight of the logarithm of `factor` for the parts that do not rotate.",
     )
     truncate: bool | None = field(
         None, description="yarn: the bounds of the ramp are whole numbers."
@@ -104,22 +115,25 @@ class Rotary(Section):
 
     base: Positive | None = field(None, description="Base of the frequencies (theta).")
     local_base: Positive | None = field(
-        None, description="Base in blocks with a window; open: as elsewhere."
+        None, description="Base in blocks with a window; open: the base of the other blocks."
     )
     share: Share | None = field(
         None, description="Part of a head's width that rotates; open: all of it."
     )
     interleaved: bool | None = field(
-        None, description="Neighbours rotate together, rather than the halves of a head."
+        None,
+        description="Neighbouring elements rotate together, rather than the two halves of a head.",
     )
     layers: tuple[bool, ...] | None = field(
         None, description="Which blocks rotate queries and keys; open: all."
     )
-    scaling: RotaryScaling = field(RotaryScaling(), description="How positions are stretched.")
+    scaling: RotaryScaling = field(
+        RotaryScaling(), description="How rotary positions are scaled to longer sequences."
+    )
 
 
 class FeedForward(Section):
-    """Feed-forward layer of a block; experts are made in the same way."""
+    """Feed-forward layer of a block; experts have the same form."""
 
     activation: (
         Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None
@@ -129,7 +143,7 @@ class FeedForward(Section):
     )
     bias: bool | None = field(None, description="Its projections have biases.")
     clamp: Positive | None = field(
-        None, description="Bound of a gate's and its factor's values; open: none."
+        None, description="Bound of the values of the gate and of its factor; open: no bound."
     )
     offset: Real | None = field(None, description="Added to the factor of a gate; open: nothing.")
 
@@ -145,36 +159,53 @@ class Norm(Section):
     bias: bool | None = field(None, description="Norms have biases.")
     place: Literal["before", "after", "both", "post"] | None = field(
         None,
-        description="Where a block has norms: before each layer, after it (inside the residual), or both; post: behind the sum,"
-        " and none behind the last block.",
+        description=(
+            "Where a block has norms: before each layer, after it (before the residual is added), "
+            "or both; post: after the residual is added, without a norm after the last block."
+        ),
     )
     parallel: bool | None = field(
         None, description="Attention and feed-forward layer see the same input, side by side."
     )
-    shared: bool | None = field(None, description="Both see it through one norm.")
+    shared: bool | None = field(
+        None,
+        description="Parallel attention and feed-forward layer share one norm of their input.",
+    )
 
 
 class Embedding(Section):
     """Embedding and output layer."""
 
     positions: Literal["none", "rotary", "learned", "alibi"] | None = field(
-        None, description="How positions enter."
+        None, description="How positions enter the model."
     )
     max_positions: Count | None = field(
-        None, description="Positions that the model is made for; rows of a learned table."
+        None,
+        description=(
+            "Number of positions that the model is made for; with learned positions, rows of their "
+            "table."
+        ),
     )
-    offset: Size | None = field(None, description="Rows of that table before the first position.")
+    offset: Size | None = field(
+        None,
+        description="Rows of the table of learned positions before the first position.",
+    )
     padded_vocab: Count | None = field(
-        None, description="Rows of the embedding, padding included; open: as many as words."
+        None, description="Rows of the embedding, padding included; open: the vocabulary size."
     )
     width: Count | None = field(
-        None, description="Width of the embedding where it is not `hidden`, projected in and out."
+        None,
+        description=(
+            "Width of the embedding if it differs from `hidden`; projections convert it at input "
+            "and output."
+        ),
     )
     scale: Positive | None = field(None, description="Factor of the embedding's output; open: 1.")
     norm: bool | None = field(None, description="A norm follows the embedding.")
     output_bias: bool | None = field(None, description="The output layer has a bias.")
     softcap: Positive | None = field(
-        None, description="Bound of the output's logits, c tanh(x / c); open: none."
+        None,
+        description="Bound c of the output's logits, which become c tanh(x / c); open: no bound.",
     )
     logit_scale: Positive | None = field(
         None, description="Factor of the output's logits; open: 1."
@@ -188,9 +219,9 @@ class Embedding(Section):
 class Moe(Section):
     """Experts of a block; `model.experts` is their number."""
 
-    top_k: Count | None = field(None, description="Experts of a token.")
+    top_k: Count | None = field(None, description="Number of experts that a token uses.")
     ffn: Count | None = field(
-        None, description="Width of an expert; open: that of the feed-forward layer."
+        None, description="Width of an expert; open: the width of the feed-forward layer."
     )
     shared_ffn: Size | None = field(
         None, description="Width of all shared experts together; 0: none."
@@ -207,25 +238,37 @@ class Moe(Section):
     normalised: bool | None = field(
         None, description="The weights of a token's chosen experts sum to one."
     )
-    scale: Positive | None = field(None, description="Factor of those weights; open: 1.")
-    groups: Count | None = field(
-        None, description="Groups that experts are divided into before the choice."
+    scale: Positive | None = field(
+        None,
+        description="Factor of the weights of the chosen experts; open: 1.",
     )
-    top_groups: Count | None = field(None, description="Groups that a token may choose from.")
+    groups: Count | None = field(
+        None, description="Number of groups that experts are divided into before the choice."
+    )
+    top_groups: Count | None = field(
+        None,
+        description="Number of groups that a token may choose from.",
+    )
     group_best: Count | None = field(
-        None, description="Scores of a group's best experts that are summed to choose groups."
+        None,
+        description="Number of a group's best experts whose scores are summed to choose groups.",
     )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
-        description="Tokens over which a block's loads are balanced by a loss, or by sinkhorn's iteration; pooled: one loss for"
-        " all blocks together.",
+        description=(
+            "Tokens over which a loss balances the experts' loads in each block; pooled: one loss "
+            "for all blocks; sinkhorn: balanced by Sinkhorn's iteration, without a loss."
+        ),
     )
     aux_loss: Annotated[Real, Ge(0)] | None = field(
         None,
-        description="Coefficient of experts x sum over experts of (assignments per token x mean score).",
+        description=(
+            "Coefficient of the balancing loss: experts x sum over experts of (assignments per "
+            "token x mean score)."
+        ),
     )
     aux_trained: bool | None = field(
-        None, description="Training adds that loss; open: wherever it has a coefficient."
+        None, description="Training adds the balancing loss; open: if its coefficient is not 0."
     )
     z_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of the mean of logsumexp(logits)^2."
@@ -234,24 +277,34 @@ class Moe(Section):
         None, description="The router has a bias that is learned by gradients."
     )
     balance_bias: bool | None = field(
-        None, description="A bias, moved by the loads, takes part in the choice alone."
+        None,
+        description=(
+            "A bias that follows the loads is added to the scores for the choice of experts only."
+        ),
     )
     balance_rate: Annotated[Real, Ge(0)] | None = field(
-        None, description="How far a step moves that bias."
+        None, description="How far a step moves the balancing bias."
     )
     capacity: Positive | None = field(
-        None, description="Tokens of an expert over its fair share, beyond which some drop."
+        None,
+        description=(
+            "Capacity of an expert as a multiple of its fair share of tokens; tokens beyond it are "
+            "dropped."
+        ),
     )
 
 
 class Init(Section):
-    """First weights."""
+    """Initial weights."""
 
     std: Annotated[Real, Ge(0)] | None = field(
-        None, description="Standard deviation of first weights."
+        None, description="Standard deviation of the initial weights."
     )
     scaled: bool | None = field(
-        None, description="Projections into the residual start at std / sqrt(2 x layers)."
+        None,
+        description=(
+            "Projections into the residual start with standard deviation std / sqrt(2 x layers)."
+        ),
     )
 
 
@@ -265,15 +318,19 @@ class Model(Section):
     hidden: Count | None = field(None, description="Width of the residual stream.")
     heads: Count | None = field(None, description="Number of attention heads.")
     kv_heads: Count | None = field(
-        None, description="Number of key and value heads (grouped queries); open: as many as heads."
+        None, description="Number of key and value heads (grouped queries); open: `heads`."
     )
     ffn: Count | None = field(None, description="Width of the feed-forward layer.")
-    experts: Count | None = field(None, description="Experts in a mixture-of-experts layer.")
+    experts: Count | None = field(
+        None,
+        description="Number of experts in a mixture-of-experts layer.",
+    )
     tied: bool | None = field(None, description="Embedding and output layer share their weights.")
     vocab: Count | None = field(None, description="Vocabulary size, before padding.")
-    sequence: Count | None = field(None, description="Tokens in a sequence.")
+    sequence: Count | None = field(None, description="Number of tokens in a sequence.")
     predicted: Size | None = field(
-        None, description="Further tokens that extra blocks predict (multi-token prediction)."
+        None,
+        description="Number of further tokens that extra blocks predict (multi-token prediction).",
     )
     dropout: Share | None = field(
         None, description="Dropout of what each layer adds to the residual."
@@ -284,4 +341,4 @@ class Model(Section):
     norm: Norm = field(Norm(), description="Norms.")
     embedding: Embedding = field(Embedding(), description="Embedding and output layer.")
     moe: Moe = field(Moe(), description="Experts.")
-    init: Init = field(Init(), description="First weights.")
+    init: Init = field(Init(), description="Initial weights.")

@@ -11,8 +11,8 @@ from typing import Any
 Words = Mapping[str, Any]
 """Given values by path."""
 Reword = Callable[[Words], Words]
-"""From all given values to those that mean the same under the other names; empty: there are none
-for these values.
+"""Function from all given values to the values that mean the same under the other names; an empty
+result: these values have no counterpart.
 """
 
 
@@ -20,7 +20,7 @@ for these values.
 class Move:
     """From release `since` on, settings at `new` paths take the place of those at `old` paths.
 
-    `forward` turns old settings into new ones, and `back` new into old. `note` tells what newer
+    `forward` turns old settings into new ones, and `back` new into old. `note` says what newer
     releases do with the old settings. `source` names the place in the stack's source.
     """
 

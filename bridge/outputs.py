@@ -1,4 +1,6 @@
-"""What commands print for programs, as types: type checks hold the code to them, and JSON Schemas are made of them."""
+"""The JSON outputs of commands as types: type checks hold the code to them, and JSON Schemas are
+made from them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Number = float | Literal["nan", "inf", "-inf"] | None
 
 
 class Refused(TypedDict):
-    """An error, or wrong usage: one line for each problem."""
+    """An error, or a command used wrongly: one line for each problem."""
 
     problems: list[str]
     exit_code: Exit
@@ -68,7 +70,7 @@ class Target(Side):
 
 
 class Converted(TypedDict):
-    """A config in another stack."""
+    """A config translated to another stack."""
 
     source: Side
     target: Target
@@ -126,7 +128,7 @@ class Compared(TypedDict):
 
 
 class Drifted(TypedDict):
-    """A setting that has another effect in another release."""
+    """A setting whose effect changes with the release."""
 
     path: str
     kind: str
@@ -153,7 +155,7 @@ class Migrated(Side):
 
 
 class Drifting(TypedDict):
-    """What a file means in two releases."""
+    """The meaning of a file in two releases."""
 
     source: Side
     to_version: str
@@ -190,7 +192,9 @@ class Shape(TypedDict):
 
 
 class Batch(TypedDict):
-    """Sequences of a microbatch, microbatches of a step, tokens of a microbatch."""
+    """Number of sequences in a microbatch, of microbatches in a step, and of tokens in a
+    microbatch.
+    """
 
     micro: int
     accumulation: int
@@ -231,7 +235,9 @@ class Kept(TypedDict):
 
 
 class Whole(TypedDict):
-    """The buffer of a flat as a whole: number format, which buffer it is, bytes, and the format of its exchange."""
+    """The buffer of a flat as a whole: number format, index of the buffer, bytes, and the format in
+    which it is exchanged.
+    """
 
     format: str
     buffer: int
@@ -254,7 +260,7 @@ class Flat(TypedDict):
 
 
 class Call(TypedDict):
-    """A collective of a step."""
+    """A collective of a step: its name, its number of calls and their bytes."""
 
     name: str
     count: int
@@ -262,7 +268,7 @@ class Call(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Ranks that keep and send the same, and what that is for each of them."""
+    """Ranks with equal memory and traffic, and what each of them keeps and sends."""
 
     ranks: list[int]
     pipeline_rank: int
@@ -274,7 +280,7 @@ class Ranks(TypedDict):
 
 
 class Laid(TypedDict):
-    """Where a plan puts its model."""
+    """The placement of a plan's model on ranks."""
 
     model: Shape
     batch: Batch
@@ -306,7 +312,7 @@ class Scheduled(TypedDict):
 
 
 class Span(TypedDict):
-    """Releases with one default."""
+    """Successive releases with the same default."""
 
     since: str
     until: str
@@ -314,7 +320,7 @@ class Span(TypedDict):
 
 
 class Ruled(TypedDict):
-    """What a stack refuses or gets wrong of a field."""
+    """A check of a field: what its stack refuses or gets wrong."""
 
     rule: str
     effect: Effect
@@ -325,7 +331,7 @@ class Ruled(TypedDict):
 
 
 class Elsewhere(TypedDict):
-    """Where a field goes in another stack."""
+    """The counterpart of a field in another stack."""
 
     dialect: str
     fields: list[str]
@@ -336,7 +342,7 @@ class Elsewhere(TypedDict):
 
 
 class Disagreeing(TypedDict):
-    """Where documentation and code differ."""
+    """A disagreement between a stack's documentation and its code."""
 
     documented: str
     place: str
@@ -415,7 +421,7 @@ class Fuzzed(TypedDict):
 
 
 class Saved(TypedDict):
-    """How far the run of a checkpoint is, as far as the checkpoint says; None: it does not say."""
+    """The progress of the run that wrote a checkpoint; None: the checkpoint does not say."""
 
     steps: int | None
     skipped: int | None
@@ -449,7 +455,7 @@ class Held(TypedDict):
 
 
 class Inspected(TypedDict):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     format: str
     folder: str
@@ -491,7 +497,9 @@ class Rewritten(TypedDict):
 
 
 class Different(TypedDict):
-    """A tensor that differs between two checkpoints; `most` is the largest distance of two elements."""
+    """A tensor that differs between two checkpoints; `most` is the largest difference between
+    corresponding elements.
+    """
 
     name: str
     kind: str
@@ -501,7 +509,7 @@ class Different(TypedDict):
 
 
 class Apart(TypedDict):
-    """The differences of two checkpoints."""
+    """The differences between two checkpoints."""
 
     verdicts: dict[str, int]
     run: dict[str, tuple[Any, Any]]
@@ -521,7 +529,9 @@ class Logged(TypedDict):
 
 
 class Tensor(TypedDict):
-    """A tensor of two traced runs: the parts of its name, its distance, and the ranks on which it differs."""
+    """A tensor of two traced runs: the parts of its name, the distance between its two values, and
+    the ranks on which it differs.
+    """
 
     name: str
     step: int
@@ -538,7 +548,8 @@ class Tensor(TypedDict):
 
 
 class Setting(TypedDict):
-    """A setting that differs between two traced runs; `layout`: one of the layout."""
+    """A setting that differs between two traced runs; `layout` is true if it belongs to the layout.
+    """
 
     path: str
     first: Any
@@ -556,7 +567,7 @@ class Diagnosed(TypedDict):
 
 
 class Parted(TypedDict):
-    """Where two traced runs part."""
+    """The comparison of two traced runs: where they part, and why."""
 
     first: Logged
     second: Logged
@@ -586,7 +597,9 @@ class Changed(TypedDict):
 
 
 class Gap(TypedDict):
-    """The distance of two runs: losses, gradient norms and updates, and the tensor that is furthest off; `scale` is in words."""
+    """The distance between two runs in losses, gradient norms and updates, and the tensor with the
+    largest distance; `scale` is in words.
+    """
 
     loss: Number
     norm: Number
@@ -599,7 +612,7 @@ class Gap(TypedDict):
 
 
 class Ran(TypedDict):
-    """A run of one side on one engine."""
+    """A run of one side of a translation on one engine."""
 
     side: str
     engine: str
@@ -612,7 +625,7 @@ class Ran(TypedDict):
 
 
 class Verified(TypedDict):
-    """Both sides of a translation, run in small."""
+    """Both sides of a translation, run with a small model."""
 
     verdict: Verdict
     proved: bool
@@ -629,7 +642,7 @@ class Verified(TypedDict):
 
 
 class Start(TypedDict):
-    """Where a run comes from."""
+    """The source of a run that is moved: its stack, its checkpoint format and its steps."""
 
     dialect: str
     format: str
@@ -637,7 +650,7 @@ class Start(TypedDict):
 
 
 class Goal(TypedDict):
-    """Where a run goes."""
+    """The target of a run that is moved: its stack, its checkpoint format and its config."""
 
     stack: str
     format: str
@@ -652,7 +665,9 @@ class Size(TypedDict):
 
 
 class Further(TypedDict):
-    """A side that resumed from its checkpoint: the steps before, and the figures of each further step."""
+    """A side of a move that resumed from its checkpoint: the step at which it did, and the figures
+    of each further step.
+    """
 
     side: Literal["source", "target"]
     engine: str
@@ -665,7 +680,7 @@ class Further(TypedDict):
 
 
 class Lengths(TypedDict):
-    """The distance of two runs, or that which rounding alone makes."""
+    """The distance between two runs, or the distance that rounding alone makes."""
 
     loss: Number
     norm: Number
@@ -687,7 +702,7 @@ class Proved(TypedDict):
 
 
 class Moved(TypedDict):
-    """A run in another stack."""
+    """A run moved to another stack."""
 
     output: str
     written: bool
@@ -702,7 +717,7 @@ class Moved(TypedDict):
 
 
 class Step(TypedDict):
-    """A step of a training; `train --json` prints one a line."""
+    """A step of a training; `train --json` prints one on each line."""
 
     step: int
     loss: Number
@@ -715,7 +730,7 @@ class Step(TypedDict):
 
 
 class Known(TypedDict):
-    """A finding that is known already."""
+    """A finding that the baseline lists as known."""
 
     file: str
     rule: str
@@ -723,7 +738,7 @@ class Known(TypedDict):
 
 
 class Baseline(TypedDict):
-    """What `--write-baseline` writes."""
+    """The file that `--write-baseline` writes."""
 
     stagebridge: Literal[1]
     known: list[Known]
@@ -748,7 +763,9 @@ OUTPUTS: Mapping[str, Any] = {
     "trace show": Traced | Refused,
     "baseline": Baseline,
 }
-"""What each command prints under `--json`; `train` prints one on each line. `baseline` is the file of `--write-baseline`."""
+"""The output of each command with `--json`; `train` prints one on each line. `baseline` is the file
+of `--write-baseline`.
+"""
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -39,12 +39,15 @@ class Parallel(Section):
     data: Count | None = field(
         None, description="Data-parallel replicas: world / (tensor x pipeline x context)."
     )
-    tensor: Count | None = field(None, description="Ranks that split each weight matrix.")
-    pipeline: Count | None = field(None, description="Ranks that split the layers.")
-    context: Count | None = field(None, description="Ranks that split the sequence in attention.")
-    expert: Count | None = field(None, description="Ranks that split the experts.")
+    tensor: Count | None = field(None, description="Number of ranks that split each weight matrix.")
+    pipeline: Count | None = field(None, description="Number of ranks that split the layers.")
+    context: Count | None = field(
+        None,
+        description="Number of ranks that split the sequence in attention.",
+    )
+    expert: Count | None = field(None, description="Number of ranks that split the experts.")
     expert_tensor: Count | None = field(
-        None, description="Ranks that split each expert's matrices."
+        None, description="Number of ranks that split each expert's matrices."
     )
     sequence: bool | None = field(
         None,
@@ -74,11 +77,14 @@ class Stages(Section):
         None, description="Rule that cuts the layers into stages."
     )
     layers_per_stage: Annotated[Real, Gt(0)] | None = field(
-        None, description="Layers in a stage, for the rules that take it."
+        None, description="Number of layers in a stage, for the rules that need it."
     )
     boundaries: tuple[Size, ...] | None = field(
         None,
-        description="First layer of each stage, then the number of layers; in model order, virtual stages included.",
+        description=(
+            "First layer of each stage, then the number of layers; in model order, virtual stages "
+            "included."
+        ),
     )
 
 
@@ -100,15 +106,18 @@ class Schedule(Section):
         ]
         | None
     ) = field(None, description="Name of the pipeline schedule.")
-    virtual: Count | None = field(None, description="Stages on each pipeline rank.")
+    virtual: Count | None = field(None, description="Number of stages on each pipeline rank.")
     group: Count | None = field(
-        None, description="Microbatches that pass one stage of a rank before its next stage runs."
+        None,
+        description=(
+            "Number of microbatches that pass one stage of a rank before its next stage runs."
+        ),
     )
     depth_first: Count | None = field(
-        None, description="Microbatches accumulated one after the other."
+        None, description="Number of microbatches accumulated one after the other."
     )
     breadth_first: Count | None = field(
-        None, description="Microbatches that pass each stage together."
+        None, description="Number of microbatches that pass each stage together."
     )
     csv: str | None = field(None, description="Path of a compute-only schedule in CSV.")
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
@@ -117,9 +126,15 @@ class Schedule(Section):
 class Batch(Section):
     """The batch triangle: global_ = micro x accumulation x data."""
 
-    micro: Count | None = field(None, description="Sequences in one microbatch on one data rank.")
-    accumulation: Count | None = field(None, description="Microbatches in one step.")
-    global_: Count | None = field(None, description="Sequences in one step over all ranks.")
+    micro: Count | None = field(
+        None,
+        description="Number of sequences in one microbatch on one data rank.",
+    )
+    accumulation: Count | None = field(None, description="Number of microbatches in one step.")
+    global_: Count | None = field(
+        None,
+        description="Number of sequences in one step over all ranks.",
+    )
 
 
 class Offload(Section):
@@ -130,7 +145,10 @@ class Offload(Section):
         None, description="Share of the optimizer state that is offloaded."
     )
     parameters: Device | None = field(None, description="Where parameters live between uses.")
-    pinned: bool | None = field(None, description="The host's memory for them is page-locked.")
+    pinned: bool | None = field(
+        None,
+        description="The host memory for offloaded state is page-locked.",
+    )
 
 
 class Zero(Section):
@@ -140,23 +158,31 @@ class Zero(Section):
         None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
     )
     weight_buffers: Count | None = field(
-        None, description="Stages whose weights may be whole at once."
+        None, description="Number of stages whose weights may be whole at once."
     )
     grad_buffers: Count | None = field(
-        None, description="Stages whose gradients may be whole at once."
+        None, description="Number of stages whose gradients may be whole at once."
     )
     replicas: Count | None = field(
-        None, description="Groups that each hold a full set of shards (hybrid sharding)."
+        None, description="Number of groups that each hold a full set of shards (hybrid sharding)."
     )
     bucket: Size | None = field(
-        None, description="Elements reduced in one collective; none: the stack's own choice."
+        None,
+        description="Number of elements reduced in one collective; open: the stack's own choice.",
     )
     gather_bucket: Size | None = field(
-        None, description="Elements gathered in one collective; none: as `bucket`."
+        None, description="Number of elements gathered in one collective; open: that of `bucket`."
     )
-    prescale: bool | None = field(None, description="Gradients are divided before they are summed.")
+    prescale: bool | None = field(
+        None,
+        description="Gradients are divided by the number of data ranks before they are summed.",
+    )
     predivide: Annotated[Real, Gt(0)] | None = field(
-        None, description="Part of that division that comes first; open: all of it."
+        None,
+        description=(
+            "Divisor before the sum, with the rest of the division after it; open: the whole "
+            "divisor."
+        ),
     )
     overlap: bool | None = field(None, description="Gradient reduction overlaps the backward pass.")
     overlap_gather: bool | None = field(None, description="Weight gathering overlaps compute.")
@@ -164,14 +190,15 @@ class Zero(Section):
         None, description="The collective takes the mean; no division follows it."
     )
     double_buffer: bool | None = field(
-        None, description="Gathered weights lie in two buffers that are used in turn."
+        None, description="Weights are gathered into two buffers that are used in turn."
     )
     registered: bool | None = field(
-        None, description="Buffers are registered with the library of collectives."
+        None, description="Buffers are registered with the communication library."
     )
     fp8_transposes: bool | None = field(None, description="Transposes of 8-bit weights are kept.")
     meta_init: bool | None = field(
-        None, description="The model is built without memory before it is sharded."
+        None,
+        description="The model is built without memory (on the meta device) before it is sharded.",
     )
     offload: Offload = field(Offload(), description="State kept outside the accelerator.")
 
@@ -191,20 +218,26 @@ class LossScale(Section):
     """Loss scaling for fp16."""
 
     static: Annotated[Real, Gt(0)] | None = field(
-        None, description="Constant scale; none: dynamic."
+        None, description="Constant scale; open: dynamic."
     )
     initial: Annotated[Real, Gt(0)] | None = field(None, description="First dynamic scale.")
-    window: Count | None = field(None, description="Good steps before the scale doubles.")
+    window: Count | None = field(
+        None,
+        description="Number of steps without overflow before the scale doubles.",
+    )
     hysteresis: Count | None = field(
-        None, description="Overflows tolerated before the scale halves."
+        None, description="Number of overflows after which the scale halves."
     )
     minimum: Annotated[Real, Ge(0)] | None = field(None, description="Smallest dynamic scale.")
     late: bool | None = field(
         None,
-        description="The scale doubles one good step after its window; open: at the window's end.",
+        description=(
+            "The scale doubles one step without overflow after its window; open: at the window's "
+            "end."
+        ),
     )
     final: bool | None = field(
-        None, description="An overflow at the smallest scale ends the run; open: the run goes on."
+        None, description="An overflow at the smallest scale ends the run; open: the run continues."
     )
 
 
@@ -226,7 +259,9 @@ class Precision(Section):
     )
     frozen: Literal["compute", "master"] | None = field(
         None,
-        description="Which of these formats frozen weights are kept in; open: that of compute.",
+        description=(
+            "Whether frozen weights are kept in the format of compute or of master; open: compute."
+        ),
     )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
     fp8: Literal["e4m3", "hybrid"] | None = field(None, description="8-bit matrix products.")
@@ -241,7 +276,7 @@ class Precision(Section):
         None, description="Format of the residual stream; open: that of compute."
     )
     router: Dtype | None = field(
-        None, description="Format of the experts' router; open: that of compute."
+        None, description="Format in which the router of experts computes; open: that of compute."
     )
     moments: tuple[Dtype, Dtype] | None = field(
         None, description="Formats of the optimizer's first and second moment."
@@ -252,9 +287,9 @@ class LearningRate(Section):
     """Learning-rate schedule, in optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(
-        None, description="Shape after warmup."
+        None, description="Shape of the learning rate after warmup."
     )
-    warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
+    warmup_steps: Size | None = field(None, description="Number of steps of linear warmup.")
     warmup_from: Annotated[Real, Ge(0)] | None = field(
         None, description="Learning rate at the first step of warmup."
     )
@@ -265,7 +300,11 @@ class LearningRate(Section):
         None, description="Learning rate after the decay."
     )
     decay_steps: Size | None = field(
-        None, description="Steps of wsd's decay, the last of the schedule; open: a tenth of it."
+        None,
+        description=(
+            "Number of steps of wsd's decay, at the end of the schedule; open: a tenth of the "
+            "schedule."
+        ),
     )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
         None, description="Shape of wsd's decay; open: linear."
@@ -284,7 +323,7 @@ class DecayRamp(Section):
     end: Annotated[Real, Ge(0)] | None = field(
         None, description="Weight decay at the end of the ramp, and after it."
     )
-    steps: Size | None = field(None, description="Steps of the ramp.")
+    steps: Size | None = field(None, description="Number of steps of the ramp.")
 
 
 class Optimizer(Section):
@@ -304,10 +343,10 @@ class Optimizer(Section):
             "adafactor",
         ]
         | None
-    ) = field(None, description="Update rule; adamw decays weights apart.")
+    ) = field(None, description="Update rule; adamw decays weights apart from the gradient.")
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")
     betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(
-        None, description="Decay of the two moments."
+        None, description="Decay factors of the two moments."
     )
     eps: Annotated[Real, Ge(0)] | None = field(
         None, description="Term added to the root of the second moment."
@@ -316,7 +355,10 @@ class Optimizer(Section):
     nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
     update_scale: Literal["spectral", "unit_rms_norm", "shape_scaling"] | None = field(
         None,
-        description="Muon's factor of an update by its rows and columns: root of the larger, of their ratio, of that or 1.",
+        description=(
+            "Muon's factor for an update with R rows and C columns: sqrt(max(R, C)) (spectral), "
+            "sqrt(R / C) (unit_rms_norm) or sqrt(max(1, R / C)) (shape_scaling)."
+        ),
     )
     amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
     bias_correction: bool | None = field(
@@ -325,7 +367,10 @@ class Optimizer(Section):
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
     decay_scope: Literal["all", "matrices", "not_layernorm"] | None = field(
         None,
-        description="Which parameters decay: all, all but biases and norms, or all but biases and LayerNorm (RMSNorm decays).",
+        description=(
+            "Which parameters decay: all, all but biases and norms, or all but biases and "
+            "LayerNorm (RMSNorm decays)."
+        ),
     )
     decay_ramp: DecayRamp = field(DecayRamp(), description="Weight decay over the steps.")
     embedding_lr: Annotated[Real, Ge(0)] | None = field(
@@ -335,7 +380,7 @@ class Optimizer(Section):
         None, description="Factor of the output layer's learning rate."
     )
     clip: Annotated[Real, Ge(0)] | None = field(
-        None, description="Bound on the global gradient norm; 0 is off."
+        None, description="Bound on the global gradient norm; 0: no bound."
     )
     schedule: LearningRate = field(LearningRate(), description="Learning-rate schedule.")
 
@@ -343,7 +388,7 @@ class Optimizer(Section):
 class Adapters(Section):
     """Low-rank adapters (LoRA): the weights beside them do not train."""
 
-    rank: Count | None = field(None, description="Width of an adapter; open: there are none.")
+    rank: Count | None = field(None, description="Width of an adapter; open: no adapters.")
     alpha: Annotated[Real, Gt(0)] | None = field(
         None, description="An adapter's output is scaled by alpha / rank."
     )
@@ -357,10 +402,13 @@ class Run(Section):
 
     steps: Count | None = field(
         None,
-        description="Optimizer steps after which the run ends, whatever the learning rate does.",
+        description=(
+            "Number of optimizer steps after which the run ends, whatever the learning-rate "
+            "schedule."
+        ),
     )
     epochs: Annotated[Real, Gt(0)] | None = field(
-        None, description="Passes over the data after which the run ends."
+        None, description="Number of passes over the data after which the run ends."
     )
     seed: Whole | None = field(
         None, description="First seed of random numbers; each stack draws from it in its own order."
@@ -372,68 +420,78 @@ class Run(Section):
         None, description="Checkpoints hold the state of random numbers."
     )
     weights_only: bool | None = field(
-        None, description="A checkpoint gives the weights alone, and steps count from zero."
+        None, description="Only the weights are read from a checkpoint, and steps count from zero."
     )
     load_optimizer: bool | None = field(
-        None, description="The optimizer's state is taken from the checkpoint at the start."
+        None, description="The optimizer's state is read from the checkpoint at the start."
     )
     load_random: bool | None = field(
-        None, description="The state of random numbers is taken from the checkpoint at the start."
+        None, description="The state of random numbers is read from the checkpoint at the start."
     )
     eval_interval: Size | None = field(None, description="Steps between evaluations; 0: never.")
     collect_interval: Count | None = field(
-        None, description="Steps between garbage collections by hand; open: Python's own."
+        None,
+        description="Steps between explicit garbage collections; open: Python collects by itself.",
     )
-    loaders: Size | None = field(None, description="Processes that load data on each rank.")
+    loaders: Size | None = field(
+        None,
+        description="Number of processes that load data on each rank.",
+    )
     backend: str | None = field(
-        None, description="Library of the collectives, as torch.distributed calls it."
+        None, description="Communication library, as torch.distributed names it."
     )
     timeout: Annotated[Real, Gt(0)] | None = field(
         None, description="Seconds after which a collective gives up."
     )
-    timers: bool | None = field(None, description="The log has the time of each part of a step.")
+    timers: bool | None = field(None, description="The log shows the time of each part of a step.")
     exit_interval: Size | None = field(
-        None, description="Steps after which the run ends, to be started again; 0: never."
+        None,
+        description="Number of steps after which the process exits, to be restarted; 0: never.",
     )
     keep_checkpoints: Count | None = field(
-        None, description="Checkpoints that are kept; open: all."
+        None, description="Number of checkpoints that are kept; open: all."
     )
     async_save: bool | None = field(
-        None, description="Checkpoints are written while training goes on."
+        None, description="Checkpoints are written while training continues."
     )
-    eval_steps: Size | None = field(None, description="Steps of an evaluation.")
+    eval_steps: Size | None = field(None, description="Number of steps in an evaluation.")
     resumed_schedule: Literal["given", "checkpoint", "same"] | None = field(
         None,
         description="Source of a resumed run's schedule of learning rate and weight decay;"
         " same: both must agree.",
     )
-    host_init: bool | None = field(None, description="First weights are drawn on the host.")
+    host_init: bool | None = field(None, description="Initial weights are drawn on the host.")
     project: str | None = field(None, description="Project of Weights & Biases that logs go to.")
-    entity: str | None = field(None, description="Its user or team.")
+    entity: str | None = field(None, description="User or team of the Weights & Biases project.")
 
 
 class Recompute(Section):
     """Activations computed again in the backward pass."""
 
     granularity: Literal["none", "selective", "full"] | None = field(
-        None, description="What is computed again."
+        None, description="Which activations are computed again."
     )
     method: Literal["uniform", "block"] | None = field(
-        None, description="Which layers, for granularity full."
+        None, description="Which layers are computed again, for granularity full."
     )
     layers: Count | None = field(
         None,
-        description="Layers between checkpoints (uniform), or layers recomputed in a stage (block).",
+        description=(
+            "Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
+        ),
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
     kept_microbatches: Size | None = field(
         None,
-        description="Of the microbatches in flight on a pipeline rank, those that keep all activations; open: none.",
+        description=(
+            "Number of the microbatches in flight on a pipeline rank that keep all activations; "
+            "open: 0."
+        ),
     )
     partition: bool | None = field(
         None, description="Saved activations are split over the tensor group."
     )
-    offload: bool | None = field(None, description="Saved activations are kept in host memory.")
+    offload: bool | None = field(None, description="Saved activations are moved to host memory.")
     modules: (
         tuple[
             Literal[
@@ -444,7 +502,10 @@ class Recompute(Section):
         | None
     ) = field(
         None,
-        description="Parts of a block that are computed again, for granularity selective; attention: its core alone.",
+        description=(
+            "Parts of a block that are computed again, for granularity selective; attention stands "
+            "for its core alone."
+        ),
     )
 
 
@@ -460,11 +521,11 @@ class Debug(Section):
     )
     param_update: Level | None = field(None, description="Parameters after the update.")
     global_tensors: bool | None = field(
-        None, description="Logs show whole tensors, put together over all ranks."
+        None, description="Logs show whole tensors, assembled from all ranks."
     )
     activation_memory: bool | None = field(None, description="Memory after each layer.")
     tensor_parallel: bool | None = field(
-        None, description="Replicas in a tensor group are compared."
+        None, description="Replicas in a tensor group are compared with each other."
     )
 
 
@@ -475,7 +536,7 @@ class Plan(Section):
 
     model: Model = field(Model(), description="Facts about the model.")
     parallel: Parallel = field(Parallel(), description="Mesh axes.")
-    stages: Stages = field(Stages(), description="Layers to stages.")
+    stages: Stages = field(Stages(), description="Grouping of layers into stages.")
     schedule: Schedule = field(Schedule(), description="Pipeline schedule.")
     batch: Batch = field(Batch(), description="Batch triangle.")
     zero: Zero = field(Zero(), description="Sharding over data ranks.")

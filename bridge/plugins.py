@@ -1,5 +1,5 @@
-"""Dialects of other people: declarations in their folders, read as syntax, so that the search runs
-none of their code.
+"""Dialects of other people: their declarations are read as syntax, so that the search for dialects
+runs none of their code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
 """Names in the `__init__.py` of a dialect: its object, and the settings or flags that only its files have."""
 LARGEST = 2**20
-"""Bytes of an `__init__.py` that are read."""
+"""Most bytes of an `__init__.py` that are read."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 def found(
     folders: tuple[str, ...], taken: tuple[str, ...]
 ) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """The dialects in `folders`, the first of each name, and a line with the fault of each folder
-    that was left out.
+    """The dialects in `folders`, the first one of each name, and a line for each folder that was
+    left out, with the reason.
 
     `taken` are the names of our own dialects.
     """
@@ -62,7 +62,7 @@ def found(
     faults: list[str] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            faults.append(f"{folder}: there is no such folder; it was left out")
+            faults.append(f"{folder}: no such folder; it was left out")
             continue
         for place in sorted(path.parent for path in folder.glob("*/__init__.py")):
             read = _read(place)
@@ -70,7 +70,8 @@ def found(
                 faults.append(f"{place}: {read}; it was left out")
             elif place.name in taken or place.name in plugins:
                 faults.append(
-                    f"{place}: there is a dialect {place.name} already; this one was left out"
+                    f"{place}: another dialect has the name {place.name} already; this one was "
+                    "left out"
                 )
             else:
                 plugins[place.name] = read
@@ -78,9 +79,9 @@ def found(
 
 
 def _read(place: Path) -> Plugin | str:
-    """The dialect that the folder declares, or the reason why it is none."""
+    """The dialect that the folder declares, or the reason why it declares none."""
     if not place.name.isidentifier():
-        return "its name cannot be the name of a module"
+        return "its name is not a valid name of a Python module"
     try:
         with open(place / "__init__.py", "rb") as stream:
             tree = ast.parse(stream.read(LARGEST))
@@ -90,7 +91,7 @@ def _read(place: Path) -> Plugin | str:
         return f"its __init__.py cannot be read ({type(error).__name__})"
     bound = dict(_bound(tree.body))
     if DIALECT not in bound:
-        return f"its __init__.py sets no {DIALECT}"
+        return f"its __init__.py does not set {DIALECT}"
     value = bound.get(SIGNATURE)
     items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     texts = (

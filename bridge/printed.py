@@ -1,5 +1,5 @@
-"""Reports for people: a verdict in one line, then one row for each cause, in the words of the file
-and of the target.
+"""Reports for people: a verdict in one line, then one row for each cause, with settings as the file
+and the target spell them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ AS_WRITTEN = {
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
-"""Words for the fate of a value that was not dropped and that has no single counterpart in the
+"""Text for the fate of a value that was not dropped and that has no single counterpart in the
 target.
 """
 MANY = 6
-"""Most settings of one cause that stand one below the other; with more of them, those that a stack
-takes by default make one paragraph.
+"""Most settings of one cause that are listed one per line; if there are more, defaults of a stack
+are joined in one paragraph.
 """
 NEAR = 3
 """Most settings of the target that are listed for one setting of the source."""
@@ -61,8 +61,8 @@ class Cause:
 def causes(findings: Iterable[Finding]) -> list[Cause]:
     """Findings grouped by reason and effect, the worst effect first, then in the order of the file.
 
-    A repeated finding appears once. A count that only became a whole number comes after values that
-    are lost or changed their meaning.
+    A repeated finding appears once. A value that only changed its unit or rounding comes after
+    values that are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
     for finding in sorted(
@@ -95,8 +95,8 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 def verdict(
     findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
 ) -> str:
-    """One line: the words of `same` for the same run, else the number of things that stop or change
-    it; and how many settings are still to be added.
+    """The verdict in one line: the text in `same` if the run is the same, else the number of causes
+    that stop or change it; and the number of settings that are still to be added.
     """
     found = list(_once(findings))
     told = causes(finding for finding in found if finding.how is not How.MISSING)
@@ -147,9 +147,8 @@ def text(
     findings: Sequence[Finding] | None = None,
 ) -> None:
     """Print a translation: the verdict, the causes, and the parts beside the file; `files` are
-    those that were written.
-
-    Only `findings` are printed and decide the verdict; None: all of the translation.
+    those that were written. Only `findings` are printed and decide the verdict; None: all findings
+    of the translation.
     """
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
@@ -177,7 +176,7 @@ def check_text(
     config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None
 ) -> None:
     """Print the report on one config. Only `findings` are printed and decide the verdict; None: all
-    of the config.
+    findings on the config.
     """
     told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
     first(told, console)
@@ -224,8 +223,8 @@ def compared(
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:
-    """Print that a release is not known, if so: it puts the whole report in doubt and comes before
-    it.
+    """Print that a release is not known, if a finding says so. This comes first, as it puts the
+    whole report in doubt.
     """
     for message in dict.fromkeys(
         finding.message for finding in findings if finding.rule == UNKNOWN
@@ -239,7 +238,7 @@ def name(config: Config) -> str:
 
 
 def release_named(dialect: Dialect, version: str) -> str:
-    """The title of a stack and a release, with a mark if it is the newest known one, which is used
+    """The title of a stack and a release, marked if it is the newest known release, which is used
     if none is named.
     """
     return f"{dialect.title} {version}{' (newest known)' if version == dialect.newest else ''}"
@@ -299,8 +298,8 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
 
 
 def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
-    """Settings one below the other, the first with the label in front; the others are indented as
-    far.
+    """Settings one per line: the label stands before the first, and the others are indented by its
+    width.
     """
     for place, head in enumerate(heads):
         if place == 0:
@@ -348,8 +347,8 @@ def _at(origin: Origin | None, path: str) -> str:
 
 
 def _missing(findings: Iterable[Finding], console: Console) -> None:
-    """Print the settings that are still to be added, one row for each reason; no view leaves them
-    out.
+    """Print the settings that are still to be added, one row for each reason. Every view shows
+    them.
     """
     from rich.markup import escape
 
@@ -411,8 +410,8 @@ def _origins(result: Result) -> Grid:
 
 
 def _outside(result: Result, console: Console, code: Path | None) -> None:
-    """Print the parts outside the target's file: code or the name of its file, environment, and
-    launch command.
+    """Print the parts outside the target's file: the code for the training script or the name of
+    its file, the environment, and the launch command.
     """
     written = result.written
     if written.snippet and code:
@@ -436,7 +435,8 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
 def _footer(
     findings: Iterable[Finding], console: Console, view: View, result: Result | None = None
 ) -> None:
-    """Print how much is not shown, and the options that show it."""
+    """Print the number of findings and settings that are not shown, and the options that show them.
+    """
     harmless = [
         finding
         for finding in _once(findings)

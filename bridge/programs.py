@@ -16,8 +16,8 @@ from bridge.translation import Result, translate
 
 
 def scripted(result: Result, output: Path | None) -> Result:
-    """`result` with the script that starts it. Its findings tell what the model's config loses, its
-    `lacking` what is missing.
+    """`result` with the script that starts it. Its `findings` include the losses of the model's
+    config, and its `lacking` the settings that are missing.
     """
     if output is None or result.put is None:
         raise BridgeError("--script: needs -o OUT; the script is written beside it")
@@ -29,8 +29,8 @@ def scripted(result: Result, output: Path | None) -> Result:
 def described(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
     """The model's own config, and the findings of the whole translation.
 
-    The config is None if the target's config has the model in it, or if the source lacks a part of
-    it.
+    The config is None if the target's config contains the model, or if the source lacks a part of
+    the model.
     """
     if result.config.dialect.model:
         return None, result.findings

@@ -19,7 +19,7 @@ from bridge.rules import Context, Effect, How, Rule
 from bridge.translation import claims, plan_claims
 
 DEPENDS = "depends on the values"
-"""Words for the effect of losing a field, if its rule decides that from the values."""
+"""Text for the effect of losing a field, if its rule derives the effect from the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,9 @@ class Span:
 class Arrival:
     """The fate of a field in another dialect, in the newest releases of both.
 
-    `paths` are the fields that stand for it there. `how` is what holds for all values:
-    `approximate` means that some values do not survive. `lost` are the plan paths that no field
-    stands for, `fixed` those that the other stack always sets to one value. `reasons` tell what may
-    be lost and why.
+    `paths` are the fields that stand for it there. `how` holds for all values: `approximate` means
+    that some values do not survive. `lost` are the plan paths that no field stands for, `fixed`
+    those that the other stack always sets to one value. `reasons` tell what may be lost and why.
     """
 
     dialect: str
@@ -131,7 +130,7 @@ def unknown(dialect: Dialect, path: str) -> str:
     close = get_close_matches(last, {name.rpartition(".")[2]: name for name in known}, n=1)
     named = alike or [name for name in known if close and name.rpartition(".")[2] == close[0]]
     hint = f"; did you mean {' or '.join(named[:3])}?" if named else nearest(path, known)
-    return f"{path}: no such field in {dialect.title}{hint or f'; stagebridge show {dialect.name} lists them'}"
+    return f"{path}: no such field in {dialect.title}{hint or f'; stagebridge show {dialect.name} lists all fields'}"
 
 
 def _effect(rule: Rule) -> Effect | None:
@@ -221,7 +220,7 @@ def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
 
 @cache
 def always(dialect: Dialect) -> Mapping[str, Any]:
-    """Plan paths for which a stack has no setting because it always does one thing, with that
+    """Plan paths for which a stack has no setting because it always uses one value, each with that
     value.
     """
     # Such a rule claims no setting, so it reads its value from nothing.
@@ -288,7 +287,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The way from one dialect to another, in their newest releases.
+    """The translation from one dialect to another, in their newest releases.
 
     `passages` has each field of the source; those without `kept` are the source stack's own and are
     lost in any target. `openings` are fields of the target that the source leaves open. `own` is
@@ -307,8 +306,8 @@ class Pair:
         return tuple(passage for passage in self.passages if passage.kept)
 
     def fare(self, how: How) -> tuple[Effect | None, ...]:
-        """The effects of losing each field with the fate `how`. `defaulted` ones are fields of the
-        target, all others of the source.
+        """The effects of losing each field with the fate `how`. Fields with the fate `defaulted`
+        are fields of the target, all others are fields of the source.
         """
         if how is How.DEFAULTED:
             return tuple(opening.effect for opening in self.openings)

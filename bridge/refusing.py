@@ -9,7 +9,7 @@ from bridge.config import Values
 from bridge.errors import ConfigError
 
 ROUNDS = 12
-"""Most times that the rest of a source is judged again, each time with fewer settings."""
+"""The most rounds in which the rest of a source is checked again, each with fewer settings."""
 # Problems are sentences for people. Their parts are found by the forms that all readers and checks
 # use.
 PLACE = re.compile(r"^(?:[^\s:]+: )?line \d+: ")
@@ -24,16 +24,16 @@ SHARED = tuple(
         ("pp|stages?|layers?", "pipeline|virtual"),
     )
 )
-"""Words for the split of ranks and samples, and for the split of layers. Two problems with words of
-one row may depend on each other: without a setting that one is about, the other may not be a
-problem of the source.
+"""Patterns of words about the split of ranks and samples, and about the split of layers. Two
+problems that match the same pattern may depend on each other: one may exist only because a setting
+that the other is about was left out.
 """
 SELECTORS = ("_target_", "type", "model_type", "strategy")
 """Settings that decide the meaning of all others in their section."""
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
-"""A problem with a name that stands for nothing."""
+"""Pattern of a problem with an unknown name that resembles no known one."""
 WORLD = "world_size"
-"""Number of ranks that was given beside a source; problems may be about it as if it
+"""Name of the number of ranks that was given beside a source; problems may be about it as if it
 were a setting.
 """
 
@@ -44,8 +44,8 @@ def every(
     world: int | None,
     judge: Callable[[Values, int | None], object],
 ) -> tuple[str, ...]:
-    """Problems of a source: the `first` ones, and those that `judge` finds without the settings
-    that the first are about.
+    """Problems of a source: the `first` ones, and those that `judge` finds when the settings that
+    these are about are left out.
 
     `given` are the settings that could be read, for `world` ranks. A problem that mentions a
     setting which was left out is not reported: it may exist only because of that.

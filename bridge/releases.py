@@ -49,8 +49,8 @@ class Releases:
         return {version: place for place, version in enumerate(self.known)}
 
     def place(self, version: str) -> int:
-        """The place of `version` among the known ones; `VersionError` with its neighbours if it is
-        not known.
+        """The index of `version` among the known releases; `VersionError` with its neighbours if it
+        is not known.
         """
         if version not in self._places:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}")

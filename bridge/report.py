@@ -24,12 +24,16 @@ def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMB
 
 
 def remarks_of(result: Result) -> tuple[Finding, ...]:
-    """All findings of a translation: on what was lost, on its source, and on settings that the target needs and nobody gave."""
+    """All findings of a translation: on losses, on its source, and on settings that the target
+    needs and the source does not give.
+    """
     return (*result.findings, *all_of(result.source), *result.missing)
 
 
 def all_of(config: Config) -> tuple[Finding, ...]:
-    """Findings on a config. For a part of a launch also the settings that its other parts have to give."""
+    """Findings on a config. If it is only a part of a launch, they include settings that other
+    parts have to give.
+    """
     return (
         *config.findings,
         *(finding for finding in config.missing if finding.effect is not Effect.STOPS),
@@ -102,7 +106,9 @@ def _named(name: str, config: Config) -> outputs.Named:
 def drift_json(
     drift: Drift, format: str | None = None, threshold: Effect = Effect.NUMBERS
 ) -> outputs.Drifting:
-    """What a file means in two releases as one JSON object; the migrated file as text in `format`."""
+    """The meaning of a file in two releases as one JSON object, with the text of the migrated file
+    in `format`.
+    """
     migrated = drift.migrated
     return {
         "source": _side(drift.before),

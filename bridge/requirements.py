@@ -14,11 +14,12 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One of `paths` has to be set (the first is the one to add), unless `unless` holds for the
-    given values.
+    """A requirement: one of `paths` has to be set, unless `unless` holds for the given values.
+    Reports propose to add the first path.
 
-    `words` tell what stops without it, and `place` where in the stack's source. `sized` is true if
-    the numbers depend on it: then a fragment without it means other numbers, else the same ones.
+    `words` say what stops without the setting, and `place` names the place in the stack's source.
+    `sized` is true if numbers depend on the setting: a fragment of a launch without it then means
+    different numbers, else the same numbers.
     """
 
     paths: tuple[str, ...]
@@ -50,7 +51,8 @@ def missing(
 ) -> Iterator[Finding]:
     """A finding for each need that is not met.
 
-    A `whole` launch stops there. A fragment does not, as other files may meet the need.
+    A `whole` launch stops without the setting. A fragment of a launch does not, as other files may
+    set it.
     """
     for need in needs:
         if not need.met(given):

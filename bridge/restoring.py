@@ -1,5 +1,5 @@
-"""The way back: a config from what its sidecar kept and from the edits made since. What no edit
-touches comes back as it was.
+"""The way back: a config made from its sidecar and from the edits since. Settings that no edit
+concerns are restored as they were.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from bridge.sections import moved, worth, written
 Given = Mapping[str, Any]
 Unit = tuple[str, ...]
 ROUNDS = 2
-"""How often the fields that came out wrong are written again, and the result is looked at again."""
+"""Number of rounds in which fields with a wrong meaning are written again and the result is
+checked.
+"""
 
 
 def sound(carry: Carry, dialect: Dialect) -> Given:
-    """The settings of a sidecar, without values of a kind that a setting cannot have."""
+    """The settings of a sidecar, without values whose type is wrong for their setting."""
     return (
         carry.given
         if _valid(dialect, carry.given)
@@ -44,8 +46,7 @@ def _valid(dialect: Dialect, given: Given) -> bool:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Given values as a config, and the fields of a plan that do not mean in it what they should.
-    """
+    """Given values as a config, and the plan fields whose meaning in it is wrong."""
 
     values: Given
     config: Config
@@ -57,11 +58,11 @@ class _Attempt:
 
 
 class Way:
-    """The meaning that one config is to have on the way back, and the ways to write it, the one
-    that keeps most first.
+    """The meaning that a config must have on the way back, and the search for settings that express
+    it and keep as many of the user's as possible.
 
-    There are several, as groups that are put back may contradict groups that are written, and a
-    stack may be unable to express everything.
+    Several candidates are tried, as groups that are put back may contradict groups that are
+    written, and as a stack may be unable to express everything.
     """
 
     def __init__(
@@ -88,21 +89,21 @@ class Way:
 
     @cached_property
     def kept(self) -> Given:
-        """The given settings that the stack still has."""
+        """The settings of the sidecar that the stack still has."""
         return {
             path: value for path, value in self.carry.given.items() if path in claims(self.dialect)
         }
 
     @cached_property
     def source(self) -> Config | None:
-        """The source of the sidecar as it was, or None if the settings in the sidecar are no
-        config.
+        """The source of the sidecar as it was, or None if no release accepts the settings in the
+        sidecar.
         """
         carry = self.carry
         for world_size in (carry.world_size or self.world_size, carry.world_size):
             try:
                 return self.dialect.config(carry.given, carry.version, world_size, carry.entry)
-            except BridgeError:  # the release that is asked for tells
+            except BridgeError:  # an error for the wanted release is raised later
                 continue
         return None
 
@@ -124,15 +125,17 @@ class Way:
 
     @cached_property
     def own(self) -> Given:
-        """The same in the source's own terms, such as the keys of its family of models."""
+        """All settings for the goal, as the table writes them in the source's own terms, such as
+        the keys of its model family.
+        """
         return self._in_own_terms(self.goal)
 
     def _in_own_terms(self, ours: Meaning) -> Given:
         return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
 
     def restored(self) -> Config:
-        """Of the configs with the fewest wrong fields, the one that keeps most. Raises
-        `BridgeError` if the stack refuses all.
+        """The config with the fewest wrong fields; of several such, the one that keeps the most
+        settings. Raises `BridgeError` if the stack refuses all candidates.
         """
         if not self.changed:
             return self._config(self.kept)
@@ -154,7 +157,7 @@ class Way:
         return self.best.config
 
     def _values(self) -> Iterator[Given]:
-        """Given values to try in turn, as long as something in the best of them is wrong."""
+        """Yield given values to try in turn, as long as the best of them have a wrong field."""
         edited = _with(self.kept, self.edited, self.own)
         yield self._slightly()
         yield edited
@@ -179,7 +182,7 @@ class Way:
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
 
     def _mended(self) -> Iterator[Given]:
-        """The best so far, with every group written in which something is wrong."""
+        """Yield the best values so far, with every group written anew that has a wrong field."""
         if self.best is not None:
             rules = plan_claims(self.dialect)
             wrong = {rules[ours] for ours in self.best.wrong if ours in rules}
@@ -187,16 +190,16 @@ class Way:
             yield _with(self.best.values, paths, self.own)
 
     def _holds_more(self, rule: Rule) -> bool:
-        """Whether the kept settings of a group mean more than a plan can hold, so that to write the
-        group would lose it.
+        """Whether the kept settings of a group mean more than a plan can hold, so that writing the
+        group anew would lose a part of their meaning.
         """
         if rule.blurs is None or self.source is None or not self.edited.isdisjoint(rule.theirs):
             return False
         return rule.blurs(rule.seen(rule.theirs, self.source.effective))
 
     def _least(self) -> Iterator[Given]:
-        """Write everything anew. If that is better, put back as many of the kept settings as go
-        with it, the weightiest first.
+        """Write everything anew. If that is better, put back as many kept settings as the result
+        allows, those with the worst effect first.
         """
         whole = self._tried(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
@@ -210,8 +213,9 @@ class Way:
         yield best.values
 
     def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
-        """`whole` with all units put back that go with it, and the units that do not."""
-        # By halves: most units go together, so few attempts are needed, each of which builds a
+        """`whole` with all units put back that are compatible with it, and the units that are not.
+        """
+        # By halves: most units are compatible, so few attempts are needed, each of which builds a
         # config.
         parts, left = [self._units()], list[Unit]()
         while parts:
@@ -226,8 +230,8 @@ class Way:
         return whole, left
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
-        """`whole` with `units` put back, or None if the stack refuses that or if more is wrong in
-        it.
+        """`whole` with `units` put back, or None if the stack refuses that or if more fields are
+        then wrong.
         """
         fuller = self._tried(
             _with(whole.values, {path for unit in units for path in unit}, self.kept)
@@ -235,8 +239,8 @@ class Way:
         return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
 
     def _units(self) -> list[Unit]:
-        """Settings that were not edited, by what they affect, the weightiest first. The settings of
-        one rule are one unit.
+        """Settings that were not edited, sorted by the effect of losing them, the worst first. The
+        settings of one rule are one unit.
         """
         effective = self.source.effective if self.source else Values()
         ranked = [
@@ -291,9 +295,9 @@ class Way:
 
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
         """Findings for settings in `told`, from the sidecar, that no edit touched and that could
-        not be put back; and for fields of a plan that changed all the same.
+        not be put back; and for plan fields whose meaning changed although nobody edited them.
         """
-        why = f"it does not go with {', '.join(_names(edited, self.changed))}, edited since"
+        why = f"incompatible with {', '.join(_names(edited, self.changed))}, edited since"
         table, odd, left = (
             claims(self.dialect),
             tuple(self._meaningless(target)),
@@ -334,7 +338,10 @@ class Way:
                     if path in table
                     else Effect.NUMBERS
                 )
-                message = f"the sidecar gives {shown(value, 30)} as its meaning, which is no valid value; the file wins"
+                message = (
+                    f"the sidecar states {shown(value, 30)} as its meaning, which is not a valid "
+                    "value; the file's value is used"
+                )
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
     def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
@@ -350,7 +357,7 @@ class Way:
                     (path for path in carriers if path in self.kept or path in target.given), ours
                 )
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
-                message = f"{ours} is not what it was: {why}"
+                message = f"{ours} has another value than before: {why}"
                 yield Finding(
                     path,
                     message,
@@ -414,7 +421,7 @@ def _refusal(path: str, target: Config) -> str:
     dialect = target.dialect
     if path not in claims(dialect):
         return f"{dialect.title} has no such setting"
-    return f"{dialect.title} {target.version} takes no such value there"
+    return f"{dialect.title} {target.version} does not accept this value"
 
 
 def _names(source: Config, changed: Iterable[str]) -> list[str]:

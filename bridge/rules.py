@@ -40,7 +40,7 @@ class Effect(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place in the order, 0 for the worst."""
+        """Its position in the order of effects, 0 for the worst."""
         return _RANKS[self]
 
     def reaches(self, threshold: Effect) -> bool:
@@ -113,7 +113,7 @@ EFFECTS: Mapping[str, Effect] = {
     for path in paths()
     if path == start or path.startswith(start + ".")
 }
-"""The effect of losing a plan field, for fields of which it is the same in every stack."""
+"""The effect of losing each plan field whose effect is the same in every stack."""
 
 Side = Callable[[Group, Context], Group]
 
@@ -181,15 +181,15 @@ class Rule:
         return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
 
     def why(self, ours: str) -> str:
-        """The reason why a Plan path may be lost: that of its longest beginning in `reasons`, else
-        `lossy` or `note`.
+        """The reason why a Plan path may be lost: the one under the longest prefix of the path in
+        `reasons`, else `lossy` or `note`.
         """
         starts = [start for start in self.reasons if ours == start or ours.startswith(start + ".")]
         return self.reasons[max(starts, key=len)] if starts else self.lossy or self.note
 
     def effect_of(self, values: Group) -> Effect:
         """The effect of losing the group on a run with these values of theirs; `values` may hold
-        others too.
+        values of other settings too.
         """
         return (
             self.effect
@@ -198,8 +198,8 @@ class Rule:
         )
 
     def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
-        """The effect of losing these fields of ours on a run with these values of theirs; that of
-        the whole group if `ours` is empty.
+        """The effect of losing these fields of ours on a run with these values of theirs; the
+        effect of losing the whole group if `ours` is empty.
         """
         if not self.mixed or not ours:
             return self.effect_of(values)
@@ -261,7 +261,9 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
 def counted(
     theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
 ) -> Rule:
-    """A rule for one number of steps or parts; `never` is their value for 0, which means never."""
+    """A rule for one number of steps or parts; `never` is the stack's value for our 0, which means
+    never.
+    """
 
     def read(values: Group, context: Context) -> Group:
         return {ours: max(0, values[theirs])} if values.get(theirs) is not None else {}
@@ -347,7 +349,7 @@ def convert(
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A rule for a Plan field without a choice in the stack, which always does `value`."""
+    """A rule for a Plan field in which the stack has no choice: it always uses `value`."""
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
@@ -355,7 +357,7 @@ ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias
 
 
 def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
-    """Rules for those of the fields in `ADAM` that the stack's Adam has no switch for."""
+    """A rule for each of these fields in `ADAM`, for which the stack's Adam has no switch."""
     return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
 
 
@@ -379,7 +381,7 @@ class Why(NamedTuple):
 
 
 def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
-    """The reason of the longest beginning of `path` in `reasons`; `other` if none of them begins it."""
+    """The reason under the longest prefix of `path` in `reasons`; `other` if there is no prefix."""
     starts = [start for start in reasons if path == start or path.startswith(start + ".")]
     return reasons[max(starts, key=len)] if starts else other
 
@@ -390,8 +392,9 @@ def completed(
     theirs: Iterable[str],
     why: Callable[[str], Why],
 ) -> tuple[Rule, ...]:
-    """`mapped`, a rule for each Plan field that none of these claims, by its beginning in `lacks`, and
-    one for each reason `why` a field of the stack, of those in `theirs`, has no rule yet.
+    """`mapped` and the rules that complete it: a rule for each Plan field that no row claims, with
+    the reason under its longest prefix in `lacks`; and a rule for each reason that `why` gives for
+    the fields in `theirs` that no row claims.
     """
     mapped = tuple(mapped)
     said = {path for rule in mapped for path in rule.ours}

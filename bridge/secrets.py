@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
-"""Parts of a name, at any place in it, that make its value a secret."""
+"""Parts of a name that make its value a secret, wherever they occur in the name."""
 LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
-"""Last words in the names of secrets, but also in others (`pad_token`, `json_key`)."""
+"""Last words in the names of secrets, but also in other names (`pad_token`, `json_key`)."""
 OWNERS = frozenset(
     (
         *(
@@ -75,7 +75,7 @@ OWNERS = frozenset(
         *("proxy", "registry", "docker"),
     )
 )
-"""Words before one of `LAST` that make it a secret for certain."""
+"""Words before one of `LAST` with which the name is certainly that of a secret."""
 PLAIN = frozenset(
     (
         *(
@@ -126,8 +126,8 @@ PLAIN = frozenset(
         ),
     )
 )
-"""Words before one of `LAST` that make it a column, a token of a vocabulary, or a pass through a
-model.
+"""Words before one of `LAST` with which the name is that of a column, a token of a vocabulary, or a
+pass through a model.
 """
 ABOUT = frozenset(
     (
@@ -159,16 +159,16 @@ VALUE = re.compile(
     r"""(?:["']?\]?[ \t]*(?::[-=]|[:=])[ \t]*|["']?(?P<flag>[ \t]+(?:\\\n[ \t]*)?|,[ \t]*(?:\n[ \t]*)?))"""
     r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;{}\])&|<>])))"""
 )
-"""A value behind a name: `=value`, `: value`, `:-value`, or the next word for a flag; a bare value
-ends at `END`.
+"""Pattern of a value behind a name: `=value`, `: value`, `:-value`, or the next word for a flag; a
+bare value ends at `END`.
 """
 END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
 JUDGED = 64
-"""First characters of a value that decide whether it is a secret. A longer look would be slow on
-files of one long line.
+"""Number of first characters of a value that decide whether it is a secret. A check of the whole
+value would be slow on files of one long line.
 """
 FREE = frozenset(";)&|>\n")
-"""Characters directly behind a name that has no value."""
+"""Characters that show, directly behind a name, that it has no value."""
 NOTHING = re.compile(
     r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL
 )
@@ -259,19 +259,19 @@ SAID = tuple(
         ),
     )
 )
-"""Secrets that the words around them show: a text that stands in each of them, the name of the
-secret, and a pattern, all in small letters. They are in addresses and their parameters, headers of
-requests, and logins to registries and machines.
+"""Secrets that their context shows: in addresses and their parameters, headers of requests, and
+logins to registries and machines. Each row has a text that every match contains, the name of the
+secret, and the pattern, all in lower case.
 """
 ITEM = re.compile(
     r"""[\s,]*(?:\[[^\]\n]{0,200}\]=)?(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>[^\s"',()\]]+))"""
 )
-"""One value of an array: `([name]=value "value" value)`."""
+"""Pattern of one value of an array: `([name]=value "value" value)`."""
 ITEMS = 1000
 """Most values of an array that are checked."""
 HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
-"""Keys of Weights & Biases. Names of commits look the same, so `COMMIT` looks at the line before
-them.
+"""Pattern of keys of Weights & Biases. Hashes of commits look the same, so `COMMIT` is searched in
+the text before them on the line.
 """
 DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in range(256))
 """A table that turns every hexadecimal digit into 0. A search for 40 zeros is then much faster than
@@ -282,8 +282,8 @@ COMMIT = re.compile(
 )
 DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
 SHORTEST = 5
-"""Least characters of a value that is hidden wherever it stands: a shorter one would hide parts of
-other words.
+"""Least number of characters of a value that is hidden wherever it occurs: a shorter value would
+hide parts of other words.
 """
 MARK = re.compile(r"__hidden_\w+?__")
 
@@ -330,7 +330,7 @@ def spans(text: str) -> list[tuple[int, int, str]]:
     """The secrets of `text` as (start, end, name), in order; none overlaps another."""
     small = text.lower()
     if len(small) != len(text):
-        # A few letters become two when they are lowered (İ); then places in `small` would not be
+        # A few letters become two when they are lowered (İ); then positions in `small` would not be
         # those in `text`.
         small = "".join(min(letter.lower(), letter, key=len) for letter in text)
     # At one place the longest comes first, and all that overlap it are dropped.
@@ -345,10 +345,10 @@ def spans(text: str) -> list[tuple[int, int, str]]:
 
 
 def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, int] | None:
-    """Start and end of the next keyword from `position` on.
+    """Start and end of the next keyword at or after `position`.
 
-    `places` holds the next place of each word between calls, so that each word passes through the
-    text once.
+    `places` keeps the next position of each keyword between calls, so that the text is searched
+    only once for each keyword.
     """
     for word, place in places.items():
         if place < position:
@@ -422,8 +422,8 @@ def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _shapes(text: str) -> Iterator[re.Pattern[str]]:
-    """The patterns whose beginning stands in `text`; a plain search for it is far cheaper than the
-    pattern.
+    """The patterns whose beginning occurs in `text`; a plain search for the beginning is far
+    cheaper than the pattern.
     """
     return (pattern for begin, pattern in SHAPES.items() if begin in text)
 
@@ -440,7 +440,7 @@ class Secrets:
     _next: dict[str, int] = field(default_factory=dict, compare=False)
     _taken: set[str] = field(default_factory=set, compare=False)
     _begun: dict[str, list[int]] = field(default_factory=dict, compare=False)
-    """Lengths of the values that begin alike, the longest first."""
+    """Lengths of the values by their first characters, the longest first."""
 
     @classmethod
     def of(cls, text: str, named: Mapping[str, str] | None = None) -> Secrets:
@@ -564,9 +564,9 @@ class Secrets:
 
 
 SOME = 20
-"""Most values that are replaced one after the other."""
+"""Most values that are replaced one by one."""
 WHOLE = ("value", "before", "after")
-"""Keys of a report on a field whose values are those of the field at `path`."""
+"""Keys of a finding in a report under which values of the field at its `path` stand."""
 
 
 def left(value: Any) -> Iterable[str]:

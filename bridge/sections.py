@@ -16,15 +16,15 @@ from bridge.rules import Effect, Group, Rule
 
 Keys = tuple[str, ...]
 REST = "*"
-"""Name of the free mapping for settings beside those of the schema."""
+"""Name of the free mapping for settings that the schema does not list."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """One setting inside a section, at `keys`.
 
-    `alone` is the rule's group with nothing else in the section. `stands` are the plan fields that
-    change if the setting is left out. `behind` is true if reading loses its value.
+    `alone` is the rule's group with only this setting in the section. `stands` are the plan fields
+    that change if the setting is left out. `behind` is true if reading loses its value.
     """
 
     path: str
@@ -139,15 +139,15 @@ def otherwise(path: str, value: Any, held: Any) -> set[str]:
 
 
 def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
-    """The effect of losing one setting of a section on the run: at most that of losing all of it,
-    `whole`.
+    """The effect of losing one setting of a section on the run: at most as bad as `whole`, the
+    effect of losing the whole section.
     """
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 
 
 def tellers(config: Config, rule: Rule, ours: str) -> set[str]:
-    """The settings of a group that may tell a plan field; of a section, those that stand for the
-    field.
+    """The settings of a group whose findings may be about a plan field; of a section, only the
+    settings that stand for the field.
     """
     paths = {*rule.theirs, *rule.carriers(ours)}
     parts = [part for path in rule.theirs for part in settings(config, rule, path)]

@@ -73,7 +73,8 @@ def load(name: str) -> Dialect:
     dialect = _imported(name, "", "DIALECT")
     if not isinstance(dialect, Dialect):
         raise BridgeError(
-            f"{name}: {plugins()[name].place} has a DIALECT that is none ({shown(dialect)}); mend it, or drop it"
+            f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
+            f"({shown(dialect)}); correct it, or remove the folder"
         )
     return dialect
 
@@ -105,7 +106,8 @@ def _imported(name: str, module: str, attribute: str) -> Any:
             raise
         where = plugins()[name].place
         raise BridgeError(
-            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); mend it, or drop it"
+            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct it, or "
+            "remove the folder"
         ) from error
 
 

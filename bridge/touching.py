@@ -58,8 +58,8 @@ PARTS = (
 TOUCHING = re.compile(
     f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE
 )
-"""Names and values about parallelism, batch or precision: whole words from `NAMES`, and parts of
-words from `PARTS`.
+"""Pattern of names and values about parallelism, batch or precision: whole words from `NAMES`, and
+parts of words from `PARTS`.
 """
 
 

@@ -25,12 +25,12 @@ from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
-"""Fields that say how a stack uses a setting. The setting has the same value elsewhere, so its
-value does not show the loss.
+"""Plan fields that say how a stack uses a setting. The setting has the same value in other stacks,
+so its value does not show the loss.
 """
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
-"""Those, and fields in which a stack has no choice at all."""
+"""`HABITS`, and plan fields in which a stack may have no choice at all."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
 """Source of a field that no setting explains, so that a sidecar must have brought it."""
@@ -38,8 +38,8 @@ CARRIED = "carry-over"
 
 @dataclass(frozen=True, slots=True)
 class FieldReport:
-    """One field of the target: its value, the source fields it came from, the way, and its effect
-    on the run.
+    """One field of the target: its value, the source fields that it came from, how it came about,
+    and its effect on the run.
 
     If no source field was given, `default_of` names the dialect whose default the value is.
     """
@@ -147,9 +147,10 @@ def translate(
     world_size: int | None = None,
     carry: Carry | None = None,
 ) -> Result:
-    """`config` in another dialect (or in another release of its own), with every loss and its reason.
+    """`config` in another dialect (or in another release of its own), with every loss and its
+    reason.
 
-    `carry` has the settings that an earlier translation could not express. They come back unless
+    `carry` has the settings that an earlier translation could not express. They are restored unless
     the file was edited in a way that concerns them.
     """
     release, meant = dialect.release(version), meaning_of(config)
@@ -190,7 +191,7 @@ def translate(
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
-    """The config after the way there and back; None if the source stack refuses what came back."""
+    """The config after the way there and back; None if the source's stack refuses it."""
     try:
         return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
     except BridgeError:
@@ -202,9 +203,9 @@ class _Trip:
     """One translation: a config, the target that it became, the meanings of both, and the config
     after the way back.
 
-    `back` is None if the source's stack refuses what came back. `lost` are the plan fields whose
-    meaning changed, without those that a sidecar brought back to an earlier state. `restored` are
-    the settings of the target that a sidecar brought back as a person gave them.
+    `back` is None if the source's stack refuses that config. `lost` are the plan fields whose
+    meaning changed, without those that a sidecar set back to an earlier state. `restored` are the
+    settings of the target that a sidecar restored as the user had written them.
     """
 
     config: Config
@@ -224,8 +225,8 @@ class _Trip:
         return all(self.kept.get(ours) is None for ours in fields)
 
     def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """The target's value for a setting that the way back writes in other words: that of its
-        plan field, if it has one that is set, else `otherwise`.
+        """The target's value for a setting that the way back expresses by other settings: the value
+        of its plan field if exactly one is set, else `otherwise`.
         """
         found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
         return found[0] if len(found) == 1 else otherwise
@@ -257,8 +258,8 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
 
 
 def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
-    """Rules of which a path `moved`: those with plan fields with all their paths, others with one
-    given path each.
+    """Rules that claim a path in `moved`, each with paths to compare: a rule with plan fields with
+    all of its paths, another rule once for each given path in `moved`.
     """
     table = claims(config.dialect)
     touched = {id(table[path]) for path in moved if path in table}
@@ -320,11 +321,11 @@ def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
 
 
 def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
-    """Whether another finding tells the plan fields `mine` of a setting that nobody wrote.
+    """Whether another finding reports the plan fields `mine` of a setting that nobody wrote.
 
-    Of two settings for one field, the first tells it. A field that the source leaves open is told
-    with the target's default for it (`_openings`), and facts of a model family by themselves
-    (`_nameless`).
+    If two settings stand for one field, the finding on the first reports it. `_openings` reports
+    fields that the source leaves open, with the target's defaults, and `_nameless` reports facts of
+    a model family.
     """
     if mine and told.issuperset(mine):
         return True
@@ -337,10 +338,10 @@ def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str
 
 
 def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
-    """Split a finding on a section into one for each setting of it that changed, and one for fields
-    that none of these tells.
+    """Split a finding on a section into one for each of its settings that changed, and one for plan
+    fields that none of these findings covers.
 
-    A finding on anything else is yielded as it is.
+    A finding that is not on a section is yielded as it is.
     """
     config, section = trip.config, trip.returned(whole.path)
     changed = settings(config, rule, whole.path, section)
@@ -387,8 +388,8 @@ def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> H
 
 
 def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
-    """The effect of losing a setting of a section on the run: the worse of its plan fields' and its
-    own.
+    """The effect of losing a setting of a section on the run: the worse of the effects of losing
+    its plan fields and of losing its own value.
     """
     effects = []
     if mine:
@@ -421,7 +422,7 @@ def _weight(
 
 
 def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Findings on lost facts of the model that no setting tells, such as those that hold for a
+    """Findings on lost facts of the model that no finding on a setting reports, such as facts of a
     whole family of models.
 
     Facts that are lost for one reason make one finding.
@@ -458,8 +459,8 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Findings on fields in `ALWAYS` that the target does in another way, though every setting has
-    the same value.
+    """Findings on plan fields in `ALWAYS` with another value in the target, though every setting
+    has the same value.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
@@ -526,8 +527,8 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _remarked(target: Config, ours: str, effect: Effect) -> bool:
-    """Whether a finding of the target's own, at least as bad, is about the settings for a plan
-    field.
+    """Whether a finding on the target itself, at least as bad as `effect`, is about a setting for
+    the plan field `ours`.
     """
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
@@ -553,8 +554,8 @@ def _reason_of(
     blurred: bool,
     unheld: bool,
 ) -> str:
-    """The reason why a setting is lost: the loss by reading, then, if a plan holds any of it, the
-    loss by writing the target.
+    """The reason why a setting is lost: the loss in reading it, then, if a plan holds a part of it,
+    the loss in writing the target.
     """
     told = rule.tells(seen) if blurred and rule.tells else ""
     if unheld:
@@ -580,7 +581,10 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
 def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
     """Findings on live Python objects, which only the stack's own config class can hold."""
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
-        message = f"a live Python object, which {target.dialect.title} has no place for; set it up in the training script"
+        message = (
+            f"a live Python object, which a config of {target.dialect.title} cannot hold; create "
+            "it in the training script"
+        )
         yield Finding(
             path,
             message,
@@ -633,15 +637,15 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
         why = (
-            f"no Plan form holds what {unheld} says"
+            f"no plan field can hold the value of {unheld}"
             if unheld
             else f"{config.dialect.name} leaves {', '.join(fields)} open"
         )
-        message = f"{why}; {target.dialect.name} takes {taken} by default"
+        message = f"{why}; {target.dialect.name} uses {taken} by default"
         cause = (
             ""
             if unheld
-            else f"left open by {config.dialect.title}; {target.dialect.title} takes what it has by default"
+            else f"left open by {config.dialect.title}; {target.dialect.title} uses its default"
         )
         effect = min(effects, key=lambda one: one.rank)
         yield Finding(
@@ -663,7 +667,7 @@ def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
 
 
 def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
-    """Whether configs of the dialect decide a field. One that they leave to the training script is
+    """Whether configs of the dialect set a field. A field that they leave to the training script is
     not lost.
 
     Scripts set the course of a run and often the model, and some configs are about one section of a

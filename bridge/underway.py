@@ -9,7 +9,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Listener = Callable[[float, float], None]
-"""Called with the amount that is done and the amount in all."""
+"""Function that is called with the amount done and the total amount."""
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -49,18 +49,20 @@ def counted(
 
 
 class Course:
-    """How far a number of parts is, each a loop of its own: what is heard of a part counts as a share of the whole."""
+    """Progress of work in several parts, each a loop of its own: the progress of a part is reported
+    as a share of the whole.
+    """
 
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.done = parts, 0
 
     def further(self, parts: int) -> None:
-        """So many parts more are to come than was expected."""
+        """Add `parts` to the number of parts that are still to come."""
         self.parts = max(self.parts, self.done) + parts
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Within this block runs the next part; whoever listens hears of the whole."""
+        """Context in which the next part runs; the listener gets the progress of the whole."""
         listener = _LISTENER.get()
         behind, whole = self.done, max(self.parts, self.done + 1)
         with (

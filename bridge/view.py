@@ -1,4 +1,4 @@
-"""What of a report is shown."""
+"""The choice of rows that a report shows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True)
 class View:
-    """What of a report is shown.
+    """The choice of rows that a report shows.
 
-    `everything`: rows without effect on the run too; `only`: rows of these effects alone; `quiet`: the verdict alone; `origins`:
-    where each written value comes from.
+    `everything` adds rows without effect on the run. `only` leaves only rows of these effects, and
+    `quiet` only the verdict. `origins` adds the source of each written value.
     """
 
     everything: bool = False
@@ -26,4 +26,4 @@ class View:
 
 
 USUAL = View()
-"""Every row that has an effect on the run."""
+"""The view by default: every row that has an effect on the run."""

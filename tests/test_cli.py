@@ -224,7 +224,7 @@ class TestConvert:
         assert (source["code.scheduler.name"], source["code.scheduler.total_steps"]) == ("cosine", 50)
         both = cli("check", deepspeed, "--code", "scheduler=1", "--code", "scheduler.name=cosine")
         assert both.code == 1
-        assert both.err == "error: --code scheduler: found a value and parts of it (scheduler.name); keep one of them\n"
+        assert both.err == "error: --code scheduler: found both a value and keys below it (scheduler.name); keep one of them\n"
 
     @pytest.mark.parametrize(
         ("options", "says"),

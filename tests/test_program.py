@@ -123,6 +123,6 @@ def test_the_script_of_megatron_lies_beside_its_flags(tmp_path: Path, capsys: py
 
 
 def test_there_is_none_for_others_or_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script_of(tmp_path, to="merak", name="run.args") == 1 and "no script is written" in capsys.readouterr().err
+    assert script_of(tmp_path, to="merak", name="run.args") == 1 and "no script can be written" in capsys.readouterr().err
     assert run(["convert", str(tmp_path / "source.args"), "--to", "deepspeed", "--world-size", "4", "--script"]) == 1
     assert "needs -o OUT" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_json_of_every_field(show: Any, name: str) -> None:
         (("deepspeed", "overlap_com"), "did you mean zero_optimization.overlap_comm?"),
         (("megatron", "tensor_parallel_size"), "did you mean"),
         (("megatron", "--num-layer"), "did you mean num_layers?"),
-        (("fast_llm", "qwxz"), "stagebridge show fast_llm lists them"),
+        (("fast_llm", "qwxz"), "stagebridge show fast_llm lists all fields"),
         (("deepsped",), "did you mean deepspeed?"),
         (("megatron", ""), "no such field"),
     ],

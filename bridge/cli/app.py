@@ -69,7 +69,7 @@ with # comments; - reads stdin. Values that look like secrets are written to OUT
 --json have marks (__hidden_NAME__) in their place.
 
 """ + table(
-    error="wrong usage, refused, or what was written stops the run; also any loss under --strict"
+    error="wrong usage, a refused input, or an output that stops the run; with --strict any loss"
 )
 
 CHECK = """Read a config as its stack would, and say what is wrong, ignored or surprising in it.
@@ -203,7 +203,7 @@ Examples:
 """ + table(
     clean="moved; nothing lost at or above the threshold, and with --prove the same run",
     findings="moved; what the report names changes numbers, or the proof shows another run",
-    error="wrong usage, refused, or the run stops",
+    error="wrong usage, a refused input, or a run that stops",
     unproved="moved; an engine did not run, or layers were left out",
 )
 
@@ -252,7 +252,7 @@ Examples:
 """ + table(
     clean="shown, and proved",
     findings=DONE,
-    error="wrong usage, refused, or a schedule that does not hold",
+    error="wrong usage, a refused input, or an invalid schedule",
 )
 
 TRACE = """See inside runs: where two of them part, and what every layer of one did.

@@ -127,7 +127,7 @@ def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
     from bridge.config import nest
 
     BridgeError.raise_if(
-        f"--code {name}: found a value and parts of it ({part}); keep one of them"
+        f"--code {name}: found both a value and keys below it ({part}); keep one of them"
         for name in said
         for part in said
         if part.startswith(name + ".")
