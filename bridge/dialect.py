@@ -741,10 +741,12 @@ class PackagedDialect(Dialect):
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:
     """`problem`, preceded by the number of the line that sets the setting which it begins with, if
-    that line is known.
+    that line is known, and by its file if that is another than the one that was read.
     """
     origin = origins.get(problem.partition(":")[0])
-    return f"line {origin.line}: {problem}" if origin and origin.line else problem
+    if not (origin and origin.line):
+        return problem
+    return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
 
 
 def code_beside(path: Path) -> Path:

@@ -20,16 +20,16 @@ UNKNOWN = "release/unknown"
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The place where a value was written: a line of a file (from 1), and the option or key as it
-    is spelled there.
+    is spelled there. `file` is set if that is another file than the one that was given.
     """
 
     line: int | None = None
     spelling: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(
-            part for part in (f"line {self.line}" if self.line else "", self.spelling) if part
-        )
+        line = f"{self.file} line {self.line}".strip() if self.line else ""
+        return ", ".join(part for part in (line, self.spelling) if part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class Record:
 
 def record(finding: Finding, file: str, dialect: str) -> Record:
     """The record of a finding on a file of a stack."""
-    line = finding.origin.line if finding.origin else None
+    # A line of a file that this one names is no line of this one.
+    line = finding.origin.line if finding.origin and not finding.origin.file else None
     change = f"{finding.change}; " if finding.change and finding.message else finding.change
     told = f"stagebridge show {dialect} {finding.path}"
     return Record(

@@ -397,7 +397,7 @@ def _origins(result: Result) -> Grid:
     for field_ in result.fields:
         lines = ((path, origins.get(path)) for path in field_.sources)
         from_ = ", ".join(
-            f"{path} (line {at.line})" if at and at.line else path for path, at in lines
+            f"{path} ({replace(at, spelling='')})" if at and at.line else path for path, at in lines
         )
         row = (
             field_.path,

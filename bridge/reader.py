@@ -27,19 +27,26 @@ class Reader:
     origins: dict[str, Origin] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    # The name of the document's file, if another file names it.
+    file: str = ""
 
     def line(self, written: str) -> int | None:
         """The line of the key as written, if the source has lines."""
         return self.document.line(*written.split(".")) if self.document else None
 
+    def written(self, path: str) -> bool:
+        """Whether the source has the key; if not, its line would be that of its section."""
+        return True
+
     def problem(self, written: str, message: str) -> None:
         """Note an error at `written`."""
         line = self.line(written)
-        self.problems.append(f"{f'line {line}: ' if line else ''}{written}: {message}")
+        file = f"{self.file}: " if self.file else ""
+        self.problems.append(f"{file}{f'line {line}: ' if line else ''}{written}: {message}")
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
         """Note a remark. A remark with effect NONE is no loss."""
-        origin = Origin(self.line(path), path)
+        origin = Origin(self.line(path) if self.written(path) else None, path, self.file)
         self.findings.append(
             Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
         )

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
 from bridge.files.shell import Launch, Script
+from bridge.stacks import load
 from bridge.testing.bash import BASH, Bash, outcome
 from bridge.testing.scripts import scripts
 
@@ -236,3 +237,12 @@ def test_a_file_beside_the_script_is_read(beside: Path, first: str) -> None:
 def test_a_file_of_another_place_leaves_its_variables_unknown(beside: Path, first: str) -> None:
     (launch,) = _read(beside, first).launches
     assert launch.opaque and not {"2", "4"} & set(launch.texts)
+
+
+def test_placeholders_of_a_sourced_file_are_all_named_with_its_name_and_lines(tmp_path: Path) -> None:
+    (tmp_path / "cfg.sh").write_text("# a\nexport P=<your partition, please>\nN=2\nQ=<your account>\n")
+    (tmp_path / "main.sh").write_text("#!/bin/bash\nX=1\n. `pwd`/cfg.sh\ntorchrun a.py --num-layers $X\n")
+    with pytest.raises(BridgeError) as caught:
+        load("megatron").read(tmp_path / "main.sh")
+    said = [problem.partition(" is a placeholder")[0] for problem in caught.value.problems]
+    assert said == ["cfg.sh: line 2: <your partition, please>", "cfg.sh: line 4: <your account>"]

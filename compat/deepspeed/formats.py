@@ -92,6 +92,9 @@ UNSCHEDULED = (
 )
 """The finding for a file without a schedule whose "auto" shows that Hugging Face's Trainer or accelerate fills it in."""
 
+ABSENT = ("scheduler.type", "optimizer.type")
+"""Keys that findings of reading are about only if the file lacks them."""
+
 Tree = dict[str, Any]
 """Names at one level: a path for a leaf, a `Tree` for a section."""
 
@@ -146,7 +149,7 @@ def read(
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
-    reader = _Reader(release, lenient, document, world=world)
+    reader = _Reader(release, lenient, document, world=world, file=script.file if script else "")
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
@@ -297,7 +300,9 @@ class _Reader(Reader):
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
-            self.origins[path] = Origin(self.line(written), path.replace(target, written, 1))
+            self.origins[path] = Origin(
+                self.line(written), path.replace(target, written, 1), self.file
+            )
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
         """A value in the place of a section: an error, except
@@ -420,7 +425,7 @@ class _Reader(Reader):
         self.given[path] = value
         line = self.line(written)
         if line or written != path:
-            self.origins[path] = Origin(line, written if written != path else "")
+            self.origins[path] = Origin(line, written if written != path else "", self.file)
 
     # Arguments of optimizers and schedulers
 
@@ -489,23 +494,36 @@ class _Reader(Reader):
 
     # "auto"
 
-    def resolve(self, values: Mapping[str, Any] | None, scheduled: bool = False) -> tuple[str, ...]:
+    def resolve(
+        self,
+        values: Mapping[str, Any] | None,
+        scheduled: bool = False,
+        unscheduled: str = UNSCHEDULED,
+    ) -> tuple[str, ...]:
         """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a problem.
 
         Returns the options that would give the missing facts. A file without a schedule gets a finding, because the Trainer
-        then brings its own. `scheduled` says that this schedule is known.
+        then brings its own. `scheduled` says that this schedule is known, and `unscheduled` why it is not.
         """
-        lines = {path: f"line {line}" for path in self.given if (line := self.line(path))}
+        lines = {
+            path: f"{self.file} line {line}".strip()
+            for path in self.given
+            if (line := self.line(path))
+        }
         said = auto.resolved(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
         for path, value in said.found.items():
             self._value(path, path, value)
         if said.found and not scheduled and not self._scheduled():
-            self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
+            self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return said.words
 
     def _scheduled(self) -> bool:
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
+
+    def written(self, path: str) -> bool:
+        """Whether the file has the key."""
+        return path not in ABSENT
 
     def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
         """Replace "auto" as Hugging Face's Trainer does with these arguments; note its refusals and its own schedule."""
@@ -517,7 +535,17 @@ class _Reader(Reader):
             if not (path.startswith("code.") and path in self.given):
                 self._value(path, path, value)
         own = said.schedule if not self._scheduled() else {}
-        words = self.resolve({**said.facts, **said.values, **values}, bool(own))
+        if not any(path.startswith("optimizer.") for path in self.given):
+            for path, value in said.optimizer.items():
+                if path not in self.given:
+                    self._value(path, path, value)
+            self.finding(
+                "optimizer.type",
+                said.said_of_it,
+                Effect.ROUNDING if said.optimizer else Effect.NUMBERS,
+            )
+        unscheduled = said.unscheduled or UNSCHEDULED
+        words = self.resolve({**said.facts, **said.values, **values}, bool(own), unscheduled)
         for name, value in own.items():
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
         if (
@@ -525,7 +553,7 @@ class _Reader(Reader):
             and not self._scheduled()
             and "scheduler.type" not in {finding.path for finding in self.findings}
         ):
-            self.finding("scheduler.type", UNSCHEDULED, Effect.NUMBERS)
+            self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import ConfigError, SourceError
@@ -29,13 +30,17 @@ CODE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: the document, arguments of Hugging Face's Trainer, the code part, ranks, and findings."""
+    """The config of a run: the document, arguments of Hugging Face's Trainer, the code part, ranks, and findings.
+
+    `file` is the name of the document's file if it is not the script itself.
+    """
 
     document: Document
     arguments: Mapping[str, Any] | None = None
     code: Mapping[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     findings: tuple[Finding, ...] = ()
+    file: str = ""
 
 
 def is_launch(launch: Launch) -> bool:
@@ -58,7 +63,8 @@ def read(script: Script) -> Found:
     )
     trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     filled = arguments(trained, whole=False) if trainer else None
-    return Found(document, filled, _code(said), launch.ranks, tuple(assumed(script)))
+    file = Path(document.name).name if content is None else ""
+    return Found(document, filled, _code(said), launch.ranks, tuple(assumed(script)), file)
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:

@@ -36,6 +36,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_steps": -1,
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
+    "optim": "adamw_torch",
 }
 """The arguments that affect a DeepSpeed file, each with its default."""
 
@@ -49,6 +50,20 @@ SCHEDULES: Mapping[str, str] = {
 WITHOUT_WARMUP = "constant"
 """The Trainer's schedule that takes no warmup, whatever its
 arguments say (optimization.py: get_scheduler)."""
+
+ADAMW = frozenset(
+    {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
+)
+"""Names of `optim` that mean AdamW without further arguments
+(Trainer.get_optimizer_cls_and_kwargs); recent releases take the
+fused one by default, which differs in rounding alone."""
+OWN_OPTIMIZER = (
+    "not given: Hugging Face's Trainer then builds its own AdamW of its arguments, without decay of biases and norms;"
+    " it is read as DeepSpeed's"
+)
+OTHER_OPTIMIZER = (
+    "not given: Hugging Face's Trainer then builds its own, optim={}, which no Plan knows; it is left open"
+)
 
 MICRO, STEPS, TOTAL = (
     "train_micro_batch_size_per_gpu",
@@ -65,7 +80,8 @@ class Filling:
     `values` replace "auto", by key, and `facts` resolve the "auto" of further
     keys. An explicit value must equal the one in `demands`, which also names the
     arguments that it comes from. `sets` are written even over explicit values.
-    `schedule` is the Trainer's own schedule, by names of the code part.
+    `schedule` is the Trainer's own schedule, by names of the code part, and `unscheduled` says why
+    it is not known; `optimizer` is its own optimizer, by key, and `said_of_it` what there is to say.
     """
 
     values: Mapping[str, Any]
@@ -73,6 +89,9 @@ class Filling:
     demands: Mapping[str, tuple[Any, str]]
     sets: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
+    unscheduled: str = ""
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    said_of_it: str = ""
 
     def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Keys whose explicit value differs from that of the arguments, with the reason why the Trainer refuses each."""
@@ -87,7 +106,7 @@ class Filling:
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """The arguments in `said`, checked, and defaults for the others. A `whole` dump may hold names that are not used here.
+    """The arguments in `said` that are used here, checked. A `whole` dump may hold further names.
 
     Raises `ConfigError` with every problem.
     """
@@ -107,7 +126,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
         if (flaw := _flaw(value, DEFAULTS[name]))
     ]
     ConfigError.raise_if(problems)
-    return {**DEFAULTS, **known}
+    # No defaults yet: they would win over those of a launch script.
+    return known
 
 
 def _flaw(value: Any, usual: Any) -> str:
@@ -141,7 +161,7 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
         if isinstance(usual, int) and not isinstance(usual, bool)
     }
     args: dict[str, Any] = {
-        name: int(value) if name in sizes else value for name, value in given.items()
+        name: int(value) if name in sizes else value for name, value in {**DEFAULTS, **given}.items()
     }
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
@@ -188,7 +208,36 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     schedule = (
         {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
     )
-    return Filling(values, known, demands, sets, schedule)
+    optimizer, said = _optimizer(args, values)
+    return Filling(
+        values, known, demands, sets, schedule, _unscheduled(args, total), optimizer, said
+    )
+
+
+def _optimizer(
+    args: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The Trainer's own optimizer by key, and what there is to say of it; the keys are empty if no Plan knows it."""
+    # A dump may hold the name of the enum's member: OptimizerNames.ADAMW_TORCH.
+    own = args["optim"].removeprefix("OptimizerNames.").lower()
+    if own not in ADAMW:
+        return {}, OTHER_OPTIMIZER.format(own)
+    params = {path: value for path, value in values.items() if path.startswith("optimizer.params.")}
+    # Trainer.get_decay_parameter_names leaves out biases and the weights of norms.
+    scope = {"code.decay_scope": "matrices"} if args["weight_decay"] else {}
+    return {"optimizer.type": "AdamW", **params, **scope}, OWN_OPTIMIZER
+
+
+def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
+    """Why the Trainer's own schedule is not known: its kind, or its length; empty if it is known."""
+    kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
+    own = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
+    read = "it is read as a constant learning rate"
+    if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
+        return f"{own}, which no Plan knows; {read}"
+    if total is None:
+        return f"{own}, over a number of steps that only the data tells; {read}; give the steps with --auto-from max_steps=1000"
+    return ""
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:

@@ -269,3 +269,68 @@ def test_a_code_part_that_was_left_behind_is_named(said: Said, tmp_path: Path) -
     assert "missing that lay" not in said("check", "ds.json", "--world-size", "3")[2]
     (tmp_path / "ds.code.json").write_text('{"pipeline_stages": 4}')
     assert said("check", "ds.json", "--world-size", "8")[0] in (0, 2)
+
+
+WITHOUT = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": True},
+}
+"""A file without an optimizer, as many projects have it: the Trainer builds its own."""
+SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_train_batch_size 16 --learning_rate 2e-5 \\
+    --weight_decay 0.1 --warmup_ratio 0.03 --lr_scheduler_type cosine
+"""
+
+
+class TestItsOwnOptimizer:
+    @pytest.mark.parametrize("optim", sorted(trainer.ADAMW - {"adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused"}))
+    def test_it_is_what_the_trainer_builds(self, deepspeed: Dialect, optim: str) -> None:
+        transformers = pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+        said = {"learning_rate": 2e-5, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+        args = transformers.TrainingArguments(optim=optim, use_cpu=True, report_to=[], **said)
+        kind, its = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
+        given = deepspeed.read(WITHOUT, world_size=8, trainer={**said, "optim": optim}, auto={"hidden_size": 64}).given
+        assert kind.__name__ == given["optimizer.type"] == "AdamW"
+        ours = {name: given[f"optimizer.params.{name}"] for name in ("lr", "betas", "eps")}
+        assert {**ours, "betas": tuple(ours["betas"])} == {name: its[name] for name in ours}
+        assert given["optimizer.params.weight_decay"] == args.weight_decay and given["code.decay_scope"] == "matrices"
+
+    def test_one_that_no_plan_knows_is_left_open(self, deepspeed: Dialect) -> None:
+        config = deepspeed.read(WITHOUT, world_size=8, trainer={"optim": "adafactor"}, auto={"hidden_size": 64})
+        (finding,) = (one for one in config.findings if one.path == "optimizer.type")
+        assert "optim=adafactor, which no Plan knows" in finding.message and not lift(config).optimizer.name
+
+    def test_one_of_the_file_stays(self, deepspeed: Dialect) -> None:
+        own = {**WITHOUT, "optimizer": {"type": "Adam", "params": {"lr": "auto"}}}
+        config = deepspeed.read(own, world_size=8, trainer={"learning_rate": 1e-3}, auto={"hidden_size": 64})
+        assert (config.given["optimizer.type"], config.given["optimizer.params.lr"]) == ("Adam", 1e-3)
+        assert "optimizer.type" not in {one.path for one in config.findings}
+
+    def test_a_launch_script_says_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "zero3.json").write_text(json.dumps(WITHOUT, indent=2))
+        (tmp_path / "go.sh").write_text(SCRIPT)
+        words = ["convert", str(tmp_path / "go.sh"), "--to", "megatron", "--world-size", "8"]
+        assert run([*words, "--auto", "hidden_size=64"]) == 2
+        out, err = capsys.readouterr()
+        assert "--lr 2e-05\n" in out and "--weight-decay 0.1\n" in out and "add --lr" not in err
+        told = " ".join(err.split())
+        assert "builds its own scheduler, cosine, over a number of steps that only the data tells" in told
+        assert run([*words, "--auto", "hidden_size=64", "--auto-from", "max_steps=100"]) == 2
+        assert "--lr-decay-style cosine\n--lr-decay-iters 100\n--lr-warmup-iters 3\n" in capsys.readouterr().out
+
+    def test_a_line_of_the_file_that_a_script_names_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "zero3.json").write_text(json.dumps({**WITHOUT, "disable_allgather": True}, indent=2))
+        (tmp_path / "go.sh").write_text(SCRIPT)
+        words = [str(tmp_path / "go.sh"), "--world-size", "8"]
+        assert run(["check", *words, "--auto", "hidden_size=64"]) == 2
+        said = capsys.readouterr().out
+        assert "disable_allgather (zero3.json line 12): no effect" in said and "optimizer.type\n" in said
+        assert run(["check", *words, "--auto", "hidden_size=64", "--format", "github"]) == 2
+        assert "line=12" not in capsys.readouterr().out, "it is no line of the script"
+        assert run(["check", *words]) == 1
+        assert "zero_optimization.reduce_bucket_size (zero3.json line 9)" in capsys.readouterr().err
+        (tmp_path / "zero3.json").write_text(json.dumps({**WITHOUT, "zero_optimisation": {}}, indent=2))
+        assert run(["check", *words, "--auto", "hidden_size=64"]) == 1
+        assert "error: zero3.json: line 12: zero_optimisation: unknown key" in capsys.readouterr().err

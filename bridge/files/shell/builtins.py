@@ -561,7 +561,11 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
         raise reader.refuse(
             reader.place, "a file sources itself without end; is this the right file?"
         )
-    check_ends(known(text) or "", spelled(path))
+    plain = known(text)
+    check_ends(plain or "", spelled(path))
+    if plain is not None:
+        # By itself first: an error then names this file and its line, not the script that sources it.
+        check_syntax(Source(plain, reader.key(path)))
     source = Source.of(text, reader.source)
     check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ENDED = re.compile(r"(?<!\\)\n")
 """The end of a line that is not continued."""
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
+UNSET = re.compile(rf"^[ \t]*(?:export[ \t]+)?\w+=({PLACEHOLDER.pattern})[ \t]*$", re.MULTILINE)
+"""A variable that is set to nothing but a placeholder."""
 
 
 @cache
@@ -71,7 +73,7 @@ class Source:
         try:
             self.tokens: list[Token] = Lexer(text).run() if commands else []
         except Fault as fault:
-            raise SourceError(self._broken(fault.place, fault.problem)) from None
+            raise SourceError(*_all(self, [self._broken(fault.place, fault.problem)])) from None
         self.token_starts = [token.start for token in self.tokens]
         self.root: Node = (
             _parser()
@@ -155,7 +157,7 @@ class Source:
             try:
                 Scanner(self.text[:end]).quoted(start, parts, "")
             except Fault as fault:
-                raise SourceError(self._broken(fault.place, fault.problem)) from None
+                raise SourceError(*_all(self, [self._broken(fault.place, fault.problem)])) from None
             self.operands[key] = tuple(parts)
         return self.operands[key]
 
@@ -215,7 +217,20 @@ def check_ends(text: str, name: str) -> None:
 
 def check_syntax(source: Source) -> None:
     """Raises `SourceError` with the line of every syntax error."""
-    SourceError.raise_if(source.fault(node) for node in _faults(source.root))
+    SourceError.raise_if(_all(source, [source.fault(node) for node in _faults(source.root)]))
+
+
+def _all(source: Source, problems: Sequence[str]) -> Iterable[str]:
+    """The problems, and with a placeholder among them every variable that is set to nothing but one.
+
+    Reading ends at the first placeholder, or takes several for one error.
+    """
+    unset = UNSET.finditer(source.text) if any(map(PLACEHOLDER.search, problems)) else ()
+    more = (
+        f"{source.name}: line {source.line(match.start(1))}: {_unfilled(match[1])}"
+        for match in unset
+    )
+    return dict.fromkeys((*problems, *more))
 
 
 def _faults(root: Node) -> Iterator[Node]:
