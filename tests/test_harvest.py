@@ -201,7 +201,7 @@ def test_a_known_release_gives_what_the_repository_has(
 ) -> None:
     before = contents(into)
     assert harvest(version, tree(tmp_path / "tree", version, rows(version)), into) == 0
-    assert f"{len(rows(version))} facts as before, 0 rows begin, 0 end" in capsys.readouterr().out
+    assert f"{len(rows(version))} facts unchanged, 0 rows begin, 0 end" in capsys.readouterr().out
     assert contents(into) == before
 
 
@@ -233,7 +233,7 @@ def test_a_new_release_begins_and_ends_only_what_changed(into: Path, tmp_path: P
     told = capsys.readouterr().out
     assert "distributed.pipeline.wings: new, 3 by default; add a line to the schema and a rule" in told
     assert "distributed.zero_dp_strategy: 3 by default until now, 2 from now on (memory or speed)" in told
-    assert "distributed.pipeline.pp_seq_len: gone" in told
+    assert "distributed.pipeline.pp_seq_len: removed" in told
 
 
 def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

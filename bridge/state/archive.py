@@ -22,7 +22,7 @@ from bridge.state.lazy import SAFE, WIDTH, Lazy, Span, Strided
 from bridge.state.pickled import PLAIN, Constant, Known, Record
 
 LOCAL, SIGNATURE = 30, b"PK\x03\x04"
-"""The header before each file of an archive: its length without names, and how it begins."""
+"""The header before each file of an archive: its length without names, and its first bytes."""
 STORAGES = {
     "Double": "F64",
     "Float": "F32",
@@ -48,12 +48,14 @@ UNREADABLE = (
     struct.error,
     zipfile.BadZipFile,
 )
-"""What reading a damaged zip file comes to; `NotImplementedError` is zipfile's word for methods it does not know."""
+"""Errors that reading a damaged zip file raises, such as `NotImplementedError` for an unknown
+compression.
+"""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of bytes of an archive; `dtype` is that of the storage's class."""
+    """A range of bytes of an archive; `dtype` is that of the storage's class."""
 
     path: Path
     begin: int
@@ -71,12 +73,15 @@ def _device(*arguments: Any) -> str:
 
 def _parameter(tensor: Any, *_: Any) -> Lazy:
     if not isinstance(tensor, Lazy):
-        raise ValueError("a parameter of what is no tensor")
+        raise ValueError("a parameter that holds no tensor")
     return tensor
 
 
 def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor that torch rebuilds with attributes, which are dropped; `ValueError` for a subclass."""
+    """A tensor that torch rebuilds with attributes, which are dropped.
+
+    Raises `ValueError` for a subclass.
+    """
     if getattr(kind, "name", "") not in (
         "torch Tensor",
         "torch.nn.parameter Parameter",
@@ -106,7 +111,7 @@ def _typed(
 
 
 def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
-    """A tensor of a storage. Raises `ValueError` if it reaches beyond."""
+    """A tensor in a storage. Raises `ValueError` if the tensor reaches beyond the storage."""
     shape, strides = _size(shape), _size(strides)
     if (
         not isinstance(storage, Storage)
@@ -130,8 +135,8 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a tensor in row-major order without gaps. A dimension of 0 takes
-    part as 1, as in torch.
+    """Strides, in elements, of a tensor in row-major order without gaps. A dimension of 0 counts
+    as 1, as in torch.
     """
     found, step = [], 1
     for size in reversed(shape):
@@ -158,7 +163,7 @@ TENSORS: Known = {
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
-    """The number of a numpy scalar, of its little-endian bytes."""
+    """The value of a numpy scalar, read from its little-endian bytes."""
     form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
     if form is None or not isinstance(content, bytes):
         raise ValueError("a numpy number in an unknown format")
@@ -187,13 +192,13 @@ NUMPY: Known = {
     },
     **pickled.recorded("numpy ndarray"),
 }
-"""Numpy's numbers and arrays: learning rates are such numbers, and random states hold such arrays.
+"""Names in the pickles of numpy's numbers and arrays, which learning rates and random states hold.
 """
 KNOWN: Known = {**PLAIN, **TENSORS, **NUMPY}
 
 
 class Window:
-    """A part of a file as a file of its own, so that `zipfile` reads an archive within a larger
+    """A part of a file that acts as a file, so that `zipfile` can read an archive within a larger
     file.
     """
 
@@ -234,9 +239,11 @@ class Entry:
 def read(
     path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None
 ) -> Any:
-    """What `torch.save` wrote to `path`, or to a part of it; tensors are lazy. Raises `SourceError`.
+    """The value that `torch.save` wrote to `path`, or to a part of it; tensors are lazy. Raises
+    `SourceError`.
 
-    `extra` has what this kind of checkpoint holds beside tensors and plain values.
+    `extra` has the names that this kind of checkpoint may hold beside those of tensors and plain
+    values.
     """
     with _opened(path, root) as file:
         found = entries(path, file, begin, path.stat().st_size - begin if size is None else size)
@@ -247,7 +254,8 @@ def read(
         order = found.get(f"{top}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise SourceError(
-                f"{path}: its bytes are not in little-endian order; save it anew on the machine that wrote it"
+                f"{path}: its bytes are not in little-endian order; save it again on a "
+                "little-endian machine"
             )
         content = _content(file, found[name])
     # The storages are not read here: the pickle refers to them by key, and a lazy tensor notes
@@ -264,7 +272,7 @@ def read(
 
 @contextmanager
 def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
-    """The open file. Whatever a damaged archive raises becomes a `SourceError`."""
+    """Context with the open file, in which errors of a damaged archive become a `SourceError`."""
     try:
         with regular(path, root).open("rb") as file:
             yield file
@@ -278,12 +286,12 @@ def _content(file: IO[bytes], entry: Entry) -> bytes:
     file.seek(entry.begin)
     found = file.read(entry.size)
     if zlib.crc32(found) != entry.checksum:
-        raise zipfile.BadZipFile("its checksum is another")
+        raise zipfile.BadZipFile("its checksum does not match")
     return found
 
 
 def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Storage:
-    """What a reference of a pickle stands for: `("storage", class, key, device, elements)`."""
+    """The storage that a pickle refers to by `("storage", class, key, device, elements)`."""
     kind, holder, key, _, count = reference
     name = holder.name.removeprefix("torch.storage ").removeprefix("torch ").removesuffix("Storage")
     dtype, entry = STORAGES[name], storages[str(key)]
@@ -301,7 +309,8 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
     whole = Window(file, begin, size)
     if whole.read(4) != SIGNATURE:
         raise SourceError(
-            f"{path}: no archive as torch.save writes it since 1.6; load it with what wrote it, and save it anew"
+            f"{path}: no archive of torch.save since PyTorch 1.6; load it with the program that "
+            "wrote it, and save it again"
         )
     listed = zipfile.ZipFile(whole).infolist()
     if any(info.filename.endswith("/constants.pkl") for info in listed):
@@ -319,7 +328,7 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
             or info.flag_bits & 0x1
         ):
             raise SourceError(
-                f"{path}: {shown(info.filename)} is there twice, or is compressed; {DAMAGED}"
+                f"{path}: {shown(info.filename)} is listed twice, or is compressed; {DAMAGED}"
             )
         start = begin + _start(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
@@ -333,7 +342,7 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
 
 
 def _start(whole: Window, info: zipfile.ZipInfo) -> int:
-    """The byte at which an entry's content begins: behind its own header.
+    """The offset of the byte at which an entry's content begins: behind its own header.
 
     The list at the end of the archive does not tell it: the padding in the header may have another
     length there.
@@ -347,7 +356,7 @@ def _start(whole: Window, info: zipfile.ZipInfo) -> int:
 
 
 def title(path: Path, root: Path) -> str:
-    """The name, without suffix, that a file had when it was written."""
+    """The name, without suffix, that a file of `torch.save` had when it was written."""
     # torch.save names the folder within the archive after the file, so that a renamed file gives
     # itself away.
     with _opened(path, root) as file:
@@ -355,13 +364,14 @@ def title(path: Path, root: Path) -> str:
 
 
 Used = Mapping[Path, Sequence[int]]
-"""By file, the bytes at which the tensors begin that are read from it, in ascending order."""
+"""For each file, the ascending offsets of the tensors that are read from it."""
 
 
 def verify(
     path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None
 ) -> None:
-    """Raises `SourceError` unless every file of an archive, or of one within `path`, has the checksum written with it.
+    """Raises `SourceError` unless every file of the archive in `path` has the checksum that was
+    written with it.
 
     With `used`, storages that hold no used tensor are not read.
     """
@@ -381,5 +391,5 @@ def verify(
                 found, left = zlib.crc32(content, found), left - len(content)
             if found != entry.checksum:
                 raise SourceError(
-                    f"{path}: the checksum of {shown(name)} is another than was written; {DAMAGED}"
+                    f"{path}: the checksum of {shown(name)} does not match its content; {DAMAGED}"
                 )

@@ -1,4 +1,6 @@
-"""pytorch_model.bin as transformers and DeepSpeed's zero_to_fp32 write it: one file, or several with an index; weights alone."""
+"""pytorch_model.bin as transformers and DeepSpeed's zero_to_fp32 write it: weights only, in one or
+more files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def tensors(path: Path, root: Path) -> dict[str, Lazy]:
     for name, held in found.items():
         if not isinstance(held, Lazy):
             raise SourceError(
-                f"{path}: {shown(name)} is a {type(held).__name__}, expected a tensor; is it a checkpoint of a trainer?"
+                f"{path}: {shown(name)} is a {type(held).__name__}, expected a tensor; is this a "
+                "trainer's checkpoint?"
             )
     return found
 
@@ -41,7 +44,7 @@ class Binary(Format):
     names = "huggingface"
 
     def find(self, folder: Path) -> Path | None:
-        """A folder with the usual names."""
+        """The folder, if it has files with the usual names."""
         return (
             folder
             if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file()
@@ -57,7 +60,7 @@ class Binary(Format):
         return hub_of(self.name, found, paths, ordered=True)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive has checksums of its own too."""
+        """Check the digests, and the checksums within each archive."""
         super().verify(place, used)
         for path in listed(place, BINARY) or ():
             archive.verify(path, place, used=used)

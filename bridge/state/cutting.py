@@ -1,4 +1,4 @@
-"""Fewer layers: a checkpoint, and the config.json of its model, without the layers behind the first few."""
+"""Cutting a model: a checkpoint and its config.json with only the first few layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bridge.state.hub import Group, Hub
 
 NUMBERED = re.compile(r"(.+?)\.(\d+)\.")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-"""What families of Hugging Face call their number of layers."""
+"""Names that Hugging Face's configs use for the number of layers."""
 DROPOUT = re.compile(r".*(?:_pdrop|dropout|_dropout_prob)")
 OTHER_HEADS = ("summary", "classifier")
-"""What belongs to heads that do not model language."""
+"""Prefixes of settings of heads that are not for language modelling."""
 
 
 def layers_of(hub: Hub) -> dict[str, int]:
-    """Lists of layers by name, each with how many it has."""
+    """The number of layers in each list of layers, by the name of the list."""
     found: dict[str, int] = {}
     for name in hub.parameters:
         if match := NUMBERED.match(name):
@@ -28,8 +28,8 @@ def layers_of(hub: Hub) -> dict[str, int]:
 
 
 def elements(hub: Hub, layers: int | None = None) -> int:
-    """Elements of all weights, or of those that stay if the first `layers` layers of each list are
-    kept.
+    """The number of elements of all weights, or of those that remain after a cut to `layers`
+    layers.
     """
     return sum(
         held.weight.count
@@ -44,7 +44,9 @@ def _stays(name: str, layers: int) -> bool:
 
 
 def cut(hub: Hub, layers: int) -> Hub:
-    """`hub` with the first `layers` layers of each list, and all that stands beside them."""
+    """`hub` with only the first `layers` layers of each list, and with everything that is in no
+    layer.
+    """
     groups = (
         Group(tuple(name for name in group.names if _stays(name, layers)), group.settings)
         for group in hub.groups
@@ -67,7 +69,7 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
     if key is None:
         raise SourceError(
-            f"config.json: none of {', '.join(LAYERS)} in it; a model without layers cannot be cut"
+            f"config.json: has none of {', '.join(LAYERS)}; a model without layers cannot be cut"
         )
     whole = config[key]
     # Lists as long as the model is deep have an entry for each layer, such as its kind of attention
@@ -81,8 +83,9 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config.json with dropout at 0, since no two engines draw it alike, and the names of the
-    settings that were above 0.
+    """The config.json with dropout at 0, and the names of the settings that were above 0.
+
+    No two engines draw the same dropout masks, so runs with dropout cannot be compared.
     """
     dropout = (
         name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS)

@@ -41,7 +41,8 @@ from bridge.state.pickled import Constant, Known, Record, recorded
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
 COMMON = "common.pt"
-"""A file that only another program writes beside these, which keeps in it what belongs to no tensor."""
+"""Name of a file that only Megatron-Core writes beside these, for all values that are no tensors.
+"""
 VERSION = "1.0.0"
 DAMAGED = "the checkpoint is damaged"
 OWN = "torch.distributed.checkpoint.metadata"
@@ -68,7 +69,7 @@ NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("foreach", "fused")),
     "decoupled_weight_decay": True,
 }
-"""Settings of torch's AdamW that change no numbers as they are here, and that it asks for by name."""
+"""Settings that torch's AdamW requires by name, with the values at which they change no numbers."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +89,30 @@ class Dcp(Format):
     title = "torch.distributed.checkpoint"
 
     def find(self, folder: Path) -> Path | None:
-        """A folder with `.metadata` and nothing of another program's."""
+        """The folder, if it has `.metadata` and no `common.pt`, which another format adds."""
         return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Each archive within the files has checksums of its own too."""
+        """Check the digests or, if there are none, the checksums within the files' archives."""
         super().verify(place, used)
         if not (place / SUMS).is_file():
             verified(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """Weights under `model`, or at the top; the optimizer by the names of parameters; the rest is the client's."""
+        """The checkpoint: weights are under `model` or at the top, optimizer states under names of
+        parameters.
+
+        The rest is client state.
+        """
         return hub_of(
             self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
         )
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One rank's files under `model` and `optimizer`, as get_state_dict of torch has them; masters are the weights."""
+        """One rank's files, with `model` and `optimizer` as torch's get_state_dict returns them.
+
+        Masters are written as the weights.
+        """
         values = dict(_values(hub, wanted.dtype))
         files = files_of(
             [Saved.of(_key(path), value) for path, value in values.items()],
@@ -126,7 +134,8 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise SourceError(
-            f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model has not; {DAMAGED}"
+            f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model does "
+            f"not have; {DAMAGED}"
         )
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
@@ -180,9 +189,9 @@ def entries(
     place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
 ) -> dict[str, Entry]:
     """Every key that is `wanted`, with its whole tensor or its value. `known` has the names that
-    its pickles may hold.
+    the pickles may hold.
 
-    Raises `SourceError`, also if an element of a tensor is missing or there twice.
+    Raises `SourceError`, also if an element of a tensor is missing or stored twice.
     """
     path = place / METADATA
     found = pickled.value(read_bytes(path, place, pickled.MOST), known, path)
@@ -211,7 +220,7 @@ def entries(
 def _value(
     place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
 ) -> Any:
-    """The tensor that the boxes at `places` make up, or the value that was saved at the only one."""
+    """The tensor whose boxes are at `places`, or the value that is saved at a single place."""
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
         return _saved(place, info, known)
@@ -241,19 +250,20 @@ def _value(
 
 
 def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
-    """What torch.save wrote into a part of a file."""
+    """The value that torch.save wrote into a part of a file."""
     path, root, begin, size = _part(place, info)
     return archive.read(path, root, known, begin, size)
 
 
 def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
-    """The file that has a part, its folder, the part's first byte, and its size in bytes. Raises
-    `SourceError`.
+    """The file of a part, its folder, and the part's offset and size in bytes.
+
+    Raises `SourceError`.
     """
     path = place / plain_name(info["relative_path"], place / METADATA)
     begin, size = int(info["offset"]), int(info["length"])
     if info.get("transform_descriptors"):
-        raise SourceError(f"{path}: it is compressed; save it without extensions")
+        raise SourceError(f"{path}: it is compressed; save it without storage extensions")
     if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
         raise SourceError(f"{path}: it ends before byte {begin + size}; {DAMAGED}")
     return path, place, begin, size
@@ -306,7 +316,7 @@ def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any
 
 
 def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
-    """The optimizer's groups, and findings for settings that are not carried.
+    """The optimizer's groups, and findings for settings that are not kept.
 
     torch writes groups by number or, flattened, the settings of each parameter. Parameters with
     equal settings then make up a group again.
@@ -343,8 +353,10 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Whether a tensor is taken as a buffer: it does not float, or it is whole and unknown to the
-    optimizer beside parameters that are all sharded.
+    """Whether a tensor counts as a buffer.
+
+    It does if its elements are no floating-point numbers, or if it is whole and unknown to the
+    optimizer while all parameters that the optimizer knows are sharded.
     """
     held = model[name]
     if held.dtype not in FLOATING:
@@ -356,8 +368,8 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
 
 
 def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Tensors that the optimizer does not know and that equal, element by element, a parameter that
-    it knows; each with that.
+    """Yield each tensor that the optimizer does not know, with a parameter of the optimizer that
+    equals it.
     """
     import torch
 
@@ -387,12 +399,15 @@ def _guessed(
 ) -> Iterator[Finding]:
     for name, other in ties.items():
         message = (
-            f"{name}: unknown to the optimizer, and equal to {other}; taken as the same parameter"
+            f"{name}: unknown to the optimizer, and equal to {other}; read as the same parameter"
         )
         yield lost("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
-        message = f"{', '.join(frozen)}: unknown to the optimizer; taken as frozen, though a buffer in one part looks the same"
+        message = (
+            f"{', '.join(frozen)}: unknown to the optimizer; read as frozen parameters, but may be "
+            "buffers"
+        )
         yield lost("frozen", message, Effect.NONE)
 
 
@@ -400,7 +415,7 @@ def _guessed(
 
 
 def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Values by path, in the order of a state dict."""
+    """Yield the values by path, in the order of a state dict."""
     import torch
 
     for name, held in hub.parameters.items():
@@ -438,7 +453,8 @@ def _key(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """A box of the tensor `key`, which has `shape` and number format `dtype`; or a value, which has no shape."""
+    """A box of the tensor `key`, which has a `shape` and a `dtype`; or a value, which has no shape.
+    """
 
     key: str
     value: Any
@@ -458,13 +474,16 @@ class Saved:
 def files_of(
     saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
 ) -> tuple[File, ...]:
-    """One rank's files; `paths` lead to each key through the dictionary that was saved, if it was nested."""
+    """One rank's files.
+
+    `paths` has the path to each key, if the dictionary that was saved is nested.
+    """
     body, places = _body(saved)
     return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
 
 
 def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """The parts of the data file, and where each value begins and how long it is."""
+    """The parts of the data file, and the offset and size of each value."""
     body: list[Any] = []
     places = []
     at = 0
@@ -483,7 +502,7 @@ def _metadata(
     places: Sequence[tuple[int, int]],
     paths: Mapping[str, tuple[Any, ...]] | None,
 ) -> bytes:
-    """The list of keys and places, as Metadata of torch."""
+    """The content of `.metadata`: the list of keys and places, as torch's `Metadata`."""
     # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
     for held in saved:
@@ -544,33 +563,34 @@ def _about(boxes: Sequence[Saved]) -> Record:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Findings for all that torch's own checkpoint has no place for."""
+    """Yield a finding for each value that torch's own checkpoint has no place for."""
     if hub.moments and not hub.groups:
         yield lost(
             "groups",
-            "the source has no optimizer settings, which torch asks for by name",
+            "the source has no optimizer settings, which torch requires",
             Effect.NUMBERS,
         )
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has none; load the model alone", Effect.NUMBERS)
+        yield lost("moments", "the source has no moments; load only the model", Effect.NUMBERS)
     if hub.scale is not None:
         yield lost(
             "scale",
-            "torch's checkpoint has no place for it; set the script's scaler to it by hand",
+            "torch's checkpoint has no place for the loss scale; set it in the script's scaler",
             Effect.NUMBERS,
         )
     if hub.schedule is not None:
         yield lost(
             "schedule",
-            f"{shown(hub.schedule)} is another scheduler's; set torch's by hand",
+            f"{shown(hub.schedule)} is the state of another scheduler; set torch's by hand",
             Effect.NUMBERS,
         )
     if hub.random:
         yield lost(
             "random",
-            "torch's checkpoint has no place for them; a run from it draws other numbers",
+            "torch's checkpoint has no place for random states; a run from it draws other numbers",
             Effect.NUMBERS,
         )
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
-        yield lost("run", f"{', '.join(skipped)}: only the step is kept", Effect.NONE)
+        message = f"{', '.join(skipped)}: not kept; of the run's progress only the step is"
+        yield lost("run", message, Effect.NONE)

@@ -29,7 +29,7 @@ def digest_of_text(text: str) -> str:
 
 
 def text_of(digests: Mapping[str, str]) -> str:
-    """The file that holds `digests` by name."""
+    """The content of a file SHA256SUMS with `digests` by name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
@@ -61,7 +61,7 @@ def read(folder: Path, root: Path) -> dict[str, str]:
 
 
 def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raises `SourceError` that names each of the files whose content is not what was written."""
+    """Raises a `SourceError` that names each file whose content differs from what was written."""
     SourceError.raise_if(
         problem
         for name in counted(list(names))

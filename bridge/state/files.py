@@ -1,5 +1,4 @@
-"""Files to be written, as the parts that each consists of: sizes, space and progress are known
-before a byte is moved.
+"""Files to be written, described by their parts, so that sizes and progress are known in advance.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """Bytes that hold the checksums of earlier runs. Their number is known before the runs are
-    read.
+    """Bytes with the checksums of earlier runs. Their number is known before the runs are read.
 
     `make` takes the CRC-32 of each of `runs`, in that order.
     """
@@ -37,7 +35,7 @@ class File:
 
     @property
     def sums(self) -> bool:
-        """Whether a part of it holds checksums of others."""
+        """Whether a part of the file holds checksums of other parts."""
         return any(isinstance(part, Late) for part in self.parts)
 
 

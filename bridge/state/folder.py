@@ -1,4 +1,6 @@
-"""Folders of checkpoints: each is put together under a temporary name and renamed at once; jobs that share one take turns."""
+"""Folders of checkpoints: each checkpoint is written under a temporary name and then renamed, under
+a lock.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 @contextmanager
 def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the folder's lock: alone, or `shared` with other readers."""
+    """Context that holds the folder's lock: alone, or `shared` with other readers."""
     path = folder / LOCK
     try:
         descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
@@ -50,13 +52,16 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
     while not _try(descriptor, kind):
         if time.monotonic() > until:
             raise BridgeError(
-                f"{path}: another job has held it for {patience:.0f} s; end that job, or choose another folder"
+                f"{path}: another job has held this lock for {patience:.0f} s; end that job, or "
+                "choose another folder"
             )
         time.sleep(0.02)
 
 
 def _try(descriptor: int, kind: int) -> bool:
-    """Take a lock; False if another job has it. A file system without locks gives it to everybody.
+    """Take a lock; False if another job has it.
+
+    On a file system without locks every job gets it.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -69,7 +74,9 @@ def _try(descriptor: int, kind: int) -> bool:
 
 @dataclass
 class Saving:
-    """A checkpoint that is being written to `temporary`; other jobs see by its lock that this process still lives."""
+    """A checkpoint that is being written to `temporary`, whose lock tells other jobs that this one
+    is alive.
+    """
 
     folder: Path
     tag: str
@@ -78,8 +85,9 @@ class Saving:
 
     @classmethod
     def begin(cls, folder: Path, tag: str) -> Saving:
-        """Remove what killed jobs left, and make the temporary folder for `tag`. Raises
-        `SourceError` for a tag that is no name.
+        """Remove the folders that killed jobs left, and make a temporary folder for `tag`.
+
+        Raises `SourceError` for a tag that is no plain name.
         """
         inside(folder / plain(tag, "tag"), folder)
         if tag == LATEST:
@@ -101,8 +109,9 @@ class Saving:
         return saving
 
     def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
-        """Add small files, bring all to the disk, and give the checkpoint its name. A checkpoint
-        that had this name is removed.
+        """Add small files, flush everything to the disk, and give the checkpoint its name.
+
+        A checkpoint that had this name is removed.
         """
         for name, text in texts.items():
             write_text(self.temporary / name, text)
@@ -133,13 +142,17 @@ class Saving:
         self._held.close()
         if self.temporary.exists():
             warnings.warn(
-                f"{self.temporary}: cannot be removed; remove it, it is half a checkpoint",
+                f"{self.temporary}: this incomplete checkpoint could not be removed; remove it by "
+                "hand",
                 stacklevel=2,
             )
 
 
 def _left(path: Path) -> bool:
-    """Whether no job writes there: its lock is free. False if that cannot be told."""
+    """Whether no job writes to a temporary folder, so that its lock is free.
+
+    False if that is not known.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -154,8 +167,9 @@ def _left(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all in it, or a link but not its target. Does nothing if there is
-    neither.
+    """Remove a folder with its content, or a link without its target.
+
+    Does nothing if there is neither.
     """
     if path.is_symlink():
         path.unlink()
@@ -164,7 +178,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, and return once the disk has it."""
+    """Write a file, and return when it is on the disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -172,9 +186,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk. Without it a rename may be lost with the power,
-    although the files are there.
-    """
+    """Flush the names in a folder to the disk, so that a loss of power does not undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -183,10 +195,11 @@ def sync(folder: Path) -> None:
 
 
 def find(folder: Path, tag: str | None) -> Path:
-    """The folder of a checkpoint. If a save was killed between its two renames, that is the
-    checkpoint before it.
+    """The folder of a checkpoint, or of the one before it if a save was killed between its two
+    renames.
 
-    Without `tag`, it is the one that `latest` names. Raises `SourceError` if there is none.
+    Without `tag`, the checkpoint is the one that `latest` names. Raises `SourceError` if there is
+    none.
     """
     if tag is None:
         pointer = folder / LATEST
@@ -206,7 +219,7 @@ def find(folder: Path, tag: str | None) -> Path:
 
 
 def tags(folder: Path) -> list[str]:
-    """The checkpoints of a folder."""
+    """Names of the checkpoints in a folder."""
     return [
         path.name
         for path in folder.glob("*")

@@ -1,4 +1,7 @@
-"""Formats of checkpoints: what each can be asked, and which there are; those of a stack lie in the stack's own folder."""
+"""Formats of checkpoints: their interface and their list.
+
+Formats of a stack are in the stack's own folder.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks of the files: number format of the weights, data ranks, ZeRO level, and
-    bytes of a file at most.
+    """The user's wishes for the files: dtype of the weights, data ranks, ZeRO level, largest size
+    in bytes.
 
-    None: as the source has it.
+    None stands for the value of the source.
     """
 
     dtype: str | None = None
@@ -40,9 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Written:
-    """The files to write, the name of the file with their digests, and findings for all of the hub
-    that they do not hold.
-    """
+    """The files to write, the name of the file with their digests, and a finding for each loss."""
 
     files: tuple[File, ...]
     sums: str
@@ -55,18 +56,18 @@ class Format(ABC):
     name: str
     title: str
     fixed: bool = False
-    """Whether only as many ranks load a checkpoint as saved it."""
+    """Whether a checkpoint can be loaded only by as many ranks as saved it."""
     names: str | None = None
-    """The naming (`bridge.state.names`) that its readers expect, if they expect one."""
+    """Name of the naming (`bridge.state.names`) that readers of this format expect, if any."""
     takes: frozenset[str] = frozenset()
-    """The fields of `Wanted` beside `dtype` that change its files: `ranks`, `level`."""
+    """Names of the fields of `Wanted`, beside `dtype`, that change the files: `ranks`, `level`."""
     unseen: str = ""
-    """Damage that its files do not show without SHA256SUMS beside them."""
+    """The damage that cannot be detected in the files without SHA256SUMS, for messages."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:
-        """The folder that holds a checkpoint of this format: `folder`, or the one that a file in it
-        names; None without one.
+        """The folder of a checkpoint of this format, or None: `folder`, or one that a file in it
+        names.
         """
 
     @abstractmethod
@@ -74,18 +75,20 @@ class Format(ABC):
         """The checkpoint in a folder that `find` returned. Raises `SourceError`."""
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Compare the files in `place` with the digests beside them. Raises `SourceError` that
-        names each file that changed.
+        """Compare the files in `place` with the digests beside them.
 
-        With `used`, a format that has a checksum for each tensor may check the used tensors alone.
+        Raises a `SourceError` that names each changed file. With `used`, a format that has a
+        checksum for each tensor may check only the used tensors.
         """
         if (place / digests.SUMS).is_file():
             found = digests.read(place, place)
             digests.verify(place, place, found, found)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files that would hold `hub`; `SourceError` if this format cannot."""
-        raise SourceError(f"{self.name}: {self.title} is read, not written; choose another format")
+        """The files that would hold `hub`. Raises `SourceError` if this format cannot hold it."""
+        raise SourceError(
+            f"{self.name}: {self.title} can be read but not written; choose another format"
+        )
 
 
 def known() -> Mapping[str, Format]:
@@ -102,11 +105,12 @@ def known() -> Mapping[str, Format]:
 
 
 def named(name: str) -> Format:
-    """The format of that name. Raises `SourceError` with the nearest."""
+    """The format with that name. Raises a `SourceError` that suggests the nearest name."""
     found = known()
     if name not in found:
         raise SourceError(
-            f"{name}: no format of checkpoints; known are {', '.join(found)}{nearest(name, found)}"
+            f"{name}: unknown format of checkpoints; known are "
+            f"{', '.join(found)}{nearest(name, found)}"
         )
     return found[name]
 
@@ -127,7 +131,7 @@ def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(
-            f"{folder}: checkpoints of several formats ({kinds}); say which with --from"
+            f"{folder}: checkpoints of several formats ({kinds}); choose one with --from"
         )
     return places[0]
 
@@ -137,8 +141,8 @@ SHOWN, MOST = 5, 200
 
 
 def _near(folder: Path, tried: Sequence[Format]) -> str:
-    """Advice: the folders in `folder` that hold a checkpoint, and the pointer that leads to none of
-    them.
+    """Advice for messages: the folders in `folder` that hold a checkpoint, and a pointer that names
+    none.
     """
     inside = [
         path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()
@@ -151,8 +155,8 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
         return "name the folder that its files lie in"
-    why = f"{there} does not lead to one, but " if there else ""
-    return f"{why}these folders in it are: {', '.join(names[:SHOWN])}; name one of them"
+    why = f"{there} does not name one, but " if there else ""
+    return f"{why}these folders hold one: {', '.join(names[:SHOWN])}; name one of them"
 
 
 def read(folder: Path, name: str | None = None) -> Hub:
@@ -161,8 +165,9 @@ def read(folder: Path, name: str | None = None) -> Hub:
 
 
 def read_at(format: Format, place: Path) -> Hub:
-    """The checkpoint that `found` returned. Raises `SourceError` if anything in it has another form
-    than the format gives it.
+    """The checkpoint that `found` located.
+
+    Raises `SourceError` if a part does not have the format's form.
     """
     try:
         hub = format.read(place)
@@ -180,8 +185,9 @@ def read_at(format: Format, place: Path) -> Hub:
 
 
 def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
-    """Check a checkpoint's checksums, or at least those of what `files` are made of. Raises
-    `SourceError`.
+    """Check a checkpoint's checksums, with `files` at least those of the tensors in these files.
+
+    Raises `SourceError`.
     """
     try:
         format.verify(place, None if files is None else used(files))
@@ -193,12 +199,12 @@ def verified(format: Format, place: Path, files: Sequence[File] | None = None) -
 
 
 def doubted(format: Format, place: Path, hub: Hub) -> Hub:
-    """The checkpoint with two more kinds of findings: values that no run of Adam has, and damage
-    that no check can see.
+    """The checkpoint with two more kinds of findings: impossible moments, and damage that no check
+    detects.
     """
     unseen = format.unseen and not (place / digests.SUMS).is_file()
     limits = (
-        [lost("checksums", f"{digests.SUMS} is not there: {format.unseen}", Effect.NONE)]
+        [lost("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
         if unseen
         else []
     )
@@ -206,20 +212,23 @@ def doubted(format: Format, place: Path, hub: Hub) -> Hub:
 
 
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
-    """The files that would hold `hub`. Raises `SourceError` if the source has a value of the wrong
-    kind beside its tensors.
+    """The files that would hold `hub`.
+
+    Raises `SourceError` if a value of the source has the wrong type.
     """
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:
         why = f"{type(error).__name__}: {shown(str(error))}"
-        said = f"{hub.origin.format}: {format.title} cannot hold what it says of the run ({why})"
+        said = f"{hub.origin.format}: {format.title} cannot hold its values about the run ({why})"
         raise SourceError(f"{said}; the checkpoint is damaged") from error
 
 
 def _unsound(hub: Hub) -> Iterator[str]:
-    """Problems that no sound checkpoint has: values in place of tensors, copies of another shape,
-    groups and ties that name parameters which are not there.
+    """Yield the problems of a damaged checkpoint.
+
+    These are values in place of tensors, copies of a wrong shape, and groups and ties that name
+    parameters which do not exist.
     """
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
     for name, kind, held in rows:
@@ -229,21 +238,20 @@ def _unsound(hub: Hub) -> Iterator[str]:
             yield f"{shown(name)}: its {kind} has shape {held.shape}, its weight {hub.parameters[name].weight.shape}"
     for group in hub.groups:
         yield from (
-            f"{shown(name)} is in a group of the optimizer and not in the model"
+            f"{shown(name)} is in a group of the optimizer but not in the model"
             for name in set(group.names) - set(hub.parameters)
         )
     yield from (
-        f"{shown(alias)} is tied to {shown(name)}, which is not there"
+        f"{shown(alias)} is tied to {shown(name)}, which does not exist"
         for alias, name in hub.ties.items()
         if name not in hub.parameters
     )
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    """The folder in `folder` that the file `pointer`, such as `latest`, names; `folder` itself if
-    there is no such file.
+    """The folder in `folder` that the file `pointer`, such as `latest`, names.
 
-    None if the file names no folder.
+    Without that file it is `folder` itself; None if the file names no folder.
     """
     from bridge.files.contained import SMALL, inside, plain, read_text
 
@@ -255,20 +263,23 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
-    """Findings for what a format of weights alone loses. The weights are written in `dtype`, or as
-    they are.
+    """Yield the findings about what a format without optimizer states loses.
+
+    The weights are written in `dtype`, or in their own format if it is None.
     """
     written = dtype or hub.computed
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
         yield lost(
             "masters",
-            f"{format} has one copy of a weight, here {written}; what the masters have beyond is lost",
+            f"{format} has one copy of a weight, here {written}; the greater precision of the "
+            "masters is lost",
             Effect.NUMBERS,
         )
     if hub.moments:
         yield lost(
             "moments",
-            f"{', '.join(hub.moments)}: {format} has no optimizer; a run from it begins them anew",
+            f"{', '.join(hub.moments)}: {format} has no optimizer states; a run from it starts "
+            "with new ones",
             Effect.NUMBERS,
         )
     for name, value in (
@@ -279,7 +290,7 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
         if value:
             yield lost(
                 name,
-                f"{format} has no place for it; a run from it begins at its start",
+                f"{format} has no place for it; a run from it begins with its initial value",
                 Effect.NUMBERS,
             )
     if hub.client:

@@ -1,5 +1,5 @@
-"""Groups of parameters that an optimizer treats differently, and the file that scripts build such
-groups from.
+"""Groups of parameters that an optimizer treats differently, and the file from which scripts build
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.plan import Optimizer
 
 Row = Mapping[str, Any]
-"""A group as torch's optimizers take it, with names in place of tensors."""
+"""A group in the form that torch's optimizers expect, with names in place of tensors."""
 
 FILE = "parameter_groups.json"
 TREATED = ("weight_decay", "betas", "eps", "momentum")
@@ -28,12 +28,12 @@ schedule.
 """
 MOST = 2**28
 NEAR = 1e-9
-"""Relative difference up to which two rates are the same but for rounding."""
+"""Relative difference up to which two learning rates count as equal."""
 
 
 def treated(group: Group, name: str) -> Any:
-    """A setting as it takes effect. Megatron multiplies the weight decay of some groups by zero
-    (`wd_mult`).
+    """The effective value of a group's setting: Megatron's `wd_mult` may multiply a weight decay by
+    zero.
     """
     return 0.0 if name == DECAY and group.settings.get("wd_mult") == 0 else group.settings.get(name)
 
@@ -42,8 +42,8 @@ DECAY = "weight_decay"
 
 
 def base(group: Group) -> float | None:
-    """The rate that the schedule starts from: the one that torch's schedulers note in the group,
-    else its present rate.
+    """The rate from which the schedule starts: `initial_lr`, which torch's schedulers set, else
+    `lr`.
     """
     found = group.settings.get("initial_lr", group.settings.get("lr"))
     return float(found) if isinstance(found, int | float) else None
@@ -52,8 +52,9 @@ def base(group: Group) -> float | None:
 def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
     """The rate of each group divided by the config's rate.
 
-    A group has the config's rate if its rate is the config's, or what the schedule makes of that at
-    this step. If no group has it, the group with most elements is taken to.
+    A group has the config's rate if its rate equals that rate, or the rate that the schedule
+    computes from it at this step. If no group does, the group with most elements counts as the one
+    that does.
     """
     rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
     planned = [optimizer.lr]
@@ -96,12 +97,12 @@ def apart(groups: Sequence[Group]) -> bool:
 
 
 SPARED = "matrices"
-"""The scope of a plan's weight decay under which parameters of one dimension do not decay."""
+"""Name of the weight decay scope of a plan in which parameters of one dimension do not decay."""
 
 
 def spares(hub: Hub) -> bool:
-    """Whether a config can express the groups: no decay for parameters of one dimension, and all
-    other settings alike.
+    """Whether a config can express the groups: only the decay differs, and parameters of one
+    dimension have none.
     """
     decays = {treated(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
@@ -113,8 +114,8 @@ def spares(hub: Hub) -> bool:
 def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
     """Whether a run with that `scope` of weight decay needs the file of groups.
 
-    `by_place`: its optimizer state is loaded by position, so the order of the parameters has to be
-    the same too.
+    With `by_place`, its optimizer state is loaded by position, so that the order of the parameters
+    matters.
     """
     if not hub.groups:
         return False
@@ -132,8 +133,10 @@ def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
 
 
 def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
-    """The rows of the file. Under a schedule a group's rate is its share of the optimizer's rate,
-    which the schedule starts from; without a schedule it is the group's own.
+    """The rows of the file.
+
+    Under a schedule a group's rate is its ratio times the optimizer's rate, from which the schedule
+    starts. Without a schedule it is the group's own rate.
     """
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     found = []
@@ -154,7 +157,7 @@ def text_of(found: Sequence[Row]) -> str:
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """The groups of a file. Raises `SourceError` with a line for each value that does not fit."""
+    """The groups of a file. Raises a `SourceError` with a line for each unfit value."""
     try:
         found = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
@@ -213,7 +216,9 @@ def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
 
 
 def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The groups as torch's optimizers take them, with the `named` tensors in place of names."""
+    """The groups in the form that torch's optimizers expect, with the `named` tensors in place of
+    names.
+    """
     trained = {name: weight for name, weight in named.items() if weight.requires_grad}
     fitting(found, trained, where)
     known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]

@@ -1,4 +1,4 @@
-"""The hub: what a checkpoint of any format holds, by the global name of a parameter, and of the run beside it."""
+"""The hub: the content of a checkpoint of any format, with parameters by their global names."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ DEEPEST, MOST_VALUES = 20, 200_000
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter, whole. The model computes with `weight`; the optimizer updates `master`, or
-    `weight` if there is none.
+    """One whole parameter. The model computes with `weight`; the optimizer updates `master`, or
+    `weight` if there is no master.
 
-    `moments` has the optimizer's tensors by torch's own names; `step` is the number of updates that
-    made them.
+    `moments` has the optimizer's tensors by torch's names; `step` is the number of updates in them.
     """
 
     weight: Lazy
@@ -39,13 +38,13 @@ class Parameter:
 
     @property
     def best(self) -> Lazy:
-        """Its most exact copy."""
+        """The most precise copy of the parameter."""
         return self.master or self.weight
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that an optimizer treats alike, in its order, and how."""
+    """Parameters that an optimizer treats alike, in the optimizer's order, and their settings."""
 
     names: tuple[str, ...]
     settings: Mapping[str, Plain]
@@ -53,7 +52,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Scale:
-    """A loss scale and what decides its next change. None: the format does not have it.
+    """A loss scale, and the values that decide its next change. None: the format does not have the
+    value.
 
     The scale grows by `factor` at the good step after `good` has reached `window`, as in DeepSpeed.
     """
@@ -70,7 +70,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Where:
-    """How far a run is: updates made, steps skipped, samples seen, and the last step's figures.
+    """The progress of a run: updates, skipped steps, samples, and figures of the last step.
+
     None: unknown.
     """
 
@@ -85,7 +86,8 @@ class Where:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint was read: its format, the release that wrote it, its layout, and its files."""
+    """The origin of a checkpoint: its format, the release that wrote it, its layout, and its files.
+    """
 
     format: str
     release: str = ""
@@ -103,10 +105,9 @@ class Origin:
 @dataclass(frozen=True)
 class Model:
     """Facts about a model that names and shapes do not show: groups of heads that share a key,
-    words of the vocabulary, family.
+    size of the vocabulary, family.
 
-    `refused` has a sentence for each thing that the model does and that maps of names cannot
-    express.
+    `refused` has a sentence for each feature of the model that maps of names cannot express.
     """
 
     kv_heads: int | None = None
@@ -121,8 +122,8 @@ class Hub:
     to those of parameters. `settings` are the optimizer's for all parameters, if the source has no
     `groups`.
 
-    `findings` tell what of the source is not in here, and its effect on a run that goes on from
-    here.
+    `findings` tell which parts of the source are not kept, and their effect on a run that continues
+    from it.
     """
 
     origin: Origin
@@ -142,8 +143,8 @@ class Hub:
     findings: tuple[Finding, ...] = ()
 
     def tensors(self) -> Iterator[tuple[str, str, Lazy]]:
-        """Every tensor: name, kind (`weight`, `master`, a moment, `buffer`, `random`), and the lazy
-        tensor.
+        """Yield name, kind (`weight`, `master`, a moment, `buffer`, `random`) and lazy tensor of
+        every tensor.
         """
         for name, held in self.parameters.items():
             yield name, "weight", held.weight
@@ -154,7 +155,7 @@ class Hub:
         yield from ((name, "random", held) for name, held in self.random.items())
 
     def elements(self, group: Group) -> int:
-        """Elements of the parameters in a group."""
+        """Number of elements of the parameters in a group."""
         return sum(self.parameters[name].weight.count for name in group.names)
 
     @property
@@ -177,9 +178,7 @@ class Hub:
 
 
 BESIDE = "stagebridge"
-"""The key under which formats that take any value keep what they have no place of their own for.
-Their stacks ignore it.
-"""
+"""Key of the values for which a format has no place of its own. Stacks ignore this key."""
 
 
 def beside_of(hub: Hub) -> dict[str, Plain]:
@@ -195,8 +194,10 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
 
 
 def with_beside(hub: Hub, held: Any) -> Hub:
-    """The checkpoint with the values that `beside_of` kept, unless it has its own. Raises
-    `TypeError` for a value of another kind.
+    """The checkpoint with the values that `beside_of` returned, except where it has values of its
+    own.
+
+    Raises `TypeError` for a value of another type.
     """
     kept = held if isinstance(held, Mapping) else {}
     where = {
@@ -220,28 +221,31 @@ def with_beside(hub: Hub, held: Any) -> Hub:
 
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
-    """The tensor in the format `dtype`, or as it is without one. Integers keep their format."""
+    """The tensor in the format `dtype`, or unchanged if it is None. Integers keep their format."""
     return (
         source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
     )
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
-    """A finding about a part of the source that is not carried."""
+    """A finding about a part of the source that is not kept."""
     return Finding(path, message, effect, given=True)
 
 
 def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """A finding for each kind of optimizer state in `states`, pairs of parameter and kind that
-    differ from the weight in shape.
+    """Yield a finding for each kind of optimizer state whose shape differs from that of its weight.
 
-    The hub has no place for them: Adafactor's rows and columns, NAdam's products.
+    `states` has pairs of parameter and kind. The hub has no place for such states, which are, for
+    example, Adafactor's rows and columns and NAdam's products.
     """
     names: dict[str, list[str]] = {}
     for name, kind in states:
         names.setdefault(kind, []).append(name)
     for kind, found in names.items():
-        said = f"{kind} of {len(found)} parameters, such as {found[0]}, does not have the shape of its weight and is not carried"
+        said = (
+            f"{kind} of {len(found)} parameters, such as {found[0]}, does not have the shape of "
+            "its weight and is not kept"
+        )
         yield lost(
             f"moments.{kind}",
             f"{said}; the optimizer's own loading may stop without it",
@@ -250,8 +254,9 @@ def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
-    """The settings of a group, and a finding for each value that is not carried. A tensor of one
-    element becomes a number.
+    """The settings of a group, and a finding for each value that is not kept.
+
+    A tensor of one element becomes a number.
     """
     numbers = {
         key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value
@@ -262,8 +267,7 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
 
 
 def listed(value: Plain) -> Plain:
-    """The same with lists in place of tuples: stacks differ in which they write, and settings are
-    compared.
+    """`value` with lists in place of tuples, so that settings of different stacks can be compared.
     """
     if isinstance(value, Mapping):
         return {key: listed(inner) for key, inner in value.items()}
@@ -271,8 +275,8 @@ def listed(value: Plain) -> Plain:
 
 
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
-    """`value` with plain values alone, and a finding for each part that is not plain. `where`
-    begins each path.
+    """The plain parts of `value`, and a finding for each part that is not plain. Paths begin with
+    `where`.
 
     Raises `SourceError` for values too deep or too many.
     """
@@ -285,7 +289,7 @@ def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
 def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
     budget[0] -= 1
     if depth > DEEPEST or budget[0] < 0:
-        raise SourceError(f"{where}: lists within lists without end; the file is damaged")
+        raise SourceError(f"{where}: too many values, or nested too deeply; the file is damaged")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -307,7 +311,7 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     left.append(
         lost(
             where,
-            f"a {_kind(value)}, which only its own program reads, is not carried",
+            f"a {_kind(value)}, which only its own program can read, is not kept",
             Effect.NUMBERS,
         )
     )

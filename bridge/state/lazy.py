@@ -1,5 +1,4 @@
-"""Lazy tensors: shape, number format, and where the elements lie. A run of elements is read when it
-is asked for, and no more.
+"""Lazy tensors: shape, number format, and the place of the elements, which are read only on demand.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Number formats: safetensors' name, and torch's."""
+"""Names of number formats: those of safetensors, with those of torch."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {
     code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8
     for code in TORCH
 }
-"""Bytes of an element."""
+"""Size of an element in bytes, by number format."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 
@@ -78,12 +77,13 @@ class Lazy(ABC):
         return self.count * WIDTH[self.dtype]
 
     def whole(self) -> Tensor:
-        """All of it."""
+        """The whole tensor."""
         return self.flat(0, self.count).view(self.shape)
 
     def box(self, place: Box) -> Tensor:
-        """The elements in a box, of the box's shape. The rows of the first dimension that hold it
-        are read whole.
+        """The elements in a box, in the box's shape.
+
+        The rows of the first dimension in which it lies are read whole.
         """
         if not self.shape:
             return self.whole()
@@ -99,7 +99,7 @@ class Lazy(ABC):
 
 @dataclass(frozen=True)
 class Span(Lazy):
-    """Elements one behind the other in a file, from byte `begin` on."""
+    """Consecutive elements in a file, from byte `begin` on."""
 
     path: Path
     begin: int
@@ -107,7 +107,7 @@ class Span(Lazy):
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Read straight into the tensor's own memory."""
+        """Read the elements directly into the memory of the returned tensor."""
         import torch
 
         width = WIDTH[self.dtype]
@@ -130,7 +130,8 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
                 got = os.preadv(descriptor, [view[done:]], begin + done)
                 if not got:
                     raise SourceError(
-                        f"{path}: it ends at byte {begin + done}, though it was longer; it changed while it was read"
+                        f"{path}: it ends at byte {begin + done}, though it was longer before; it "
+                        "changed while it was read"
                     )
                 done += got
         finally:
@@ -141,7 +142,7 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
 
 @dataclass(frozen=True)
 class Strided(Lazy):
-    """A view with steps of its own into what lies flat in `base`, such as a transpose that was saved as it is."""
+    """A view with its own strides into the flat elements of `base`, such as a saved transpose."""
 
     base: Lazy
     offset: int
@@ -150,12 +151,11 @@ class Strided(Lazy):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """That of what it looks into."""
+        """The number format of the base."""
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """From the first element that the view reaches to the last, all are read, and then put in
-        order.
+        """Read all elements from the first that the view reaches to the last, and then order them.
         """
         reach = (
             1
@@ -171,23 +171,23 @@ class Strided(Lazy):
 
 @dataclass(frozen=True, eq=False)
 class Turned(Lazy):
-    """A matrix with its dimensions exchanged. It is read whole, and kept until another one is."""
+    """A transposed matrix. It is read whole, and kept until another one is read."""
 
     base: Lazy
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """That of what is turned, exchanged."""
+        """The shape of the base with its dimensions exchanged."""
         rows, columns = self.base.shape
         return columns, rows
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """That of what is turned."""
+        """The number format of the base."""
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """The elements of the transpose, which is made unless it is the one made last."""
+        """The elements of the transpose, which is computed unless it was the last one computed."""
         if not _TURNED or _TURNED[0] is not self:
             _TURNED.clear()
             whole = self.base.whole()
@@ -200,8 +200,9 @@ class Turned(Lazy):
 
 
 _TURNED: list[Any] = []
-"""The matrix that was turned last, and its elements. Strips of one matrix are asked for in a row,
-so one is enough.
+"""The matrix that was transposed last, and its elements.
+
+Strips of a matrix are read one after the other.
 """
 
 
@@ -219,14 +220,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Joined(Lazy):
-    """Runs one behind the other, in row-major order."""
+    """A tensor that is the concatenation of runs, in row-major order."""
 
     runs: Sequence[Run]
     shape: Shape
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Elements from the runs that hold them."""
+        """The elements, read from the runs that hold them."""
         import torch
 
         found, at = [], 0
@@ -242,7 +243,7 @@ class Joined(Lazy):
 
 @dataclass(frozen=True)
 class Placed:
-    """A box of a tensor, and what it holds."""
+    """A box of a tensor, and the lazy tensor with its elements."""
 
     place: Box
     source: Lazy
@@ -250,14 +251,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class Boxed(Lazy):
-    """Boxes that together make the tensor, each element once."""
+    """A tensor that consists of boxes, which together hold each element once."""
 
     parts: Sequence[Placed]
     shape: Shape
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Elements from the boxes that hold them."""
+        """The elements, read from the boxes that hold them."""
         import torch
 
         if len(self.parts) == 1:
@@ -295,18 +296,18 @@ class Boxed(Lazy):
 
 @dataclass(frozen=True)
 class Cast(Lazy):
-    """The same numbers in another format."""
+    """A tensor converted to another number format."""
 
     base: Lazy
     dtype: str
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """That of what is cast."""
+        """The shape of the base."""
         return self.base.shape
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Rounded to nearest."""
+        """The elements, rounded to nearest."""
         return self.base.flat(start, stop).to(torch_type(self.dtype))
 
 
@@ -327,17 +328,17 @@ class Held(Lazy):
         return SAFE[str(self.tensor.dtype).removeprefix("torch.")]
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """A part of it."""
+        """A range of the elements."""
         return self.tensor.reshape(-1)[start:stop]
 
 
 def cast(source: Lazy, dtype: str) -> Lazy:
-    """`source` in that number format."""
+    """`source` in the number format `dtype`."""
     return source if source.dtype == dtype else Cast(source, dtype)
 
 
 STRIP = 2**22
-"""Bytes that are read, held or written at once."""
+"""Number of bytes that are read, held or written at once."""
 
 
 def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:

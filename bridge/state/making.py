@@ -1,6 +1,4 @@
-"""What the files to write are made of: the tensors of the hub in each, and the files that these
-tensors come from.
-"""
+"""The tensors of the hub from which files are made, and the files that these tensors come from."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from bridge.state.lazy import Lazy, Run, Span
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that a file to write holds, whole or in part: name, kind, shape, format and files,
-    all of the source.
+    """A source tensor of which a file to write holds all or a part: name, kind, shape, format and
+    files.
     """
 
     name: str
@@ -28,8 +26,9 @@ class Made:
 
 
 def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
-    """Each file with the tensors that it is made of, in order. Parts that come from no tensor, such
-    as padding, are left out.
+    """Yield each file with the tensors in it, in order.
+
+    Parts that come from no tensor are left out.
     """
     # By identity: two parameters may hold equal lazy tensors, and each has its own name.
     known = {id(held): (name, kind) for name, kind, held in hub.tensors()}
@@ -51,8 +50,7 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
 
 
 def used(files: Sequence[File]) -> dict[Path, list[int]]:
-    """By source file, the bytes at which the tensors begin that these files are made of, in
-    ascending order.
+    """For each source file, the ascending offsets of the tensors from which these files are made.
     """
     found: dict[Path, set[int]] = {}
     # Runs of one tensor stand in many files: each lazy value is walked once.
@@ -74,7 +72,7 @@ def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
 
 
 def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
-    """The hub's own tensors in what a lazy value consists of."""
+    """Yield the hub's own tensors of which a lazy value consists."""
     if isinstance(value, Lazy) and id(value) in known:
         yield value
         return
@@ -90,7 +88,8 @@ def _paths(value: Any) -> Iterator[Path]:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """What lies within a lazy value: other lazy values, runs and boxes of them, and paths."""
+    """Yield the values within a lazy value: other lazy values, runs and boxes of them, and paths.
+    """
     if isinstance(value, list | tuple):
         yield from value
     elif is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,9 @@
-"""Moments that no run of Adam can have: where a format has no checksums, this tells a file that lies in another's place.
+"""Moments that no run of Adam can have: a check that detects swapped files in formats without
+checksums.
 
-Adam's first moment is m = (1 - b1) * sum(b1^k * g_k), its second v = (1 - b2) * sum(b2^k * g_k^2), over the same gradients.
-By the inequality of Cauchy and Schwarz m^2 <= K * v in every element, with K = (1 - b1)^2 / (1 - b2) * sum((b1^2 / b2)^k).
+Adam's first moment is m = (1 - b1) * sum(b1^k * g_k), its second v = (1 - b2) * sum(b2^k * g_k^2),
+over the same gradients. By the inequality of Cauchy and Schwarz m^2 <= K * v in every element, with
+K = (1 - b1)^2 / (1 - b2) * sum((b1^2 / b2)^k).
 """
 
 from __future__ import annotations
@@ -15,27 +17,35 @@ from bridge.state.hub import Hub, Parameter, lost
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 SAMPLE = 2**16
-"""Elements of a parameter that are looked at, from its beginning."""
+"""Number of elements that are checked, from the beginning of a parameter."""
 ROUNDING, TINY = 1.05, 1e-30
-"""What rounding in fp32 may add to m^2, and below what m^2 is not looked at: there v has left the range of fp32."""
+"""Factor that rounding in fp32 may add to m^2, and the m^2 below which v has left the range of
+fp32.
+"""
 
 
 def impossible(hub: Hub) -> Iterator[Finding]:
-    """A finding for each parameter whose moments are not of one run of Adam with the betas that the checkpoint says."""
+    """Yield a finding for each parameter whose moments cannot come from one Adam run with the
+    checkpoint's betas.
+    """
     known = {name: group.settings for group in hub.groups for name in group.names}
     for name, held in hub.trained.items():
         bound = _bound(held, known.get(name, hub.settings), hub.where.steps)
         if bound is not None and (times := _beyond(held, bound)) > 1:
             yield lost(
                 f"moments.{name}",
-                f"{FIRST} is up to {times**0.5:.3g} times as large as Adam can make it beside this {SECOND}: one of them is of "
-                "another parameter or run, or the betas changed; a run that goes on from here may jump",
+                f"{FIRST} is up to {times**0.5:.3g} times the largest that Adam allows beside this "
+                f"{SECOND}: one of them is of "
+                "another parameter or run, or the betas changed; the loss may jump in a run that "
+                "continues from it",
                 Effect.NUMBERS,
             )
 
 
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
-    """K after the updates that the moments stand for; None if they are not Adam's in fp32, or nothing says its betas."""
+    """K after the updates in the moments; None if they are not those of Adam in fp32, or the betas
+    are unknown.
+    """
     kinds, betas = set(held.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(
         held.moments[kind].dtype != "F32" for kind in kinds
@@ -55,7 +65,7 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
 
 
 def _beyond(held: Parameter, bound: float) -> float:
-    """The largest m^2 / (K * v) of the sample, past rounding; infinite where v is 0 and m is not."""
+    """The largest m^2 / (K * v) in the sample, less rounding; infinite if v is 0 where m is not."""
     import torch
 
     count = min(SAMPLE, held.weight.count)

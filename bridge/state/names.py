@@ -1,5 +1,5 @@
-"""Names of parameters in several families of models, and the rows of neutral parameters that each
-of theirs is made of.
+"""Names of parameters in several families of models, each mapped to rows of the engine's neutral
+parameters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEUTRAL = "neutral"
 
 @dataclass(frozen=True)
 class Block:
-    """Rows `first` to `last` of a neutral parameter."""
+    """The rows from `first` up to `last` of a neutral parameter."""
 
     name: str
     first: int
@@ -41,10 +41,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A parameter of a family: its name and shape, and the neutral rows that it consists of, in
+    """A parameter of a family: its name and shape, and the neutral rows of which it consists, in
     order.
 
-    `turned`: it is saved as a transpose. Rows behind the last block are padding.
+    With `turned`, it is saved as a transpose. Rows behind the last block are padding.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Theirs:
 
     @property
     def width(self) -> int:
-        """Elements of a row, after a transpose is undone."""
+        """Number of elements of a row, after a transpose is undone."""
         if self.turned:
             return self.shape[0]
         # Of stacked experts, (experts, rows, columns), the blocks have experts * rows rows: what is
@@ -65,12 +65,13 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a family's table: their parameter, and the neutral ones that lie in it one above the other.
+    """A row of a family's table: the family's parameter, and the neutral ones that are stacked in
+    it.
 
     Names may have `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and
-    value of each group of heads in turn. `turned`: matrices are saved as transposes. `stacked`: the
-    first dimension counts experts. `padded`: rows may follow that stand for no word. `gated`: the
-    row holds only if the layer has a gate (True) or has none (False).
+    value of each group of heads follow each other. `turned`: matrices are saved as transposes.
+    `stacked`: the first dimension counts experts. `padded`: padding rows of the vocabulary may
+    follow. `gated`: the row applies only if the layer has a gate (True) or has none (False).
     """
 
     theirs: str
@@ -83,17 +84,18 @@ class Row:
 
 
 def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
-    """Rows in which one parameter of theirs is one of ours."""
+    """Rows that each map one parameter of a family to one neutral parameter."""
     return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
 
 
 @dataclass(frozen=True)
 class Table:
-    """A family: rows before the layers, of a layer, and behind them, in the order of its model.
+    """The table of a family: rows before the layers, of a layer, and behind the layers, in the
+    model's order.
 
-    `ignored` matches tensors that the model makes itself when it is built. `tied`, for families
-    that keep both names, has the name of the output and that of the word embedding, which is its
-    weight if it has none of its own.
+    `ignored` matches tensors that the model computes when it is built. `tied`, for families that
+    save both names, has the names of the output and of the word embedding, whose weight the output
+    uses if it has none.
     """
 
     family: str
@@ -118,16 +120,18 @@ class Naming(ABC):
 
     @abstractmethod
     def tables(self) -> Sequence[Table]:
-        """Its families, the most particular first."""
+        """Tables of the stack's families, the most specific first."""
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """The family in a config of the stack, and a sentence for each reason why maps of names do
-        not hold for it.
+        """The family of the model in a config, and a sentence for each reason why maps of names do
+        not apply.
         """
         return None, ()
 
     def carried(self, hub: Hub) -> Model | None:
-        """Facts about a model of the stack that a checkpoint of another format carries."""
+        """Facts about a model of this stack that a checkpoint of another format carries; None
+        without any.
+        """
         return None
 
     def family(self, shapes: Shapes) -> Table | None:
@@ -136,7 +140,10 @@ class Naming(ABC):
 
     @abstractmethod
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The family that these neutral parameters are written as. Raises `SourceError` if none is."""
+        """The family as which these neutral parameters are written.
+
+        Raises `SourceError` if there is none.
+        """
 
 
 @cache
@@ -194,8 +201,9 @@ class Neutral(Naming):
 
 
 def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """The neutral rows that each of their parameters is made of. Raises `SourceError` for a shape
-    that does not fit.
+    """The neutral rows of which each of a family's parameters consists.
+
+    Raises `SourceError` for a shape that does not fit.
     """
     sizes = _Sizes(naming, shapes, facts)
     found = []
@@ -221,21 +229,23 @@ def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[The
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What all shapes of a checkpoint tell together: gates, and groups of heads."""
+    """Facts that follow from several shapes of a checkpoint: gates, and groups of heads."""
 
     naming: Naming
     shapes: Shapes
     facts: Model
 
     def gated(self, name: str) -> bool:
-        """Whether the layer whose first matrix this is has a gate: it is twice as high as the second one is wide."""
+        """Whether the MLP with this first matrix is gated: the matrix has twice as many rows as the
+        second has columns.
+        """
         second = self.shapes.get(
             re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ()
         )
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
     def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
-        """The neutral rows in a tensor of theirs, in order."""
+        """Yield the neutral rows in a tensor of a family, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
@@ -253,12 +263,16 @@ class _Sizes:
             yield from _equal([_named(ours, given) for ours in row.ours], height, name)
 
     def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[Block]:
-        """Rows of queries, key and value, group by group. Raises `SourceError` if the shapes do not
-        fit the groups.
+        """Yield the rows of queries, key and value, group by group.
+
+        Raises `SourceError` if the shapes do not fit the groups.
         """
         out = self.shapes.get(re.sub(r"linear_qkv\.(weight|bias)$", "linear_proj.weight", name), ())
         if self.facts.kv_heads is None:
-            said = f"{name}: queries, keys and values lie in it by groups of heads, and the number of groups is unknown"
+            said = (
+                f"{name}: it holds queries, keys and values by groups of heads, and the number of "
+                "groups is unknown"
+            )
             raise SourceError(f"{said}; name the model's config with --config")
         # The output projection is as wide as all queries together are high. Keys and values share
         # what is left equally.
@@ -271,7 +285,7 @@ class _Sizes:
 
 
 def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
-    """Blocks of each group in turn: `queries` rows of queries, then `width` rows each of its key
+    """Yield the blocks of each group: `queries` rows of queries, then `width` rows each of its key
     and its value.
     """
     for group in range(groups):
@@ -284,7 +298,7 @@ def _named(template: str, given: Mapping[str, str]) -> str:
 
 
 def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
-    """Parts of one height, one above the other."""
+    """Yield blocks for equal parts that are stacked."""
     part, odd = divmod(height, len(ours))
     if odd:
         raise SourceError(
@@ -297,8 +311,9 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
 
 
 def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """The family's parameters made of these neutral ones, in its own order. Raises `SourceError`
-    for one that it does not have.
+    """The family's parameters made of these neutral ones, in its own order.
+
+    Raises `SourceError` for a neutral parameter that has no place in the family.
     """
     layers = sorted(
         {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
@@ -319,8 +334,9 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
 def _section(
     section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Iterator[Theirs]:
-    """Parameters of a section in the model's order. Rows of experts that follow each other are
-    taken expert by expert.
+    """Yield the parameters of a section in the model's order.
+
+    Consecutive rows of experts come expert by expert.
     """
     taken: set[str] = set()
     at = 0
@@ -351,7 +367,7 @@ def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -
 
 
 def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
-    """A parameter of theirs, if all neutral ones that it is made of are there."""
+    """A parameter of a family, or None if a neutral parameter of which it consists is missing."""
     if row.stacked:
         numbers = _experts([row], given, shapes)
         ours = [
@@ -394,8 +410,9 @@ def _theirs(
 
 
 def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
-    """Shapes of the neutral parameters in theirs. Raises `SourceError` if rows are missing or there
-    twice.
+    """Shapes of the neutral parameters in a family's.
+
+    Raises `SourceError` if rows are missing or repeated.
     """
     reached: dict[str, int] = {}
     shapes: dict[str, Shape] = {}
@@ -404,7 +421,8 @@ def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
             # Blocks of one parameter come in order, each where the one before it ended.
             if reached.get(block.name, 0) != block.first:
                 raise SourceError(
-                    f"{theirs.name}: rows of {block.name} are there twice, or missing; the checkpoint is damaged"
+                    f"{theirs.name}: rows of {block.name} are repeated or missing; the checkpoint "
+                    "is damaged"
                 )
             reached[block.name] = block.last
             vector = len(theirs.shape) == 1
@@ -422,7 +440,7 @@ def _stacks() -> dict[str, Naming]:
 
 
 def named(name: str) -> Naming:
-    """The naming of that name. Raises `SourceError` with the nearest."""
+    """The naming with that name. Raises a `SourceError` that suggests the nearest name."""
     found = known()
     if name not in found:
         raise SourceError(
@@ -433,22 +451,23 @@ def named(name: str) -> Naming:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A naming, and its family that has all names of a checkpoint."""
+    """A naming, and the family of it that has all names in a checkpoint."""
 
     naming: Naming
     table: Table
 
 
 def _tried(hub: Hub) -> Recognised | None:
-    """The naming and family that have all names of a checkpoint, if there is one."""
+    """The naming and family that have all names in a checkpoint; None if there is none."""
     shapes = _shapes(hub)
     found = ((naming, naming.family(shapes)) for naming in known().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
 def recognised(hub: Hub) -> Recognised:
-    """The naming and family that have all names of a checkpoint. Raises `SourceError` with the
-    names that none has.
+    """The naming and family that have all names in a checkpoint.
+
+    Raises a `SourceError` that lists the names which none has.
     """
     found, shapes = _tried(hub), _shapes(hub)
     if found is not None:
@@ -466,12 +485,13 @@ def recognised(hub: Hub) -> Recognised:
         else shown(odd[0])
     )
     raise SourceError(
-        f"{said}: no map is known of a model that has them (the nearest is {closest[1].family}); keep its own names"
+        f"{said}: no map of names is known for a model with these (the nearest is "
+        f"{closest[1].family}); keep its own names"
     )
 
 
 def described(config: Config) -> Model:
-    """The facts about a model that its config has, beyond names and shapes."""
+    """The facts about a model, beyond names and shapes, that its config has."""
     model = lift(config).model
     found = [naming.described(config) for naming in config.dialect.namings]
     family = next((family for family, _ in found if family), None)
@@ -480,14 +500,14 @@ def described(config: Config) -> Model:
 
 
 def model_of(hub: Hub) -> Model:
-    """The facts about a model that its checkpoint has itself."""
+    """The facts about a model that its checkpoint has."""
     carried = (naming.carried(hub) for naming in known().values())
     return hub.model or next((model for model in carried if model is not None), Model())
 
 
 def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
-    """The checkpoint under the `wanted` names. Without these, it gets the `usual` names of a format
-    if it has another stack's.
+    """The checkpoint under the `wanted` names, or under a format's `usual` names if it has another
+    stack's.
 
     Raises `SourceError` if no map of its names is known.
     """
@@ -508,10 +528,11 @@ def under(
     config: Callable[[], Config | None],
     told: bool = False,
 ) -> Hub:
-    """`fitting`, with the facts about the model that the checkpoint has, or else those of `config`.
-    The result has them too.
+    """The result of `fitting` with the facts of the checkpoint about its model, or else those of
+    `config`.
 
-    A config that the user `told` takes precedence over the checkpoint.
+    The result has these facts, too. With `told`, the user named the config, which then takes
+    precedence.
     """
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
@@ -525,15 +546,15 @@ def _shapes(hub: Hub) -> dict[str, Shape]:
 
 
 def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
-    """The checkpoint under other names, in the layout that goes with them. Masters and moments are
-    laid out like the weights.
+    """The checkpoint under other names, and in their layout, which masters and moments share.
 
-    Raises `SourceError` if no map is known, or if the optimizer treats parameters differently that
-    become one.
+    Raises `SourceError` if no map of names is known, or if the optimizer treats parameters
+    differently that become one parameter.
     """
     source = recognised(hub)
     SourceError.raise_if(
-        f"{line}; no map of it is known, keep the checkpoint's own names" for line in facts.refused
+        f"{line}; no map of names expresses this, so keep the checkpoint's own names"
+        for line in facts.refused
     )
     shapes = _shapes(hub)
     left = [name for name in shapes if _ignored(source.table).fullmatch(name)]
@@ -564,7 +585,7 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
 
 
 def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
-    """A neutral parameter, cut out of the one that it lies in."""
+    """A neutral parameter, cut out of the family's parameter in which it lies."""
     held = hub.parameters[theirs.name]
 
     def taken(source: Lazy) -> Lazy:
@@ -586,22 +607,26 @@ def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
 
 
 def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
-    """The runs joined, or the source itself if they are the whole of it."""
+    """The runs joined, or the source itself if they cover it."""
     if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
         return runs[0].source
     return Joined(tuple(runs), shape, dtype)
 
 
 def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
-    """A parameter of theirs, put together from neutral ones. Raises `SourceError` if these are not
-    trained alike.
+    """A parameter of a family, joined from neutral ones.
+
+    Raises `SourceError` if these are not trained alike.
     """
     held = {block.name: neutral[block.name] for block in theirs.blocks}
     first = next(iter(held.values()))
     for name, other in held.items():
         same = (set(other.moments), other.step, other.trained, other.weight.dtype)
         if same != (set(first.moments), first.step, first.trained, first.weight.dtype):
-            said = f"{theirs.name}: it is made of {', '.join(held)}, of which {name} is not trained as the first is"
+            said = (
+                f"{theirs.name}: it is made of {', '.join(held)}, of which {name} is trained "
+                "differently from the first"
+            )
             raise SourceError(f"{said}; keep the checkpoint's own names")
     flat = (theirs.shape[1], theirs.shape[0]) if theirs.turned else theirs.shape
 
@@ -636,13 +661,14 @@ def _ties(
     table: Table,
     parameters: Mapping[str, Parameter],
 ) -> Iterator[tuple[str, str]]:
-    """Names that a family keeps for a weight that is saved under another name."""
+    """Yield the names that a family saves for a weight which already has another name."""
     if table.tied and table.tied[0] not in parameters:
         yield table.tied
 
 
 def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
-    """The optimizer's groups with the new names, in the order of the model that has these."""
+    """Yield the optimizer's groups with the new names, in the order of the model with these names.
+    """
     group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
     rows: list[list[str]] = [[] for _ in hub.groups]
     for theirs in made:
@@ -660,11 +686,11 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
 
 
 def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
-    """A finding for tensors that the model makes itself."""
+    """Yield a finding for tensors that are left out since the model computes them."""
     names = [*ignored, *hub.buffers]
     if names:
         listed = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
-        message = f"{listed}: buffers, which a model makes itself, are left out"
+        message = f"{listed}: buffers, which the model computes itself, are left out"
         yield lost("buffers", message, Effect.NONE)
 
 

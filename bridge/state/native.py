@@ -1,4 +1,6 @@
-"""Native checkpoints: state.json, SHA256SUMS, and one safetensors file a rank, whose tensors are boxes of global ones."""
+"""Native checkpoints: state.json, SHA256SUMS, and for each rank a safetensors file with boxes of
+global tensors.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,17 @@ from bridge.state.schema import FORMAT, STATE, State
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
 RANDOM = "random"
 SEED = 1234
-"""The engine's seed if the source has none."""
+"""The seed that the engine uses if the source has none."""
 
 
 def file_of(rank: int) -> str:
-    """The file that a rank writes."""
+    """Name of the file that a rank writes."""
     return f"rank-{rank:05d}.safetensors"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose small files are read: `state`, and the digest of each file."""
+    """A checkpoint whose small files have been read: `state`, and the digest of each file."""
 
     folder: Path
     root: Path
@@ -56,26 +58,30 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path, root: Path) -> Checkpoint:
-        """The checkpoint `folder`, which with all links lies below `root`. Raises `SourceError`."""
+        """Open the checkpoint in `folder`.
+
+        Raises `SourceError`, also for a link that leads out of `root`.
+        """
         state = schema.read(folder, root)
         if state.format != FORMAT:
             said = f"{folder / STATE}: format {state.format}, expected {FORMAT}"
             raise SourceError(
-                f"{said}; resume it with the release that wrote it, and save it anew with this one"
+                f"{said}; resume it with the release that wrote it, or save it again with this one"
             )
         found = digests.read(folder, root)
         expected = {STATE, *map(file_of, range(state.world))}
         if set(found) != expected:
             name = min(set(found) ^ expected)
-            what = "no line for" if name in expected else "a line too many, for"
+            what = "no line for" if name in expected else "found an unexpected line for"
             raise SourceError(
                 f"{folder / digests.SUMS}: {what} {shown(name)}, of {state.world} ranks; the checkpoint is damaged"
             )
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Check state.json and each `shares`-th file of ranks. Raises `SourceError` that names each
-        file that changed.
+        """Check state.json and every `shares`-th file of ranks, from file `share` on.
+
+        Raises a `SourceError` that names each changed file.
         """
         # Every rank of a run that loads takes its own share, so that together they read each file
         # once.
@@ -83,8 +89,10 @@ class Checkpoint:
         digests.verify(self.folder, self.root, names, self.digests)
 
     def tensors(self) -> dict[str, Sequence[parts.Stored]]:
-        """The parts of every tensor. Raises `SourceError` unless the tensors are those of `state`,
-        each element there once.
+        """The parts of every tensor.
+
+        Raises `SourceError` unless the tensors are those that `state` lists, with each element
+        stored once.
         """
         found: dict[str, list[parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
@@ -113,7 +121,9 @@ class Native(Format):
     title = "the native engine"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the one that `latest` names in it."""
+        """The folder itself, or the folder in it that `latest` names; None if that is no
+        checkpoint.
+        """
         place = pointed(folder, LATEST)
         return place if place is not None and (place / STATE).is_file() else None
 
@@ -163,7 +173,7 @@ class Native(Format):
         return _adopted(hub)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One rank's checkpoint, which the engine reads on any layout."""
+        """The files of a checkpoint of one rank, which the engine reads on any layout."""
         tag = f"step{hub.where.steps or 0}"
         tensors = dict(_laid(hub))
         text = json.dumps(
@@ -182,14 +192,14 @@ class Native(Format):
 
 
 CLIENT = "client_state"
-"""The key under which our drop-in engines keep the script's own state, beside their scheduler and
+"""Key under which the drop-in engines keep the script's own state, beside their scheduler and
 groups.
 """
 
 
 def _adopted(hub: Hub) -> Hub:
-    """The checkpoint with the scheduler, groups and script state that a drop-in engine of ours
-    saved as client state.
+    """The checkpoint with the scheduler, groups and script state that a drop-in engine saved as
+    client state.
     """
     said = [
         value
@@ -213,7 +223,7 @@ def _adopted(hub: Hub) -> Hub:
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
-    """Every tensor of a checkpoint by name, lazily. Its parts were checked before."""
+    """Every lazy tensor of a checkpoint by name. Its parts were checked before."""
     found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
@@ -247,7 +257,7 @@ def _carried(state: State, name: str, default: Any) -> Any:
 
 
 def _figures(state: State) -> dict[str, Any]:
-    """The fields of `Where` that are known."""
+    """The known fields of `Where`, by name."""
     # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
     # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
@@ -259,8 +269,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """States of the generators by rank; none if the source had none, so that those of this file are
-    new.
+    """States of the random generators by rank; empty if the source had none and this file has new
+    ones.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
@@ -298,15 +308,17 @@ def _scale(state: State) -> Scale | None:
 
 
 def _copies(state: State) -> Iterator[Finding]:
-    """A finding if ranks have buffers of their own: only the first copy is read."""
+    """Yield a finding if ranks have different buffers, of which only the first copy is read."""
     copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
     if len(copies) > 1:
-        message = f"{len(copies)} ranks have their own; those of the first rank are taken for all"
+        message = (
+            f"{len(copies)} ranks have different buffers; those of the first rank are used for all"
+        )
         yield lost(BUFFERS, message, Effect.NUMBERS)
 
 
 def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
-    """Every tensor by its name in a native checkpoint."""
+    """Yield every tensor with its name in a native checkpoint."""
     for name, held in hub.parameters.items():
         yield f"{WEIGHTS}/{name}", held.best
         yield from ((f"{kind}/{name}", moment) for kind, moment in held.moments.items())
@@ -352,7 +364,8 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _kept(hub: Hub) -> dict[str, Any]:
-    """What the engine itself ignores, kept so that a move to another format finds it again."""
+    """The values that the engine ignores, kept so that a move to another format can restore them.
+    """
     formats = {
         name: held.weight.dtype
         for name, held in hub.parameters.items()
@@ -378,9 +391,12 @@ def _kept(hub: Hub) -> dict[str, Any]:
 
 
 def _unsaid(hub: Hub) -> Iterator[Finding]:
-    """Findings for what the engine needs and the source does not have."""
+    """Yield a finding for each value that the engine needs and the source does not have."""
     if "0" not in hub.random:
-        message = f"the source has no random states, so its own runs begin with new ones too; here they begin at seed {SEED}"
+        message = (
+            "the source has no random states, so a run from it begins with new ones; here they "
+            f"begin at seed {SEED}"
+        )
         yield lost(RANDOM, message, Effect.NONE)
     if hub.trained and not hub.moments:
         yield lost(
@@ -392,5 +408,8 @@ def _unsaid(hub: Hub) -> Iterator[Finding]:
         held.step for held in hub.parameters.values() if held.step is not None and held.moments
     }
     if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
-        said = f"moments stand for {', '.join(f'{step:g}' for step in sorted(steps))} updates, the run for {hub.where.steps}"
-        yield lost("step", f"{said}; the engine takes the run's for all", Effect.NUMBERS)
+        said = (
+            f"moments have {', '.join(f'{step:g}' for step in sorted(steps))} updates, the run "
+            f"{hub.where.steps}"
+        )
+        yield lost("step", f"{said}; the engine uses the run's number for all", Effect.NUMBERS)

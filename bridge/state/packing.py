@@ -1,5 +1,5 @@
-"""Files as `torch.save` writes them: a pickle of plain values, and storages that are filled from
-lazy tensors.
+"""Files as `torch.save` writes them: a pickle of plain values, and storages filled from lazy
+tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridge.state.lazy import TORCH, Lazy, Run
 from bridge.state.pickled import Constant, Record
 
 ALIGNED = 64
-"""Bytes that storages are aligned to, as torch has it."""
+"""Alignment of storages in bytes, as in torch."""
 KIND = {
     "F64": "Double",
     "F32": "Float",
@@ -34,14 +34,15 @@ KIND = {
 
 
 class Size(tuple[int, ...]):
-    """A shape as `torch.Size`."""
+    """A shape that is pickled as `torch.Size`."""
 
     __slots__ = ()
 
 
 class Pickle:
-    """Writes a value as a pickle of protocol 2, which torch.save uses too. Each lazy tensor gets a
-    storage in `storages`.
+    """Writer of pickles of protocol 2, as torch.save has them.
+
+    Each lazy tensor gets a storage in `storages`.
     """
 
     # The operations are those of Python's pickletools: "(" marks, "t" makes a tuple of all above
@@ -53,7 +54,7 @@ class Pickle:
         self.out = bytearray(b"\x80\x02")
 
     def of(self, value: Any) -> bytes:
-        """The whole pickle."""
+        """The whole pickle of `value`."""
         self.put(value)
         return bytes(self.out + b".")
 
@@ -66,16 +67,16 @@ class Pickle:
         raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
     def name(self, full: str) -> None:
-        """A name, by module and name."""
+        """Write a global, whose full name is its module and its name."""
         module, _, name = full.partition(" ")
         self.out += f"c{module}\n{name}\n".encode()
 
     def constant(self, value: Constant) -> None:
-        """A number format."""
+        """Write a number format."""
         self.name(f"torch {TORCH[value]}")
 
     def integer(self, value: int) -> None:
-        """A whole number."""
+        """Write an integer."""
         # "J" has four bytes; LONG1 has as many as it says, with room for the sign.
         if -(2**31) <= value < 2**31:
             self.out += b"J" + struct.pack("<i", value)
@@ -109,7 +110,9 @@ class Pickle:
         self.out += b"e"
 
     def collection(self, values: set[Any] | frozenset[Any]) -> None:
-        """A set, in an order that is the same in every process: equal values make equal files."""
+        """Write a set in an order that does not depend on the process, so that equal values make
+        equal files.
+        """
         self.name(f"builtins {type(values).__name__}")
         self.items((sorted(values, key=repr),))
         self.out += b"R"
@@ -126,7 +129,7 @@ class Pickle:
         self.pairs(values)
 
     def pairs(self, values: Mapping[Any, Any]) -> None:
-        """What a dictionary has."""
+        """Write the keys and values of a dictionary."""
         self.out += b"("
         for key, value in values.items():
             self.put(key)
@@ -134,7 +137,9 @@ class Pickle:
         self.out += b"u"
 
     def record(self, value: Record) -> None:
-        """An object: called with its arguments, or made without and given its attributes."""
+        """Write an object: the call with its arguments, or its class alone, and then its
+        attributes.
+        """
         self.name(value.name)
         self.items(value.arguments)
         self.out += b"R" if value.arguments else b"\x81"
@@ -143,7 +148,7 @@ class Pickle:
             self.out += b"b"
 
     def tensor(self, value: Lazy) -> None:
-        """A tensor over a storage of its own."""
+        """Write a tensor with its own storage."""
         self.name("torch._utils _rebuild_tensor_v2")
         self.out += b"("
         self.items_of_storage(value)
@@ -155,7 +160,7 @@ class Pickle:
         self.out += b"tR"
 
     def items_of_storage(self, value: Lazy) -> None:
-        """The reference to a storage."""
+        """Write the reference to a tensor's storage."""
         self.out += b"("
         self.text("storage")
         self.name(f"torch {KIND[value.dtype]}Storage")
@@ -198,16 +203,18 @@ WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
     (Record, Pickle.record),
     (Lazy, Pickle.tensor),
 )
-"""What a value may be. The narrower kind comes first: a bool is an int, and a `Size` is a tuple."""
+"""Types of values, with the functions that write them. Subtypes come first: a bool is an int."""
 
 
 def saved(name: str, value: Any) -> File:
-    """The file that `torch.save(value, name)` would write, tensors contiguous and on the CPU."""
+    """The file that `torch.save(value, name)` would write if all tensors were contiguous and on the
+    CPU.
+    """
     return File(name, tuple(parts_of(name.rpartition("/")[2].rpartition(".")[0], value)))
 
 
 def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
-    """The parts of such a file, whose names within begin with `top`."""
+    """Yield the parts of a file of `torch.save`, whose entries have names that begin with `top`."""
     pickle = Pickle()
     content = pickle.of(value)
     small = {
@@ -230,11 +237,11 @@ LARGE = 0xFFFFFFFF
 
 
 def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
-    """A zip file without compression. A run's checksum stands behind it, and again in the list at
-    the end.
+    """Yield the parts of an uncompressed zip file, with a run's checksum behind it and in the list
+    at the end.
 
-    So a run is read once, while it is written: its checksum is not known when its header is
-    written.
+    So a run is read only once, while it is written, although its checksum is not known when its
+    header is.
     """
     at, places = 0, []
     for name, body in bodies.items():
@@ -266,7 +273,7 @@ def _flags(body: bytes | Run) -> int:
 
 
 def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
-    """The header before a body, padded so that the body is aligned; sizes stand in a field of 64 bits."""
+    """The header before a body, padded so that the body is aligned. Sizes have 64 bits."""
     encoded = name.encode()
     sizes = struct.pack("<HHQQ", 1, 16, size, size)
     padding = -(at + struct.calcsize(LOCAL) + len(encoded) + len(sizes) + 4) % ALIGNED
@@ -291,8 +298,9 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
 def _listed(
     places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int
 ) -> bytes:
-    """The list at the end of a zip file, which begins at byte `at`; `sums` are the checksums of the
-    runs, in order.
+    """The list at the end of a zip file, from byte `at` on.
+
+    `sums` are the checksums of the runs, in order.
     """
     out, runs = bytearray(), 0
     for name, body, size, begin in places:

@@ -1,4 +1,6 @@
-"""Parts: boxes of global tensors, which together make each tensor once, and the safetensors files that hold them."""
+"""Parts: boxes of global tensors that together cover each tensor once, and the safetensors files
+with them.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Its name in a file: that of the tensor, and where the box begins."""
+        """The name of the part in a file: the tensor's name, and the offsets of the box."""
         return f"{self.name}@{','.join(map(str, self.offsets))}"
 
     @property
     def box(self) -> Box:
-        """Its place in the global tensor."""
+        """The box that the part covers in the global tensor."""
         return Box(self.offsets, tuple(self.tensor.shape))
 
 
@@ -65,7 +67,7 @@ class Stored:
 
 
 def write(path: Path, parts: Iterable[Part]) -> None:
-    """Write `parts` into one file, and return once the disk has it. Raises `BridgeError`."""
+    """Write `parts` into one file, and return when it is on the disk. Raises `BridgeError`."""
     try:
         save_file({part.key: part.tensor.detach().contiguous() for part in parts}, path)
         with path.open("rb") as file:
@@ -77,7 +79,7 @@ def write(path: Path, parts: Iterable[Part]) -> None:
 
 
 def stored(path: Path, root: Path) -> Iterator[Stored]:
-    """The parts that a file holds. Raises `SourceError`."""
+    """Yield the parts in a file. Raises `SourceError`."""
     try:
         file: Any = safe_open(regular(path, root), "pt")
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
@@ -89,7 +91,7 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
 
 
 def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
-    """Name and place of the box that a file has as `key`. Raises `SourceError`."""
+    """The tensor's name and the box of the part that a file has as `key`. Raises `SourceError`."""
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):
@@ -100,7 +102,9 @@ def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
 
 
 def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
-    """Why the parts `found` are not those of a tensor of that `shape`, each element once; empty if they are."""
+    """The reason why the parts do not cover a tensor of this `shape` exactly once; empty if they
+    do.
+    """
     boxes = [part.box for part in found]
     for box in boxes:
         fits = len(box.sizes) == len(shape) and all(
@@ -123,10 +127,10 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
 
 
 def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
-    """Whether straight cuts, nested at most `depth` deep, take the boxes apart.
+    """Whether straight cuts, nested at most `depth` deep, separate all boxes from each other.
 
-    The boxes of parallel layouts always come apart so, and no pair has to be compared. A pinwheel
-    of boxes does not, and is refused.
+    Boxes of parallel layouts can always be separated in this way, without comparing each pair.
+    Boxes that form a pinwheel cannot, and are refused.
     """
     if len(boxes) < 2:
         return True
@@ -138,7 +142,7 @@ def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
 
 
 def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
-    """Groups of boxes between which a cut along `dim` meets none."""
+    """The groups into which cuts along `dim` separate the boxes without cutting through one."""
     groups: list[list[Box]] = []
     end = 0
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
@@ -151,8 +155,9 @@ def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 @torch.no_grad()
 def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
-    """Copy the saved elements into `parts`, whose names and shapes were checked before. Raises
-    `SourceError`.
+    """Copy the saved elements into `parts`, whose names and shapes were checked before.
+
+    Raises `SourceError`.
     """
     for part in parts:
         for found in saved[part.name]:

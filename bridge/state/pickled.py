@@ -1,5 +1,5 @@
-"""Pickles read as data: this machine builds plain values, imports nothing, and refuses every name
-that is not listed.
+"""Pickles read as data: only plain values are built, nothing is imported, and unlisted names are
+refused.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 Builder = Callable[..., Any]
-"""Makes the value of a listed name from the arguments that the pickle has for it."""
+"""Function that makes the value of a listed name from the arguments in the pickle."""
 Known = Mapping[str, "Builder | Constant"]
-"""Names that a pickle may hold, as "MODULE NAME": what makes a value of each, or the value itself.
-"""
+"""Names that a pickle may hold, as "MODULE NAME", each with its builder or its value."""
 MOST = 2**28
-"""Bytes of a pickle; tensors lie beside it."""
+"""Largest size of a pickle in bytes. Tensors are stored beside it."""
 ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
 
 
 @dataclass(frozen=True)
 class Global:
-    """A listed name as it stands in a pickle, before anything is made of it."""
+    """A listed name in a pickle, before its value is built."""
 
     name: str
     build: Builder
@@ -32,7 +31,8 @@ class Global:
 
 @dataclass(eq=False)
 class Record:
-    """An object of a listed class as data: the arguments of its construction, and its attributes.
+    """An object of a listed class as data: its constructor's arguments, and its attributes.
+
     Nothing is called.
     """
 
@@ -48,7 +48,7 @@ class Constant(str):
 
 
 def recorded(*names: str) -> dict[str, Builder | Constant]:
-    """Rows for listed classes whose objects become records."""
+    """Entries of a `Known` for classes whose objects become records."""
 
     def recorder(name: str) -> Builder:
         return lambda *arguments: Record(name, arguments)
@@ -81,22 +81,25 @@ PLAIN: Known = {
 
 
 OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-"""Modules as protocol 2 spells them."""
+"""Names of modules in protocol 2, with those of Python 3."""
 
 
 class _Stopped(Exception):
-    """The pickle is at its end."""
+    """Raised at the end of the pickle."""
 
 
 class _Mark:
-    """Where a sequence begins on the stack."""
+    """Marks the beginning of a sequence on the stack."""
 
 
 MARK = _Mark()
 
 
 class Machine:
-    """Runs one pickle. `known` has the names that it may hold, `persistent` makes values of its references."""
+    """Reads one pickle.
+
+    `known` has the names that it may hold, `persistent` makes values of its references.
+    """
 
     def __init__(self, data: bytes, known: Known, persistent: Builder | None = None) -> None:
         self.data, self.known, self.persistent = data, known, persistent
@@ -105,8 +108,9 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The value. Raises `Unlisted` for a name that is not listed, and any of `FLAWS` for a
-        damaged pickle.
+        """The value of the pickle.
+
+        Raises `Unlisted` for a name that is not listed, and any of `FLAWS` for a damaged pickle.
         """
         try:
             while True:
@@ -119,7 +123,7 @@ class Machine:
             return value
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Read the next `count` bytes."""
         found = self.data[self.at : self.at + count]
         if len(found) != count:
             raise ValueError(f"it ends at byte {len(self.data)}")
@@ -127,18 +131,20 @@ class Machine:
         return found
 
     def number(self, form: str) -> Any:
-        """The next number."""
+        """Read the next number, which has the format `form` of `struct`."""
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def line(self) -> str:
-        """The next line."""
+        """Read the next line."""
         end = self.data.index(b"\n", self.at)
         text = self.data[self.at : end].decode()
         self.at = end + 1
         return text
 
     def marked(self) -> list[Any]:
-        """The values above the last mark, which are removed from the stack together with the mark.
+        """Remove the values above the last mark, and the mark, from the stack.
+
+        Returns the values.
         """
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
@@ -148,7 +154,7 @@ class Machine:
         raise ValueError(f"no mark at byte {self.at}")
 
     def look_up(self, module: str, name: str) -> Any:
-        """What a listed name stands for."""
+        """The builder or the value of a listed name. Raises `Unlisted`."""
         full = f"{OLD.get(module, module)} {name}"
         if full not in self.known:
             raise Unlisted(f"{module}.{name}")
@@ -156,14 +162,14 @@ class Machine:
         return build if isinstance(build, Constant) else Global(full, build)
 
     def call(self, target: Any, arguments: Any) -> Any:
-        """What a listed name makes of its arguments."""
+        """The value that a listed name's builder makes of the arguments."""
         if not isinstance(target, Global) or not isinstance(arguments, tuple):
-            raise ValueError(f"a call at byte {self.at} of what is no listed name")
+            raise ValueError(f"a call at byte {self.at} that is not of a listed name")
         return target.build(*arguments)
 
 
 class Unlisted(Exception):
-    """A name that is not listed."""
+    """A pickle has a name that is not listed."""
 
 
 def _put(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
@@ -215,7 +221,7 @@ def _append(machine: Machine) -> None:
 
 
 def _into(machine: Machine, kind: type[Any]) -> Any:
-    """The collection on top of the stack. Raises `ValueError` if it is of another kind."""
+    """The collection on top of the stack. Raises `ValueError` if it is of another type."""
     # The exact type: an operation must not reach a method of anything else that a pickle put there.
     found = machine.stack[-1]
     if type(found) is not kind:
@@ -268,8 +274,9 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Set attributes. Records keep them. Those of a dictionary, such as a state dict's `_metadata`,
-    are dropped.
+    """Set attributes.
+
+    Records keep them; a dictionary drops them, such as a state dict's `_metadata`.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):
@@ -357,8 +364,9 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""Operations that writers of protocols 2 to 5 use. Those that look up by number, or that call in
-other ways, are left out.
+"""Operations that writers of protocols 2 to 5 use, by code.
+
+Those that look up names by number, or that call in other ways, are left out.
 """
 
 FLAWS = (
@@ -375,8 +383,10 @@ FLAWS = (
 
 
 def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
-    """The value of a pickle. Raises `SourceError`, beginning with `where`, if it is damaged or has
-    a name that is not `known`.
+    """The value of a pickle.
+
+    Raises `SourceError`, with a message that starts with `where`, for a damaged pickle or an
+    unknown name.
     """
     if len(data) > MOST:
         raise SourceError(
@@ -385,9 +395,12 @@ def value(data: bytes, known: Known, where: object, persistent: Builder | None =
     try:
         return Machine(data, known, persistent).run()
     except Unlisted as error:
-        said = f"{where}: it names {shown(str(error))}, which no checkpoint of this kind needs; nothing of it was executed"
+        said = (
+            f"{where}: it names {shown(str(error))}, which no checkpoint of this kind needs; no "
+            "code was executed"
+        )
         raise SourceError(
-            f"{said}; if you know who wrote it, save it anew as plain tensors and numbers"
+            f"{said}; if you trust its author, save it again as plain tensors and numbers"
         ) from None
     except FLAWS as error:
         raise SourceError(

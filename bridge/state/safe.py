@@ -1,4 +1,6 @@
-"""Safetensors as Hugging Face has them: one file, or several with an index; weights alone, each whole."""
+"""Safetensors as Hugging Face has them: whole weights only, in one file or in several with an
+index.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from bridge.state.hub import Hub, Origin, Parameter, weights_of
 from bridge.state.lazy import FLOATING, WIDTH, Lazy, Span
 
 MOST = 2**28
-"""Bytes of a header, or of an index."""
+"""Largest size in bytes of a header, or of an index."""
 DAMAGED = "the file is damaged"
 ALIGNED = 8
 
 
 def header(path: Path, root: Path) -> dict[str, Span]:
-    """The tensors of a file by name. Raises `SourceError` if they share bytes, leave gaps, or end
-    elsewhere than the file.
+    """The tensors of a file by name.
+
+    Raises `SourceError` if tensors share bytes or leave gaps, or if the last does not end where the
+    file does.
     """
     try:
         with regular(path, root).open("rb") as file:
@@ -35,7 +39,7 @@ def header(path: Path, root: Path) -> dict[str, Span]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MOST, size - 8):
                 raise SourceError(
-                    f"{path}: its header of {length} bytes does not fit its {size}; {DAMAGED}"
+                    f"{path}: a header of {length} bytes does not fit a file of {size}; {DAMAGED}"
                 )
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -56,7 +60,7 @@ def header(path: Path, root: Path) -> dict[str, Span]:
             )
         end += span.size
     if end != size:
-        raise SourceError(f"{path}: {size} bytes, its tensors end at {end}; {DAMAGED}")
+        raise SourceError(f"{path}: found {size} bytes, but its tensors end at {end}; {DAMAGED}")
     return found
 
 
@@ -69,7 +73,8 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
         right = False
     if not right:
         raise SourceError(
-            f"{path}: {shown(name)} has {shown(row)}, expected format, shape and place of a tensor; {DAMAGED}"
+            f"{path}: {shown(name)} has {shown(row)}, expected dtype, shape and offsets of a "
+            f"tensor; {DAMAGED}"
         )
     return Span(path, base + begin, shape, dtype)
 
@@ -77,7 +82,7 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
 def file_of(
     name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
 ) -> File:
-    """A file of these tensors, those with wide elements first."""
+    """A file with these tensors, those with wide elements first."""
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
@@ -100,7 +105,9 @@ def file_of(
 
 @dataclass(frozen=True)
 class Names:
-    """Names of files: a single one, one of several by number and count, and the index of these."""
+    """Names of files: of a single file, of one of several (by number and count), and of their
+    index.
+    """
 
     alone: str
     several: str
@@ -113,8 +120,9 @@ SAFE = Names(
 
 
 def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
-    """The tensors of each file, in order. A file has at most `most` bytes; a tensor that is larger
-    has one of its own.
+    """The tensors of each file, in order.
+
+    A file has at most `most` bytes, and a larger tensor has a file of its own.
     """
     found: list[dict[str, Lazy]] = []
     size = 0
@@ -130,7 +138,7 @@ def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
 def index(
     names: Names, parts: Sequence[Mapping[str, Lazy]]
 ) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
-    """The name of each file, with its tensors."""
+    """Yield the name of each file with its tensors."""
     if len(parts) == 1:
         yield names.alone, parts[0]
         return
@@ -139,7 +147,7 @@ def index(
 
 
 def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
-    """The index, if there are several files."""
+    """Yield the index if there are several files."""
     if len(parts) > 1:
         total = sum(held.size for part in parts for held in part.values())
         where = {name: file for file, part in index(names, parts) for name in part}
@@ -161,7 +169,7 @@ def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
 
 
 def weight_map(folder: Path, names: Names) -> dict[str, str]:
-    """The file of each tensor, as the index says."""
+    """The name of the file of each tensor, as the index has it."""
     path = folder / names.index
     rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
     if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
@@ -174,8 +182,9 @@ def weight_map(folder: Path, names: Names) -> dict[str, str]:
 def checked(
     folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
-    """All tensors of these files. Raises `SourceError` for one that is there twice, or in another
-    file than the index says.
+    """All tensors of these files.
+
+    Raises `SourceError` if two files have one, or not the file that the index names.
     """
     where = weight_map(folder, names) if (folder / names.index).is_file() else None
     tensors: dict[str, Lazy] = {}
@@ -188,7 +197,7 @@ def checked(
                     else "another file has it too"
                 )
                 raise SourceError(
-                    f"{path}: {shown(name)} lies in it, but {said}; the checkpoint is damaged"
+                    f"{path}: {shown(name)} is in it, but {said}; the checkpoint is damaged"
                 )
             tensors[name] = tensor
     for name in sorted(set(where or ()) - set(tensors)):
@@ -199,11 +208,11 @@ def checked(
 
 
 def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
-    """One copy of each parameter, in the format `dtype` or as the model computes with it, and the
+    """One copy of each parameter, in the format `dtype` or else that of the weight, and the
     buffers.
 
-    The master is taken only if it has that format already. Otherwise the weight, which the run
-    computes with, is cast.
+    The master is used only if it has that format. Otherwise the weight, with which the run
+    computes, is cast.
     """
     found = {}
     for name, held in hub.parameters.items():
@@ -213,8 +222,10 @@ def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
-    """A checkpoint of weights alone. Tensors of floating-point numbers are parameters, others are
-    buffers."""
+    """A checkpoint that has only weights.
+
+    Floating-point tensors are parameters, all others are buffers.
+    """
     # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
     ties = {
@@ -234,10 +245,10 @@ class Safe(Format):
     name = "safetensors"
     title = "Hugging Face safetensors"
     names = "huggingface"
-    unseen = "a changed byte of a tensor is not seen"
+    unseen = "a changed byte of a tensor is not detected"
 
     def find(self, folder: Path) -> Path | None:
-        """A folder with the usual names."""
+        """The folder, if it has files with the usual names."""
         return (
             folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
         )

@@ -1,4 +1,6 @@
-"""The schema of state.json: what a checkpoint says of itself, checked before any weight is touched."""
+"""The schema of state.json, the description of a checkpoint, which is checked before any weight is
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
-    """Values of exactly these types, and no others."""
+    """Base of models whose values have exactly the declared types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Progress(Strict):
-    """How far the run is, and the figures of its last step."""
+    """The progress of the run, and the figures of its last step."""
 
     steps: Count
     skipped: Count
@@ -39,7 +41,7 @@ class Progress(Strict):
 
 
 class Scaler(Strict):
-    """The loss scale and what decides its next change."""
+    """The loss scale, and the values that decide its next change."""
 
     scale: Scale
     window: Size | None
@@ -50,11 +52,11 @@ class Scaler(Strict):
 
 
 class State(Strict):
-    """Everything but the tensors. `tensors` has the whole shape of each; `copies` are the numbers
-    of data and tensor ranks.
+    """Everything in a checkpoint but the tensors.
 
-    `carried` holds values of another format that our engines ignore, so that a move back finds them
-    again.
+    `tensors` has the global shape of each; `copies` are the numbers of data and tensor ranks.
+    `carried` keeps values of another format that the engines ignore, so that a move back can
+    restore them.
     """
 
     format: int
@@ -69,15 +71,16 @@ class State(Strict):
 
 
 def read(folder: Path, root: Path) -> State:
-    """The state of the checkpoint in `folder`. Raises `SourceError` with a line for each value that
-    does not fit the schema.
+    """The state of the checkpoint in `folder`.
+
+    Raises a `SourceError` with a line for each unfit value.
     """
     path = folder / STATE
     return parse(read_text(path, root, MOST), path)
 
 
 def parse(text: str, path: Path) -> State:
-    """The state in the text of the file `path`. Raises `SourceError` as `read` does."""
+    """The state in `text`, the content of the file `path`. Raises `SourceError` as `read` does."""
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -104,7 +107,7 @@ def parse(text: str, path: Path) -> State:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is given twice")
     return found
 
 

@@ -1,5 +1,6 @@
-"""Work shared by forked processes: they take numbers in turn and report progress. The first error
-ends all of them.
+"""Work shared by forked processes, which fetch task numbers and report progress.
+
+The first error ends all.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ from contextlib import suppress
 from bridge.errors import BridgeError, SourceError
 
 Told = Callable[[int, bool], None]
-"""Told of progress: a number of bytes, and whether they were written now or by an earlier try."""
+"""Callback for progress: a number of bytes, and whether they were written now or by an earlier try.
+"""
 RECORD = "<q?"
 SIZE = struct.calcsize(RECORD)
 NUMBERS = 4
-"""Bytes of a number in the file of numbers."""
+"""Size in bytes of a number in the file of task numbers."""
 LONGEST = 4096
-"""Bytes of an error that are passed on. One write of up to this size into a pipe is never split
-(POSIX: PIPE_BUF on Linux).
+"""Largest size in bytes of an error that is passed on.
+
+A write of up to this size into a pipe is never split (POSIX: PIPE_BUF on Linux).
 """
 
 
 class UnwrittenError(SourceError):
-    """A disk or a process failed. Nothing is wrong with the source, so the next try may go on from
-    what is finished.
+    """A disk or a process failed.
+
+    The source is sound, so the next try may continue from the finished files.
     """
 
 
 LOST = "\1"
-"""The first character of an error of the disk, between processes."""
+"""First character of an error of the disk that is passed between processes."""
 
 
 def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
@@ -70,8 +74,9 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
 
 
 def _numbered(count: int) -> int:
-    """A descriptor of a nameless file with the numbers. Forks share its position, so each read
-    gives the next number.
+    """A descriptor of a nameless file with the numbers.
+
+    Forked processes share its position, so that each read yields the next number.
     """
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(number.to_bytes(NUMBERS, "little") for number in range(count)))
@@ -80,7 +85,7 @@ def _numbered(count: int) -> int:
 
 
 def _listen(words: int, told: Told) -> None:
-    """Pass on what the others report, until all of them have ended."""
+    """Pass on the reports of the other processes until all of them have ended."""
     rest = b""
     while content := os.read(words, SIZE * 512):
         rest += content
@@ -104,7 +109,7 @@ def _started(
     others: tuple[int, int],
     work: Callable[[int, Told], object],
 ) -> int:
-    """Fork a process that takes numbers until there are none; its identity."""
+    """Fork a process that works until no number is left. Returns its process id."""
     child = os.fork()
     if child:
         return child

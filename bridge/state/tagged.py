@@ -1,5 +1,5 @@
-"""Plain values as JSON and back, exactly: a mark tells tuples, sets, and mappings whose keys are no
-strings.
+"""Exact conversion of plain values to JSON and back: a mark denotes tuples, sets, and non-string
+keys.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from typing import Any
 
 MARK = "stagebridge "
 TUPLE, SET, FROZEN, PAIRS = (f"{MARK}{kind}" for kind in ("tuple", "set", "frozenset", "pairs"))
-"""The only key of an object that stands for such a value. Under it is a list."""
+"""Keys that denote a tuple, a set or pairs: each is the only key of its object, and its value is a
+list.
+"""
 
 
 def encoded(value: Any) -> Any:
-    """`value` as values that JSON has. Anything that is not plain stays as it is."""
+    """`value` as values that JSON has. A part that is not plain stays unchanged."""
     if isinstance(value, tuple):
         return {TUPLE: [encoded(inner) for inner in value]}
     if isinstance(value, set | frozenset):
@@ -34,8 +36,9 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The value that `encoded` turned into this. Raises `TypeError` or `ValueError` for what
-    `encoded` never writes.
+    """The value from which `encoded` made `value`.
+
+    Raises `TypeError` or `ValueError` for a value that `encoded` never makes.
     """
     if isinstance(value, list):
         return [decoded(inner) for inner in value]

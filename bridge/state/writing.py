@@ -1,7 +1,7 @@
-"""Writes checkpoints: by several processes, into a folder beside their place that is renamed at the
+"""Writes checkpoints: by several processes, into a folder beside the target that is renamed at the
 end.
 
-Finished files outlive a kill, and the same command goes on from them.
+Finished files outlive a kill, and the same command continues from them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
 from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
-"""Files in the folder beside, or endings of their names: what is written there; the finished files;
-an unfinished file; how many of its bytes are on the disk for certain.
+"""Files in that folder, or endings of their names: the digest of the task; the list of finished
+files; an unfinished file; and the number of its bytes that are certainly on the disk.
 """
 SPARE = 2**20
-"""Bytes to keep free for names and digests."""
+"""Number of bytes to keep free for names and digests."""
 STAGE = 2**29
-"""Bytes of a file after which they are brought to the disk and noted. A process that is killed
-loses no more than these.
-"""
+"""Number of bytes after which a file is flushed to the disk. A kill loses no more than this."""
 PATIENCE = 10.0
-"""Seconds that the processes of a command that was killed get to end."""
+"""Seconds to wait until the processes of a killed command have ended."""
 Moved = Callable[[int, bool], None]
-"""Told of every piece: its bytes, and whether they are written now rather than by an earlier try.
-"""
+"""Callback for every piece: its bytes, and whether they were written now or by an earlier try."""
 
 
 def write(
@@ -49,8 +46,8 @@ def write(
 ) -> None:
     """Write the files into the new folder `target`. Raises `SourceError`.
 
-    After a full disk or a kill, what is written stays beside, and the same call goes on from there.
-    A source that is refused leaves nothing.
+    After a full disk or a kill, the written files stay beside it, and the same call continues from
+    them. A source that is refused leaves nothing.
     """
     if os.path.lexists(target):
         raise SourceError(f"{target}: exists already; name a new folder, or remove this one")
@@ -76,7 +73,7 @@ def write(
 
 
 def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
-    """Write all files into the folder beside. If the source is refused, the folder is removed."""
+    """Write all files into the folder `staging`, which is removed if the source is refused."""
     done = _resumed(staging, mark)
     left = [file for file in written.files if file.name not in done]
     resumed = bool(done) or any(_kept(staging, file).size for file in left)
@@ -98,14 +95,18 @@ def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: in
 
 
 def _advice(staging: Path) -> str:
-    """What the user can do now."""
-    kept = f"{staging} keeps what is written: make room and give the same command again to go on, or remove it"
+    """Advice for the user after a failure."""
+    kept = (
+        f"{staging} keeps the finished part: make room and repeat the command to continue, or "
+        "remove it"
+    )
     return kept if staging.is_dir() else "make room, or name another folder"
 
 
 def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
-    """Write these files, by several processes if there are several files. Returns their digests by
-    name.
+    """Write these files, with several processes if there are several files.
+
+    Returns their digests by name.
     """
     if min(processes, len(files)) < 2:
         return {file.name: _finished(staging, file, moved) for file in files}
@@ -120,7 +121,7 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
     )
     found = _journal(staging)
     SourceError.raise_if(
-        f"{staging / file.name}: not written by its process"
+        f"{staging / file.name}: its process ended before it wrote the file"
         for file in files
         if file.name not in found
     )
@@ -129,7 +130,7 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
 
 @contextmanager
 def _alone(staging: Path) -> Iterator[None]:
-    """Hold the lock of the folder. Raises `SourceError` if another process keeps it."""
+    """Context that holds the folder's lock. Raises `SourceError` if another process keeps it."""
     staging.mkdir(exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -154,8 +155,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _mark(written: Written, sources: Iterable[Path]) -> str:
-    """A digest of the sources, and of what each file consists of. Finished files are of use only if
-    it is the same.
+    """A digest of the sources and of the parts of each file.
+
+    Finished files can be used only if it is the same.
     """
     found = hashlib.sha256(__version__.encode())
     for path in sources:
@@ -174,8 +176,9 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
 
 
 def _resumed(staging: Path, mark: str) -> dict[str, str]:
-    """Digests of the files that an earlier try finished. If it wrote another checkpoint, its files
-    are removed.
+    """Digests of the files that an earlier try finished.
+
+    Files of another checkpoint are removed.
     """
     path = staging / MARK
     if path.is_file() and path.read_text() == mark:
@@ -187,7 +190,7 @@ def _resumed(staging: Path, mark: str) -> dict[str, str]:
 
 
 def _journal(staging: Path) -> dict[str, str]:
-    """Digests of the files that are finished."""
+    """Digests of the finished files, by name."""
     # The last line may be half written. Lines that are not a digest and the name of a file are
     # passed over, and the file is written again.
     lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
@@ -200,7 +203,7 @@ def _journal(staging: Path) -> dict[str, str]:
 
 
 def _room(staging: Path, left: Iterable[File]) -> None:
-    """Raises `SourceError` unless the disk holds what is still to be written."""
+    """Raises `SourceError` unless the disk has room for the rest of the files."""
     needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
@@ -211,7 +214,7 @@ def _room(staging: Path, left: Iterable[File]) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """The beginning of an unfinished file: the bytes that are on the disk for certain, and their
+    """The beginning of an unfinished file: the number of bytes certainly on the disk, and their
     digest.
     """
 
@@ -230,7 +233,7 @@ def _kept(staging: Path, file: File) -> Kept:
 
 
 def _finished(staging: Path, file: File, moved: Moved) -> str:
-    """Write one file down to the disk, note that it is there, and return its digest."""
+    """Write one file to the disk, note that it is finished, and return its digest."""
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = _kept(staging, file)
@@ -251,8 +254,9 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
 
 
 def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
-    """Write the rest of a file beside its place. Returns its digest, or "" if the bytes that are
-    `kept` have another digest.
+    """Write the rest of an unfinished file.
+
+    Returns its digest, or "" if the `kept` bytes have another digest.
     """
     beside, digest = path.with_name(path.name + PART), hashlib.sha256()
     with beside.open("r+b" if kept.size else "wb") as stream:
@@ -274,8 +278,9 @@ def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
 
 
 def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
-    """Bring what is written so far to the disk, and only then note how many bytes it is. Returns
-    that number.
+    """Flush the bytes written so far to the disk, and then note their number.
+
+    Returns that number.
     """
     stream.flush()
     os.fsync(stream.fileno())
@@ -288,10 +293,10 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
 def pieces(
     file: File, before: IO[bytes] | None = None, kept: int = 0
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, at most a strip at a time.
+    """Yield the bytes of a file, at most a strip at a time.
 
-    The first `kept` of them are read from the stream `before` instead: an earlier try wrote them,
-    and stopped between two pieces.
+    The first `kept` of them are read from the stream `before`: an earlier try wrote them, and
+    stopped between two pieces.
     """
     sums: dict[int, int] = {}
     at = 0
@@ -320,7 +325,7 @@ def _part(
 def _late(part: Late, sums: dict[int, int]) -> bytes:
     found = part.make([sums[id(run)] for run in part.runs])
     if len(found) != size_of(part):
-        raise SourceError(f"{len(found)} bytes of checksums, expected {size_of(part)}")
+        raise SourceError(f"found {len(found)} bytes of checksums, expected {size_of(part)}")
     return found
 
 
@@ -343,7 +348,7 @@ def _run(
 
 
 def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
-    """Put the digests beside the files, and bring every name to the disk."""
+    """Write the digests beside the files, and flush every name to the disk."""
     top = written.sums.rpartition("/")[0]
     prefix = f"{top}/" if top else ""
     found = {

@@ -19,18 +19,18 @@ from bridge.testing import processes
 BASH = shutil.which("bash")
 STARTER = "torchrun"
 STARTING = ("bash", "sh", "env", "nohup", "xargs")
-"""Programs that start others, and that the reader models."""
+"""Names of programs that start others and that the reader models."""
 SECONDS = 10
-"""Time limit for a script."""
+"""Time limit for a script in seconds."""
 # Words are ended by null bytes, as they may contain anything else; their number comes first, as a
 # word may be empty.
 STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "$@" >> {target}
 """
 STOPPED = re.compile(r"line (\d+): .*a shell stops", re.DOTALL)
-"""The line in a message of the reader about an error at which a shell would stop."""
+"""Matches the line number in a reader's message about an error at which a shell would stop."""
 ASSIGNING = re.compile(r"[A-Za-z_]\w*=")
-"""The beginning of a word that assigns to a variable."""
+"""Matches the beginning of a word that assigns to a variable."""
 Runs = list[list[str]]
 
 
@@ -48,7 +48,7 @@ class Bash:
     """Runs scripts in an empty folder. They can start only a stand-in of the launcher and programs that the reader models."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` must be empty; the stand-in and its notes are written into it."""
+        """Write the stand-in, and the file for its notes, into `folder`, which must be empty."""
         self.work, self.programs, self.notes = (
             folder / "work",
             folder / "programs",
@@ -63,7 +63,7 @@ class Bash:
                 (self.programs / name).symlink_to(path)
 
     def reads(self, text: str) -> bool:
-        """Whether a text is shell syntax for bash."""
+        """Whether a text is valid syntax for bash."""
         command = [str(BASH), "-nO", "extglob"]
         return (
             subprocess.run(
@@ -73,7 +73,7 @@ class Bash:
         )
 
     def runs(self, text: str) -> Runs:
-        """The words of each run that bash starts; raises `subprocess.TimeoutExpired`."""
+        """The words of each run that bash starts. Raises `subprocess.TimeoutExpired`."""
         return self.done(text)[0]
 
     def done(self, text: str) -> tuple[Runs, set[int]]:
@@ -102,7 +102,7 @@ def _noted(notes: bytes) -> Runs:
 
 
 def said(text: str) -> Said:
-    """The runs of a script by the reader."""
+    """The runs that the reader finds in a script."""
     reader = Reader("launch.sh", Scope({}))
     refused = ""
     try:
@@ -132,7 +132,7 @@ def said(text: str) -> Said:
             return Said(runs, unknown.why, unknown.line)
         if unknown is not None or command.branch:
             return Said(
-                [], f"line {command.line}: {unknown.why if unknown else 'a branch decides it'}"
+                [], f"line {command.line}: {unknown.why if unknown else 'it depends on a branch'}"
             )
         words = ["".join(piece.key for piece in word) for word in command.words]
         if words[0] == "env" and STARTER in words:
@@ -148,16 +148,20 @@ def said(text: str) -> Said:
                 not word.startswith("-") and "=" not in word and word not in STARTING
                 for word in plain
             ):
-                return Said([], f"line {command.line}: a program that is not here may start it")
+                return Said([], f"line {command.line}: a program that is missing here may start it")
         if STARTER in words and "xargs" in words[: words.index(STARTER)]:
-            return Said([], f"line {command.line}: xargs adds words of its own")
+            return Said([], f"line {command.line}: xargs adds words to the command")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
             runs.append(words[words.index(STARTER) + 1 :])
     return Said(runs, refused, int(stopped[1]) if stopped else 0)
 
 
 def _places(text: str, line: int) -> set[int]:
-    """The lines under which bash may report an error of a line: its first line, or that of a here-document's operator."""
+    """The line numbers under which bash may report an error on `line`.
+
+    A command's error is reported under its first line, or under the line of a here-document's
+    operator.
+    """
     lines, first = text.split("\n"), line
     # Lines joined by a backslash are one command, which begins on the first of them.
     while first > 1 and lines[first - 2].endswith("\\"):
@@ -169,7 +173,9 @@ def _places(text: str, line: int) -> set[int]:
 
 
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
-    """Result of the comparison (`equal`, `stopped`, `refused`, `different`), and the reader's reason if it refuses."""
+    """The result of the comparison (`equal`, `stopped`, `refused`, `different`), and the reader's
+    reason to refuse.
+    """
     found = said(text)
     if found.refused and not found.stopped:
         return "refused", found.refused

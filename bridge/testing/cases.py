@@ -253,10 +253,12 @@ END = 'torchrun a.py --same 1 $X "$X"\n'
 
 
 class CaseWriter(Writer):
-    """Writes the parts of these scripts."""
+    """Writer of the scripts of this module."""
 
     def rule(self, name: str) -> str:
-        """One way to write a part. Deeply nested parts get the simplest ways."""
+        """A text for a part that the rule `name` allows; the simplest one if the part is nested
+        deeply.
+        """
         self.depth += 1
         # The first way of each rule has no part of the same rule in it, so the nesting ends.
         choices = RULES[name][: 1 if self.depth > 8 else None]

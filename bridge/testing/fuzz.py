@@ -1,4 +1,6 @@
-"""Fuzzes a dialect: generated configs are read, written, lifted and converted; finds the smallest config that fails."""
+"""Fuzzing of a dialect: generated configs are read, written, lifted and converted, and failures are
+shrunk.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from bridge.testing.strategies import configs, entries
 from bridge.translation import Result, claims, lift, lower, translate
 
 SUFFIXES = ("json", "yaml", "txt", "sh")
-"""Suffixes of the files that configs are written to, one for each format."""
+"""Suffixes of config files, one for each format."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Task:
 
 @dataclass
 class Covered:
-    """Counts of tried configs: passed ones by release and by stage, and those that a stage had to refuse."""
+    """Numbers of tried configs: by release, by passed stage, and of those that a stage had to
+    refuse.
+    """
 
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -52,12 +56,12 @@ class Covered:
 
     @property
     def examples(self) -> int:
-        """Configs that were tried."""
+        """Number of configs that were tried."""
         return sum(self.releases.values())
 
 
 class Broken(AssertionError):
-    """A broken promise: its name, and the details."""
+    """A config breaks a promise, whose name and details are the arguments."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,12 @@ class Failure:
 
     @property
     def promise(self) -> tuple[str, str]:
-        """Identity of the failure: the stage, and the message without details."""
+        """The promise that is broken: the stage, and the message without its details."""
         return self.stage, self.message.partition(":")[0]
 
     @cached_property
     def written(self) -> Written | None:
-        """The config as a file; None if writing it is what fails."""
+        """The config as a file; None if it cannot be written."""
         try:
             return self.config.dialect.render(self.config)
         except Exception:
@@ -127,7 +131,7 @@ def fuzz(
 
 
 def _smallest(task: Task, failure: Failure) -> Failure:
-    """The failure without the settings that it does not need."""
+    """The failure, without the settings that do not contribute to it."""
     # Hypothesis shrinks its own choices; a setting that the core of a config always draws goes only
     # here.
     for path in failure.config.given:
@@ -137,7 +141,7 @@ def _smallest(task: Task, failure: Failure) -> Failure:
 
 
 def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | None:
-    """A failure of the same promise with fewer settings, or None."""
+    """A failure of the same promise with only the settings `given`; None if there is none."""
     config = failure.config
     try:
         fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
@@ -180,7 +184,8 @@ def _stages(task: Task) -> Iterator[tuple[str, Callable[[Config], None]]]:
 
 
 def _reads_back(config: Config) -> None:
-    """Check that each written format is read back with equal values and equal meaning."""
+    """Check that each format that is written is read back with equal values and effective values.
+    """
     for format in config.dialect.formats:
         read = _read_again(config, format)
         _same(READING, f"given, read back from {format}", config.given, read.given)
@@ -203,12 +208,15 @@ def starts(config: Config) -> bool:
 
 
 def suffix(dialect: Dialect, format: str) -> str:
-    """A suffix that stands for a format."""
+    """The suffix of files of a format."""
     return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
 
 
 def _survives(config: Config) -> None:
-    """Check that lifting and lowering into the same dialect keeps the meaning. Ranks that a plan's mesh lacks are left out."""
+    """Check that lifting, lowering into the same dialect, and lifting again yield an equal plan.
+
+    Configs whose world size is not that of the plan's mesh are skipped.
+    """
     plan = lift(config)
     mesh = plan.parallel
     if not starts(config):
@@ -224,7 +232,11 @@ def _survives(config: Config) -> None:
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
-    """Check that the other stack reads the converted config, that exactly the losses are reported, and that it leads back."""
+    """Check that the other stack reads the converted config, and that exactly the losses are
+    reported.
+
+    Also check that the conversion back, with the carry-over, restores the config.
+    """
     result = translate(config, to, version)
     for format in to.formats:
         _accepted(result, format)
@@ -234,7 +246,9 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
 
 
 def _accepted(result: Result, format: str) -> None:
-    """Check that the written config is read with the same meaning. If it is refused, a finding must have said so."""
+    """Check that the written config is read with equal effective values, or that findings announce
+    its refusal.
+    """
     target, to = result.config, result.config.dialect
     try:
         read = _read_again(target, format)
@@ -242,7 +256,7 @@ def _accepted(result: Result, format: str) -> None:
         foretold = {finding.path for finding in result.findings}
         if all(problem.partition(":")[0] in foretold for problem in error.problems):
             return
-        raise Broken(CONVERTING, f"{to.name} refuses what was written for it: {error}") from None
+        raise Broken(CONVERTING, f"{to.name} refuses the config written for it: {error}") from None
     _same(
         CONVERTING,
         f"effective values of {to.name}, read back from {format}",
@@ -252,7 +266,9 @@ def _accepted(result: Result, format: str) -> None:
 
 
 def _tells(result: Result) -> None:
-    """Check that a set field has a finding exactly if its effective value changes on the way there and back."""
+    """Check that a set field has a finding exactly if a conversion there and back changes its
+    effective value.
+    """
     config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
     back = _back(result)
     named = {
@@ -268,7 +284,8 @@ def _tells(result: Result) -> None:
         told = named & ({path} | otherwise(path, value, back.get(path)))
         if lost != bool(told):
             said = (
-                f"{path} turns from {shown(config.effective.get(path))} to {shown(back.get(path))}"
+                f"{path} changes from {shown(config.effective.get(path))} to "
+                f"{shown(back.get(path))}"
             )
             raise Broken(
                 CONVERTING,
@@ -279,7 +296,7 @@ def _tells(result: Result) -> None:
 
 
 def _back(result: Result) -> Values:
-    """Effective values after the way there and back; empty if the stack refuses the result."""
+    """Effective values after a conversion there and back; empty if the stack refuses the result."""
     config = result.source
     try:
         return lower(
@@ -301,7 +318,7 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
 
 
 def command(task: Task, failure: Failure, file: str) -> str:
-    """The command that shows the failure for the config in `file`."""
+    """The command line that shows the failure for the config in `file`."""
     config = failure.config
     words = ["--from", config.dialect.name, "--from-version", config.version]
     words += ["--world-size", str(config.world_size)] if config.world_size else []

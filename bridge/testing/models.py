@@ -47,7 +47,7 @@ PARAMETERS = st.builds(lambda base, scaling: {**scaling, "rope_theta": base}, PO
 BOTH = st.builds(
     lambda one, two: {"sliding_attention": one, "full_attention": two}, PARAMETERS, PARAMETERS
 )
-"""One mapping for each kind of block, as Gemma 3 has it."""
+"""A mapping with rotary parameters for each kind of block, as in Gemma 3."""
 
 KEYS: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), st.integers(1, 12)),
@@ -79,18 +79,18 @@ KEYS: Mapping[str, SearchStrategy[Any]] = {
     "topk_method": st.sampled_from(("greedy", "group_limited_greedy", "noaux_tc")),
     "n_inner": st.integers(1, 4096),
 }
-"""Realistic values of keys whose type would allow any."""
+"""Realistic values for keys whose types would allow any value."""
 BLOCKS: Mapping[str, SearchStrategy[Any]] = {
     "layer_types": st.sampled_from(("full_attention", "sliding_attention")),
     "mlp_layer_types": st.sampled_from(("dense", "sparse")),
     "is_moe_layer": st.booleans(),
     "no_rope_layers": st.sampled_from((0, 1)),
 }
-"""Keys with one entry for each block."""
+"""Keys whose values are lists with one entry for each block, with the values of an entry."""
 
 
 def key(name: str) -> SearchStrategy[Any]:
-    """Values of a key."""
+    """Strategy for the values of a key."""
     return KEYS[name] if name in KEYS else typed_values(fields(ModelKeys)[name].annotation)
 
 

@@ -1,4 +1,4 @@
-"""Configs with one mistake, made from valid ones by schema and table, with the edited key and the kind of mistake."""
+"""Configs with one mistake, made from valid ones, with the edited key and the kind of mistake."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Path = tuple[str, ...]
 
 
 REST = "*"
-"""Name of the field that takes all other entries of its section."""
+"""Name of the field that holds all other entries of its section."""
 
 
 class Mistake(StrEnum):
-    """Kind of an edit."""
+    """Kind of mistake that an edit makes."""
 
     UNKNOWN = "unknown key"
     MISSPELLED = "misspelled key"
@@ -44,8 +44,10 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit: the place, the new value (`REMOVE`: none), the old place of a value that moves, and
-    the plan field of a size that no longer fits.
+    """One edit: its path, the new value (`REMOVE` for none), and the old path of a value that
+    moves.
+
+    For a size that no longer fits, it also has the plan field.
     """
 
     mistake: Mistake
@@ -61,7 +63,7 @@ class _Remove:
 
 
 REMOVE = _Remove()
-"""In place of a value: the key is removed."""
+"""Value of an edit that removes the key."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _mutations(
 
 
 def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
-    """Every single edit of a config that is a mistake, by the kind of mistake."""
+    """All single edits of a config that are mistakes, by the kind of mistake."""
     found: dict[Mistake, list[Edit]] = {}
     for maker in MAKERS:
         for edit in maker(config):
@@ -156,7 +158,7 @@ def _take(source: dict[str, Any], path: Path) -> Any:
 
 
 def _unknown(config: Config) -> Iterator[Edit]:
-    """Edits that add an unknown key, at the top and in each section of the source."""
+    """Yield edits that add an unknown key, at the top and in each section of the source."""
     spelled = part_of(config.dialect).spelled
     parents = dict.fromkeys(spelled(config, path)[:-1] for path in config.given)
     for parent in {(): None, **parents}:
@@ -172,7 +174,7 @@ def _free(config: Config, parent: Path) -> bool:
 
 
 def _misspelled(config: Config) -> Iterator[Edit]:
-    """Each key with two of its letters swapped, its value kept."""
+    """Yield edits that swap two letters of a key and keep its value."""
     part = part_of(config.dialect)
     known = {tuple(path.split(".")) for path in fields(config.dialect.schema)}
     known |= {part.spelled(config, path) for path in config.given}
@@ -184,9 +186,7 @@ def _misspelled(config: Config) -> Iterator[Edit]:
 
 
 def _swapped(name: str) -> str:
-    """`name` with two neighbouring letters swapped: the first pair that differs, from the middle
-    on.
-    """
+    """`name` with two neighbouring letters swapped: the first different ones from the middle on."""
     for place in range(len(name) // 2, len(name) - 1):
         if name[place] != name[place + 1] and name[place : place + 2].isalpha():
             return name[:place] + name[place + 1] + name[place] + name[place + 2 :]
@@ -225,7 +225,7 @@ def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
 
 
 def _wrong_values(config: Config) -> Iterator[Edit]:
-    """Edits that give a field a value which its annotation does not take."""
+    """Yield edits that give a field a value which its annotation does not allow."""
     part, known = part_of(config.dialect), fields(config.dialect.schema)
     settable = set(paths_of(config.dialect, Case(config.version, config.world_size, config.entry)))
     for path in config.given:
@@ -274,7 +274,9 @@ AXES = ("parallel.tensor", "parallel.pipeline", "parallel.context")
 
 
 def _relations(config: Config) -> Iterator[Edit]:
-    """Edits to sizes that do not fit: an axis with more ranks than exist, a batch that its parts do not divide."""
+    """Yield edits to sizes that do not fit: an axis with too many ranks, or a batch that its parts
+    do not divide.
+    """
     from bridge.translation import lift
 
     if config.world_size is None:
@@ -298,7 +300,7 @@ def _relations(config: Config) -> Iterator[Edit]:
 
 
 def _carried(config: Config, ours: str, value: Any) -> list[str]:
-    """Given paths that are the only source of a plan field and have its value."""
+    """Paths of given values that equal a plan field and are its only source."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
     return [
         path
@@ -308,7 +310,7 @@ def _carried(config: Config, ours: str, value: Any) -> list[str]:
 
 
 def _required(config: Config) -> Iterator[Edit]:
-    """Fields that the dialect requires."""
+    """Yield edits that remove a field which the dialect requires."""
     part = part_of(config.dialect)
     for path in part.required(config):
         yield Edit(Mistake.REMOVED, part.spelled(config, path), REMOVE)

@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 def _listen() -> None:
-    """Reset signals that are ignored here, as for background programs: a shell cannot trap signals that were ignored at start."""
+    """Reset the handling of signals.
+
+    Background programs ignore some, and a shell cannot trap ignored ones.
+    """
     for heard in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(heard, signal.SIG_DFL)
 
@@ -22,7 +25,10 @@ def run(
     environment: Mapping[str, str],
     folder: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program in a new session, and kill what is left of the session. Raises `subprocess.TimeoutExpired`."""
+    """Run a program in a new session, and then kill all that is left of the session.
+
+    Raises `subprocess.TimeoutExpired`.
+    """
     # A script may leave programs in the background; they belong to its session, and end with it.
     with subprocess.Popen(
         command,

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 Script = tuple[str, tuple[str, ...]]
-"""A text, and the productions that made it."""
+"""The text of a script, and the names of the productions that made it."""
 PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
-"""A name directly followed by letters. Together they would be another, unset name."""
+"""Matches a name that is directly followed by letters, with which it would be another, unset name.
+"""
 DEEPEST = 6
-"""Levels of nesting; deeper parts are the simplest."""
+"""Largest depth of nesting; deeper parts are the simplest ones."""
 MOST = 60
-"""Parts of a script; further parts are the simplest."""
+"""Largest number of parts in a script; further parts are the simplest ones."""
 
 _GLOBS = (
     "x*",
@@ -294,7 +295,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
         "'A=\"$B\"; C=$A'",
     ),
 }
-"""Parts with one of several texts, the simplest first."""
+"""Parts that have one of several texts, the simplest first."""
 
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "${A}": ("${⟨name⟩}",),
@@ -985,7 +986,7 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "status of a substitution": ("A=$( ⟨condition⟩ ); B=$?",),
     },
 }
-"""Productions by the rule that takes one of them."""
+"""Productions by the rule that selects one of them."""
 FLAT: Mapping[str, str] = {
     "word part": "⟨text⟩",
     "one word": "⟨text⟩",
@@ -996,7 +997,7 @@ FLAT: Mapping[str, str] = {
     "statement": "⟨name⟩=⟨text⟩",
     "command": "$(echo ⟨bare⟩)",
 }
-"""The text of a rule that is nested too deeply."""
+"""The text of each rule for parts that are nested too deeply."""
 START = (
     "shopt -s extglob",
     "A=⟨text⟩ B=⟨text⟩ C=⟨text⟩ D=⟨text⟩",
@@ -1011,13 +1012,13 @@ BEFORE = (
     "if ⟨condition⟩; then B+=y; fi",
     'torchrun a.py $((⟨number⟩)) "⟨parameter⟩" ⟨parameter⟩ "⟨spread⟩" ⟨command⟩',
 )
-"""Lines of each script with one of each kind of part that statements contain only deep inside."""
+"""Lines of each script with the kinds of parts that statements contain only at depth."""
 END = 'torchrun a.py "$A" "$B" "$C" "$D" "$K" "$L" "${P[@]}" . "${Q[@]}" . "${M[k]}" "$#" "$@"'
 
 
 @dataclass
 class Writer:
-    """Writes scripts; `used` has the productions that were used."""
+    """Writer of scripts; `used` has the names of the productions that were used."""
 
     choose: Callable[[Sequence[str]], str]
     used: list[str] = field(default_factory=list)
@@ -1026,7 +1027,7 @@ class Writer:
     parts: int = 0
 
     def filled(self, template: str) -> str:
-        """A template with all its parts written."""
+        """`template` with all its parts filled in."""
         if "№" in template:
             self.serial += 1
             template = template.replace("№", str(self.serial))
@@ -1039,7 +1040,7 @@ class Writer:
         return " ".join(self.rule(found[1]) for _ in range(int(self.choose(counts))))
 
     def rule(self, name: str) -> str:
-        """One way to write a part."""
+        """A text for a part that the rule `name` allows."""
         if name in RULES:
             return self.filled(self.choose(RULES[name]))
         self.parts += 1
@@ -1055,7 +1056,7 @@ class Writer:
 
 
 def written(choose: Callable[[Sequence[str]], str]) -> Script:
-    """A script from the parts that `choose` selects."""
+    """A script that consists of the parts that `choose` selects."""
     write = Writer(choose)
     lines = [write.filled(line) for line in START]
     lines += [write.rule("statement") for _ in range(int(choose("1234")))]
@@ -1066,5 +1067,5 @@ def written(choose: Callable[[Sequence[str]], str]) -> Script:
 
 @st.composite
 def scripts(draw: Callable[[st.SearchStrategy[str]], str]) -> Script:
-    """Scripts, each with the productions that made it."""
+    """Strategy for scripts, each with the productions that made it."""
     return written(lambda choices: draw(st.sampled_from(list(choices))))

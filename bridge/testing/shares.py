@@ -17,21 +17,23 @@ from bridge.errors import BridgeError
 from bridge.testing.strategies import Case, configs, part_of, paths_of
 
 ROUND = 50
-"""Configs that are drawn at once."""
+"""Number of configs that are drawn at once."""
 CHOICES = 2**14
-"""Bytes of randomness for a config, more than any needs."""
+"""Number of random bytes for a config, more than any config needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`having` configs are of a release and entry point with the field; in `off` of them it differs from its default."""
+    """Of `having` configs whose release and entry point have a field, `off` set it to another value
+    than its default.
+    """
 
     off: int = 0
     having: int = 0
 
     @property
     def value(self) -> float:
-        """The share; 0 before a config was drawn."""
+        """The share `off / having`; 0 if no config was drawn."""
         return self.off / max(1, self.having)
 
     def plus(self, off: bool) -> Share:
@@ -39,7 +41,9 @@ class Share:
         return Share(self.off + off, self.having + 1)
 
     def exceeds(self, share: float, doubt: float) -> bool:
-        """Whether the true share exceeds `share`: with exactly `share`, so many hits would be less likely than `doubt`."""
+        """Whether the true share exceeds `share`: with `share`, this many hits would be less likely
+        than `doubt`.
+        """
         # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
         odds = (
             comb(self.having, hits) * share**hits * (1 - share) ** (self.having - hits)
@@ -51,10 +55,10 @@ class Share:
 def shares(
     dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = lambda share: True
 ) -> dict[str, Share]:
-    """The share of every field in `examples` configs. They are drawn for releases and entry points
-    with a field that is still `wanted`, until there is none.
+    """The share of every field in `examples` configs.
 
-    Fields that nothing can set (`Part.unsettable`) are left out.
+    Configs are drawn for releases and entry points with a field that is still `wanted`, until there
+    is none. Fields that nothing can set (`Part.unsettable`) are left out.
     """
     found = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
     random, among = Random(0), _cases(dialect)
@@ -73,7 +77,7 @@ def shares(
 
 @cache
 def _cases(dialect: Dialect) -> tuple[Case, ...]:
-    """Releases and entry points, each as often as it is drawn."""
+    """Releases and entry points, each repeated in proportion to its frequency."""
     return tuple(
         Case(version, None, entry)
         for version in dialect.versions
@@ -88,7 +92,10 @@ def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
 
 
 def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
-    """An independent config. Within one run, Hypothesis starts with small configs and repeats parts of earlier ones."""
+    """A config that does not depend on others.
+
+    In an ordinary run Hypothesis starts with small configs, and repeats parts of earlier ones.
+    """
     found: list[Config] = []
     draw: Any = given(configs(dialect, case.version, entry=case.entry))(
         lambda config: found.append(config)
@@ -99,7 +106,9 @@ def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
 
 
 def off_default(config: Config) -> set[str]:
-    """Fields that differ from the stack's default, in an empty config or within the rest of this one."""
+    """Fields whose values differ from the stack's default, be it for an empty config or for the
+    rest of this one.
+    """
     usual = _usual(config.dialect, Case(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}
     # A default may depend on other settings: then a value equal to that of an empty config is off
@@ -112,7 +121,9 @@ def off_default(config: Config) -> set[str]:
 
 
 def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Effective values of other values; empty if the stack refuses them."""
+    """The effective values of a config with the values `given` instead; empty if the stack refuses
+    it.
+    """
     try:
         return config.dialect.config(
             given, config.version, config.world_size, config.entry

@@ -1,4 +1,5 @@
-"""Makes one edit in a real source, and tells whether plan, values and findings show it."""
+"""Makes one edit in a real source, and tells whether the plan, the values or the findings show it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ EQUAL, LEGAL, SILENT = "equal in meaning", "legal other value", "silent"
 
 @dataclass(frozen=True)
 class Edited:
-    """A source with one edit: its kind, the old and the new key, the new value, the edited source, and the place of the edit."""
+    """A source with one edit: its kind, old key, new key, new value and path, and the edited
+    source.
+    """
 
     kind: str
     was: str
@@ -44,7 +47,9 @@ class Edited:
 
 
 def edited(source: Source, chance: Random, kind: str) -> Edited | None:
-    """`source` with one edit of a kind, at a key that `chance` draws; None if that key does not allow the edit."""
+    """`source` with one edit of a kind, at a key that `chance` draws; None if the edit is not
+    possible there.
+    """
     if isinstance(source, Mapping):
         places = list(_places(source))
         return _mapping(source, chance.choice(places), kind, chance) if places else None
@@ -151,7 +156,10 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Base:
-    """A real source, and the way to read an edit of it. Values, plan and findings of the source are computed once."""
+    """A real source, and a function that reads edits of it.
+
+    Its values, plan and findings are computed once.
+    """
 
     source: Source
     config: Config
@@ -159,7 +167,7 @@ class Base:
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
-        """Its plan. Raises `BridgeError` if no plan can express it."""
+        """The plan of the source. Raises `BridgeError` if no plan can express it."""
         return lift(self.config).values()
 
     @cached_property
@@ -169,7 +177,9 @@ class Base:
 
 
 def outcome(base: Base, edit: Edited) -> str:
-    """Result of an edit of a base: one of the constants above; `SILENT` if nothing shows it."""
+    """The result of an edit: `REFUSED` or another of the constants above; `SILENT` if nothing shows
+    the edit.
+    """
     try:
         after = base.read(edit.source)
         plan = lift(after).values()
@@ -203,7 +213,8 @@ def _names(key: str, text: str) -> bool:
 
 
 def _held(after: Config, edit: Edited) -> bool:
-    """Whether the given values have the new value under the key, alone or among a flag's values.
+    """Whether the given values have the new value under the key, by itself or in a list of a flag's
+    values.
 
     A flag may set a field with another name; the field's origin names the flag.
     """

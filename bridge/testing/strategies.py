@@ -29,18 +29,20 @@ WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**6
 """Largest number that is drawn for a field without a bound."""
 EXTRAS = 64
-"""Most fields to try beside the core of a config."""
+"""Largest number of fields to try beside the core of a config."""
 NEEDY = 10
-"""Number of fields with needs of their own that are tried before the rest."""
+"""Number of fields that need other settings and are tried before the rest."""
 # Hypothesis shrinks towards the first element, so shrinking drops fields.
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
-"""Largest factor by which a field is tried more often because few releases have it."""
+"""Largest factor by which a field that few releases have is tried more often."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The case for which a config is drawn: a release, a world size in ranks (None: not given), and an entry point."""
+    """A case for which configs are drawn: a release, a world size in ranks (None: not given), and
+    an entry point.
+    """
 
     version: str
     world_size: int | None
@@ -58,27 +60,24 @@ def _nested(config: Config) -> Group:
 
 @dataclass(frozen=True)
 class Part:
-    """What a dialect adds to its schema, as `PART` in its module `strategies`.
+    """Additions to a dialect's schema for strategies, as `PART` in the dialect's module
+    `strategies`.
 
     - `core`: draws groups of values. The stack must accept the first; each further one stays if it
-      is accepted.
-    - `paths`: the fields of a case; None: all of the schema.
-    - `values`: draws one field if its type says too little; None: the type is enough.
-    - `opaque`: fields of a case that hold live objects, which are carried as they are.
-    - `beside`: settings that a field needs. Such fields are also tried first.
-    - `reserved`: paths, or beginnings up to a dot or an underscore, that only the core draws.
-    - `entries`: the entry points; likelier ones are repeated.
-    - `unsettable`: fields that accept nothing but their default, each with the reason.
-    - `least`: settings that every config needs.
+    is accepted. - `paths`: the fields of a case; None: all of the schema. - `values`: draws one
+    field if its type is not specific enough; None: the type suffices. - `opaque`: fields of a case
+    that hold live objects, which are kept unchanged. - `beside`: settings that a field needs. Such
+    fields are also tried first. - `reserved`: paths, or beginnings up to a dot or an underscore,
+    that only the core draws. - `entries`: the entry points; likelier ones are repeated. -
+    `unsettable`: fields that accept nothing but their default, each with the reason. - `least`:
+    settings that every config needs.
 
     For mutations:
 
-    - `source`: a config as a mapping that `read` accepts.
-    - `spelled`: the place of a field in that mapping, level by level.
-    - `required`: fields without which a config is refused.
-    - `stranger`: a key that nobody knows.
-    - `coerced`: fields whose stack accepts other types for the same value.
-    - `rounds`: true if a batch that does not divide is read, with a finding.
+    - `source`: a config as a mapping that `read` accepts. - `spelled`: the place of a field in that
+    mapping, level by level. - `required`: fields without which a config is refused. - `stranger`: a
+    key that the dialect does not know. - `coerced`: fields whose stack accepts other types for the
+    same value. - `rounds`: true if a batch that does not divide is read, with a finding.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())
@@ -110,7 +109,7 @@ def part_of(dialect: Dialect) -> Part:
 
 
 def entries(dialect: Dialect) -> tuple[str, ...]:
-    """Entry points for which configs are drawn. The first is that of a file."""
+    """Names of the entry points for which configs are drawn. The first is that of a file."""
     return tuple(dict.fromkeys(part_of(dialect).entries))
 
 
@@ -122,7 +121,7 @@ def configs(
 ) -> SearchStrategy[Config]:
     """Configs that `dialect` accepts, of any release, world size and entry point unless given.
 
-    Every field of every release is off its default in some of them. No given value is None.
+    Every field of every release differs from its default in some of them. No given value is None.
     """
     if version is not None:
         dialect.release(version)
@@ -148,7 +147,7 @@ def _configs(
 
 
 def stand_in(*arguments: Any) -> None:
-    """Stands for any callable that a live config holds."""
+    """Function that replaces any callable in a live config."""
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
@@ -161,7 +160,10 @@ def _known(group: Group, dialect: Dialect, case: Case) -> Group:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with each of `groups` that its stack accepts. They are found by bisection; given values stay."""
+    """`config` with each of `groups` that its stack accepts, found by bisection.
+
+    Given values stay.
+    """
     more = _accepted(config, groups)
     if more is not None:
         return more
@@ -187,7 +189,7 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 
 @st.composite
 def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Group]:
-    """Groups for some fields that are not set yet, each with the fields that it needs. Fields with needs come first."""
+    """Groups for some fields that are not set yet, each with the fields that it needs."""
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
     # By a seed, because Hypothesis's own choices are not spread evenly over the fields. Shrinking
@@ -219,14 +221,14 @@ def _values(dialect: Dialect, case: Case, path: str) -> SearchStrategy[Any]:
 
 
 def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
-    """Fields that the release has at that entry point."""
+    """Fields that the release has at the entry point of a case."""
     own = part_of(dialect).paths
     return tuple(fields(dialect.schema)) if own is None else tuple(own(case))
 
 
 @cache
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
-    """Weight of each field of a case: the fewer releases have it, the higher."""
+    """The weight of each field of a case, which is higher the fewer releases have the field."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
     weights: dict[str, float] = {}
@@ -251,7 +253,7 @@ def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
 
 
 def values(annotation: Any) -> SearchStrategy[Any]:
-    """Values of an annotated type within its bounds; None is not among them."""
+    """Strategy for the values of an annotated type, within its bounds and without None."""
     return _of(annotation, ())
 
 
@@ -293,7 +295,7 @@ def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
 
 
 def words() -> SearchStrategy[str]:
-    """Short texts with characters that need quoting; never empty."""
+    """Strategy for short texts, never empty, with characters that need quoting."""
     return st.text(WORDS, min_size=1, max_size=8)
 
 
@@ -374,12 +376,14 @@ SIZES: Mapping[str, SearchStrategy[Any]] = {
         ("optimizer.schedule.minimum", "optimizer.schedule.warmup_from"), st.floats(0, 1e-6)
     ),
 }
-"""Realistic sizes and rates, of fields whose type would allow a billion."""
+"""Realistic sizes and rates for fields whose types would allow far larger values."""
 
 
 @st.composite
 def plans(draw: DrawFn) -> Plan:
-    """Plans with any fields set; batch triangle and stage boundaries agree with the rest."""
+    """Strategy for plans with any fields set, in which batch sizes and stage boundaries fit
+    together.
+    """
     chosen = [path for path in paths() if draw(KEPT)]
     flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in chosen}
     # The global batch follows from the other sides, and is not set if one of them is not.
@@ -390,7 +394,7 @@ def plans(draw: DrawFn) -> Plan:
 
 
 def _boundaries(draw: DrawFn, flat: Group) -> Group:
-    """Boundaries of stages with all layers, if the plan has layers and a pipeline."""
+    """Boundaries of stages that cover all layers, if the plan has layers and a pipeline."""
     layers, ranks = flat.get("model.layers"), flat.get("parallel.pipeline")
     if "stages.boundaries" not in flat or layers is None or ranks is None:
         return {"stages.boundaries": None}

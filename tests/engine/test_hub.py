@@ -610,7 +610,8 @@ def test_a_disk_that_fills_says_what_is_left_and_how_to_go_on(
     words = ["checkpoint", "convert", str(made("fp32 level 2")), "--to", "native", "-o", str(tmp_path / "out")]
     assert command([*words, "--processes", str(processes)]) == 1
     said = capsys.readouterr().err
-    assert "No space left" in said and ".out.partial keeps what is written" in said and "same command again" in said
+    assert "No space left" in said and "repeat the command" in said
+    assert ".out.partial keeps the finished part" in said
     assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
     monkeypatch.undo()
     assert command(words) == 0 and [path.name for path in tmp_path.iterdir()] == ["out"]

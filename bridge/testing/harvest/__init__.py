@@ -1,1 +1,3 @@
-"""Reads facts of a release from its own code, records its results for generated configs, and lists open decisions."""
+"""Reads facts of a release from its code, records its results for generated configs, and lists open
+decisions.
+"""

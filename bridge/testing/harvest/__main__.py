@@ -1,4 +1,6 @@
-"""Facts of a release from the release itself: `python -m bridge.testing.harvest STACK RELEASE [--from PATH]`."""
+"""Command that reads the facts of a release: `python -m bridge.testing.harvest STACK RELEASE
+[--from PATH]`.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,23 @@ from bridge.testing.harvest.source import locate
 from bridge.testing.harvest.worker import PLACES
 
 HELP = """\
-Facts about a release come from the release, never from typing. Install it without what it needs, in an environment of its
-own that has torch and this package, or name a source tree:
+Facts about a release are read from the release itself. Install it without its dependencies, in an
+environment that has torch and this package, or name a source tree:
 
   pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
   python -m bridge.testing.harvest automodel 0.7.0 --from /tmp/new
 
-A process of its own imports the stack. A new release is added to the repository: its day to known.json, and its differences
-from the release before to the files of rows. A row that ends gets "until", and a new one "since"; other rows stay untouched.
-Then the stack's own parser judges generated configs, and a sample of its verdicts goes to tests/STACK/releases.jsonl. The
-output lists what a person has to decide: fields without a rule, defaults that changed, functions that rules and checks name
-and that changed, and differences between our reader and the release. Write the rules, and run it again with --record.
+A separate process imports the stack. A new release is added to the repository: its date to
+known.json, and its differences from the release before it to the files of rows. A row that ends
+gets "until", a new one "since", and other rows stay as they are. Then the stack's own parser judges
+generated configs, and a sample of its verdicts goes to tests/STACK/releases.jsonl. The output lists
+the decisions for a person: fields without a rule, changed defaults, changed functions that rules
+and checks name, and differences between our reader and the release. Write the rules, and run the
+command again with --record.
 
-A known release is compared with the repository. Nothing is written without --record; the exit code is 2 if they differ.
-A stack needs two files in its folder: harvest.py (PACKAGE, TABLES, facts, path_of) and runtime/real.py (posed, answer).
+A known release is compared with the repository. Nothing is written without --record; the exit code
+is 2 if they differ. A stack needs two files in its folder: harvest.py (PACKAGE, TABLES, facts,
+path_of) and runtime/real.py (posed, answer).
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
@@ -64,10 +69,10 @@ class Job:
 
     @property
     def part(self) -> ModuleType:
-        """The stack's module `harvest`."""
+        """The module `harvest` of the stack."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
             raise BridgeError(
-                f"{self.stack}: no harvest.py in its folder; see python -m {SCRIPTED} --help"
+                f"{self.stack}: its folder has no harvest.py; see python -m {SCRIPTED} --help"
             )
         return import_module(f"compat.{self.stack}.harvest")
 
@@ -82,13 +87,13 @@ class Job:
         return Releases(self.stack, tuple(self.table(KNOWN)))
 
     def table(self, name: str) -> Any:
-        """One file of facts."""
+        """The content of one file of facts; an empty list if there is no such file."""
         path = self.into / name
         return json.loads(path.read_text("utf-8")) if path.is_file() else []
 
 
 def job(options: argparse.Namespace) -> Job:
-    """The job that the command line asks for."""
+    """The job that the options of the command line describe."""
     dialect = load(options.stack)
     home = Path(str(import_module(type(dialect).__module__).__file__)).parent
     tests = options.tests or home.parents[1] / "tests" / options.stack
@@ -105,7 +110,7 @@ def job(options: argparse.Namespace) -> Job:
 
 
 def harvested(todo: Job) -> Facts:
-    """The facts that a separate process reads."""
+    """The facts of the release, read by a separate process."""
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     say(f"{todo.stack} {todo.release}: reading {tree.folder}")
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
@@ -113,12 +118,14 @@ def harvested(todo: Job) -> Facts:
 
 
 def say(line: str) -> None:
-    """Print a line of progress, apart from the results."""
+    """Print a line of progress to standard error, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def compared(todo: Job, facts: Facts) -> list[Change]:
-    """Differences between the release and the repository's facts of it, or those of the release before it."""
+    """Changes from the repository's facts of the release, or of the release before it, to the
+    release's own.
+    """
     tables = {**todo.part.TABLES, PLACES: ("place",)}
     return [
         change
@@ -130,12 +137,13 @@ def compared(todo: Job, facts: Facts) -> list[Change]:
 
 
 def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
-    """The files with the release added."""
+    """The files of facts with the release added, by path."""
     known = todo.table(KNOWN)
     newest = todo.releases.known[-1]
     if Version(todo.release) < Version(newest):
         raise VersionError(
-            f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases in their order"
+            f"{todo.stack}: {todo.release} is older than {newest}, the newest known; add releases "
+            "in order of their versions"
         )
     texts = {todo.into / KNOWN: json.dumps({**known, todo.release: todo.day}, indent=1) + "\n"}
     for file, keys in {**todo.part.TABLES, PLACES: ("place",)}.items():
@@ -155,14 +163,14 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
     came = sum(change.after is not None for change in settings)
     went = sum(change.before is not None for change in settings)
     same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
-    print(f"{todo.stack} {todo.release}: {same} facts as before, {came} rows begin, {went} end")
+    print(f"{todo.stack} {todo.release}: {same} facts unchanged, {came} rows begin, {went} end")
     for heading, lines in (
         (
             "fields and defaults to decide",
             decide.questions(todo.dialect, settings, todo.part.path_of),
         ),
         (
-            "functions that rules and checks name and that changed",
+            "changed functions that rules and checks name",
             decide.moved([c for c in found if c.file == PLACES]),
         ),
         ("not read from this release", facts.unread),
@@ -179,12 +187,13 @@ def judged(todo: Job) -> None:
         tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
     counts = {verdict: len(rows) for verdict, rows in tally.rows.items()}
     print(
-        f"{tally.asked} generated configs: {counts[True]} accepted, {counts[False]} refused, as our reader does"
+        f"{tally.asked} generated configs: {counts[True]} accepted and {counts[False]} refused, as "
+        "by our reader"
     )
     print(
         "\n".join(
             decide.listed(
-                "where the release and our reader differ",
+                "differences between the release and our reader",
                 list(decide.disagreements(tally.differences)),
             )
         )
@@ -196,7 +205,7 @@ def judged(todo: Job) -> None:
 
 
 def progress(todo: Job) -> Callable[[int, int], None]:
-    """A line for each fifth of the configs."""
+    """A function that prints a line of progress for each fifth of the configs."""
 
     def tick(done: int, count: int) -> None:
         if done % max(1, count // 5) == 0:
@@ -206,14 +215,16 @@ def progress(todo: Job) -> Callable[[int, int], None]:
 
 
 def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
-    """The file of verdicts with the release's new verdicts in place of its old ones."""
+    """The content of the file of verdicts, with the release's new verdicts in place of its old
+    ones.
+    """
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if json.loads(line)["release"] != release]
     return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Harvest one release; the exit code."""
+    """Harvest one release. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
         return run(job(options), options.record)
@@ -223,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(todo: Job, record: bool) -> int:
-    """Add the release, or compare it if it is known."""
+    """Add the release, or compare it with the repository if it is known. Returns the exit code."""
     known = todo.release in todo.releases.known
     facts = harvested(todo)
     # For a known release, a function that only one side names is a matter of our rules and not of
@@ -236,7 +247,7 @@ def run(todo: Job, record: bool) -> int:
     told(todo, facts, found)
     if not known:
         write_all(added(todo, facts, found))
-        say(f"{todo.stack} {todo.release}: facts are written; asking it about {todo.count} configs")
+        say(f"{todo.stack} {todo.release}: facts are written; judging {todo.count} configs")
         # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
         return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
@@ -246,7 +257,7 @@ def run(todo: Job, record: bool) -> int:
 
 
 def again_with(todo: Job) -> Iterable[str]:
-    """The command line of the same job."""
+    """The arguments of a command line for the same job."""
     yield from (todo.stack, todo.release, "--count", str(todo.count), "--into", str(todo.into))
     yield from ("--from", str(todo.root)) if todo.root else ()
     yield from ("--tests", str(todo.tests)) if todo.tests else ()
@@ -269,13 +280,13 @@ def parser() -> argparse.ArgumentParser:
         dest="root",
         type=Path,
         metavar="PATH",
-        help="a source tree, or what pip --target made",
+        help="a source tree, or a folder that pip --target made",
     )
     found.add_argument(
-        "--count", type=int, default=400, help="generated configs that the release judges; 0: none"
+        "--count", type=int, default=400, help="number of generated configs for the release to judge; 0 for none"
     )
     found.add_argument(
-        "--day", default="", metavar="YYYY-MM-DD", help="the day on which it came out"
+        "--day", default="", metavar="YYYY-MM-DD", help="the date of the release"
     )
     found.add_argument(
         "--record",
@@ -286,10 +297,10 @@ def parser() -> argparse.ArgumentParser:
         "--into",
         type=Path,
         metavar="FOLDER",
-        help="files of facts; those of the stack unless given",
+        help="folder for files of facts; default: the stack's own",
     )
     found.add_argument(
-        "--tests", type=Path, metavar="FOLDER", help="folder for verdicts; tests/STACK unless given"
+        "--tests", type=Path, metavar="FOLDER", help="folder for verdicts; default: tests/STACK"
     )
     return found
 

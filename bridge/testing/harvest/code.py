@@ -18,12 +18,15 @@ from bridge.testing.harvest.rows import Row, plain_type
 
 SKIPPED = ("self", "args", "kwargs")
 PLACE = re.compile(r"([A-Za-z_][\w/]*\.py)[:,] (_*[A-Za-z][\w.]*\w)")
-"""A function in the text of a rule or a check, such as `training/arguments.py: validate_args`."""
+"""Matches a function in the text of a rule or a check, such as `training/arguments.py:
+validate_args`.
+"""
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def first(names: Sequence[str]) -> Any:
-    """The first of `module:name` that the release has, None if it has none of them."""
+    """The first object of `names` (each `module:name`) that the release has; None if it has none.
+    """
     for name in names:
         module, _, attribute = name.partition(":")
         try:
@@ -40,10 +43,11 @@ def first(names: Sequence[str]) -> Any:
 
 
 def arguments(cls: Any, made: Any = None) -> Iterator[Row]:
-    """Arguments of a class or function: name, type in one spelling, default. A dataclass as default is split into its fields.
+    """Yield the arguments of a class or function: name, type in one spelling, and default.
 
-    With `made`, the defaults are the values of an object that is made without arguments. Arguments that a dataclass does not
-    store are left out.
+    A dataclass that is a default is split into its fields. With `made`, an object that was made
+    without arguments, the defaults are its values. Arguments that a dataclass does not store are
+    left out.
     """
     fields = (
         {field.name: field for field in dataclasses.fields(cls)}
@@ -86,7 +90,8 @@ def _type(annotation: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A default as JSON: number formats by their short names, members of enumerations by their names."""
+    """A default as JSON: number formats by their short names, enumeration members by their names.
+    """
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -111,7 +116,7 @@ def named(texts: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """A digest of each function or class that exists, by the place that names it. Other names have none."""
+    """Yield a digest of each existing function or class, by the place that names it."""
     files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
     for file, name in wanted:
         here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]

@@ -15,7 +15,7 @@ from bridge.translation import claims
 def questions(
     dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]
 ) -> Iterator[str]:
-    """A line for each changed fact that needs more than data, worst first."""
+    """Yield a line for each changed fact that needs a person's decision, worst first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
     known = fields(dialect.schema)
     for path, change in rows:
@@ -26,14 +26,14 @@ def questions(
         if change.before is None and not declared:
             yield f"{path}: new, {shown(change.row.get('default'))} by default; add a line to the schema and a rule"
     yield from _each(
-        f"{path}: in the schema, and no rule claims it"
+        f"{path}: in the schema, but no rule claims it"
         for path in known
         if path not in claims(dialect)
     )
     yield from _each(_default(dialect, path, change) for path, change in rows)
     for path, change in rows:
         if change.after is None:
-            yield f"{path}: gone; say what took its place, if anything did"
+            yield f"{path}: removed; if a setting replaces it, add a Move"
 
 
 def _each(lines: Iterator[str]) -> Iterator[str]:
@@ -46,28 +46,28 @@ def _default(dialect: Dialect, path: str, change: Change) -> str:
     was, now = change.before.get("default"), change.after.get("default")
     if was == now:
         kinds = change.before.get("type", ""), change.after.get("type", "")
-        return f"{path}: takes {kinds[1]}, before {kinds[0]}" if kinds[0] != kinds[1] else ""
+        return f"{path}: type {kinds[0]} becomes {kinds[1]}" if kinds[0] != kinds[1] else ""
     rule = claims(dialect).get(path)
     effect = rule.effect if rule else Effect.NUMBERS
-    means = effect.value if isinstance(effect, Effect) else "what it does depends on its value"
+    means = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
     return f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
 
 
 def moved(changes: Sequence[Change]) -> Iterator[str]:
-    """Functions that rules and checks name and whose code changed or is gone."""
+    """Yield a line for each function that rules or checks name and that changed or was removed."""
     for change in changes:
         if change.before is not None:
-            what = "does something else" if change.after else "not there any more"
-            yield f"{change.row['place']}: {what}; read it again"
+            what = "its code changed" if change.after else "removed"
+            yield f"{change.row['place']}: {what}; check the rules that name it"
 
 
 def disagreements(found: Counter[str]) -> Iterator[str]:
-    """Differences between our reader and the release, most frequent first."""
+    """Yield the differences between our reader and the release, most frequent first."""
     yield from (f"{count} times: {what}" for what, count in found.most_common())
 
 
 def listed(heading: str, lines: Sequence[str]) -> Iterator[str]:
-    """A heading with its lines."""
+    """Yield a heading with its lines; nothing if there are no lines."""
     if lines:
         yield f"{heading} ({len(lines)}):"
         yield from (f"  {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""The process with a release: sends questions and reads answers."""
+"""The separate process with a release, to which questions are sent and whose answers are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ HERE = str(Path(bridge.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Verdict:
-    """A release's result for a config, values by path or the reason of refusal, and our values."""
+    """A release's result for a config (values by path, or the reason to refuse it), and our values.
+    """
 
     held: dict[str, Any]
     refused: str
@@ -29,7 +30,7 @@ class Verdict:
 
     @property
     def differing(self) -> dict[str, tuple[Any, Any]]:
-        """Our value and theirs, for paths that both have with different values."""
+        """Our value and the release's, for paths at which they differ."""
         both = self.expected.keys() & self.held.keys()
         return {
             path: (self.expected[path], self.held[path])
@@ -39,12 +40,12 @@ class Verdict:
 
     @property
     def compared(self) -> int:
-        """Number of values that both have."""
+        """Number of values that both our reader and the release have."""
         return len(self.expected.keys() & self.held.keys())
 
 
 class Process:
-    """A separate process with the release of `stack` in `root`, or the installed one."""
+    """A separate process with the release of `stack` in `root`, or with the installed one."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
         # The release comes first: this environment may have another one installed.
@@ -70,7 +71,10 @@ class Process:
         )
 
     def ask(self, question: Any) -> dict[str, Any]:
-        """The answer to one question. Raises `BridgeError` with the last lines of its output if the process died."""
+        """The answer to one question.
+
+        Raises `BridgeError` with the last line of its output if the process died.
+        """
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(json.dumps(question) + "\n")
@@ -86,7 +90,10 @@ class Process:
     def _last_words(self) -> str:
         self.errors.seek(0)
         words = [line for line in self.errors.read().splitlines() if line.strip()]
-        return f"{self.stack}: the process with its code ended without an answer: {words[-1] if words else 'it said nothing'}"
+        return (
+            f"{self.stack}: the process with its code ended without an answer: "
+            f"{words[-1] if words else 'it printed nothing'}"
+        )
 
     def __call__(self, config: Config) -> Verdict:
         """The release's verdict on a config."""
@@ -99,7 +106,7 @@ class Process:
         )
 
     def close(self) -> None:
-        """Kill the process. All questions are answered by now, and some stacks take long to unload."""
+        """Kill the process. A regular end would take long, since some stacks are slow to unload."""
         self.process.kill()
         self.process.wait()
         self.errors.close()

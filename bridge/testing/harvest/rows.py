@@ -1,4 +1,6 @@
-"""Rows of facts, each with the releases for which it holds, and their changes by a new release."""
+"""Rows of facts, each with the releases for which it holds, and the changes that a new release
+makes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ NAMES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type":
 
 @dataclass(frozen=True)
 class Change:
-    """A changed fact: the rows `before` and `after`, None if there is none."""
+    """A changed fact: the row before and the row after the change, each None if there is none."""
 
     file: str
     before: Row | None
@@ -31,7 +33,7 @@ class Change:
 
     @property
     def row(self) -> Row:
-        """The newer of the two."""
+        """The row after the change, or the row before it if there is none."""
         found = self.after or self.before
         assert found is not None
         return found
@@ -39,7 +41,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a release: `rows` by file; `gathered` names of all releases by file; `unread` classes that failed to import."""
+    """Facts of a release, by file: its `rows`, and the names of all releases (`gathered`).
+
+    `unread` are the classes that could not be imported.
+    """
 
     rows: dict[str, list[Row]]
     gathered: dict[str, Any] = field(default_factory=dict)
@@ -47,12 +52,15 @@ class Facts:
 
 
 def bare(row: Mapping[str, Any]) -> Row:
-    """A row without its releases."""
+    """A row without the entries for its releases."""
     return {name: value for name, value in row.items() if name not in WINDOW}
 
 
 def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
-    """The rows that hold at a release, without their releases. For an unknown release, rows without an end."""
+    """The rows that hold for a release, without the entries for releases.
+
+    For an unknown release these are the rows without an end.
+    """
     if release not in releases.known:
         return [bare(row) for row in rows if not row.get("until")]
     return [
@@ -65,7 +73,10 @@ def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
 def changes(
     file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]
 ) -> list[Change]:
-    """Changes from `before` to `after`. Rows with equal `keys` are about the same fact."""
+    """Changes from `before` to `after`.
+
+    Rows with equal values for `keys` describe the same fact.
+    """
     old, new = ({_key(row, keys): row for row in rows} for rows in (before, after))
     both = [key for key in {**old, **new} if _same(old.get(key)) != _same(new.get(key))]
     return [Change(file, old.get(key), new.get(key)) for key in both]
@@ -88,7 +99,10 @@ def updated(
 
 
 def joined(old: Any, found: Any) -> Any:
-    """The union of names over all releases. Mappings and lists are joined, existing texts are kept."""
+    """The union of names over all releases.
+
+    Mappings and lists are merged, existing texts are kept.
+    """
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {
             name: joined(old[name], found[name]) if name in old and name in found else None
@@ -108,7 +122,9 @@ def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _same(row: Row | None) -> str:
-    """A row as text for comparison: other spellings of its type, also with `| None`, give the same text."""
+    """A row as text for comparisons, in which all spellings of a type, also with `| None`, are the
+    same.
+    """
     if row is None:
         return ""
     parts = re.sub(r"[\w.]+\.(?=\w)", "", plain_type(str(row.get("type", "")))).split(" | ")

@@ -1,4 +1,4 @@
-"""Finds a release, an installed package or a folder with its source, and reads its version."""
+"""Finds a release, which is an installed package or a source tree, and reads its version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from bridge.errors import SourceError, VersionError
 
 PARTS = ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")
-"""Names in a `package_info.py` that form the version."""
+"""Names of the variables in a `package_info.py` that form the version."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,14 @@ class Tree:
 
 
 def locate(package: Package, release: str, path: Path | None = None) -> Tree:
-    """The release in the folder `path`, or the installed one; `SourceError` or `VersionError` if it is not there."""
+    """The release in the folder `path`, or the installed one.
+
+    Raises `SourceError` or `VersionError` if it is not found.
+    """
     if path is not None and not (path / package.folder).is_dir():
         raise SourceError(
-            f"{path}: no folder {package.folder} in it; name a source tree of {package.name}, or where it is installed"
+            f"{path}: no folder {package.folder} in it; name a source tree or an installation of "
+            f"{package.name}"
         )
     found: Distribution | None = None
     for one in distributions(path=[str(path)]) if path else ():
@@ -73,7 +77,7 @@ def told_by(file: Path) -> str:
     try:
         tree = ast.parse(file.read_text("utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise SourceError(f"{file}: does not tell a release ({error})") from None
+        raise SourceError(f"{file}: has no version ({error})") from None
     said = {
         target.id: node.value.value
         for node in tree.body
@@ -82,7 +86,7 @@ def told_by(file: Path) -> str:
         if isinstance(target, ast.Name)
     }
     if not said.keys() >= {*PARTS[:3]}:
-        raise SourceError(f"{file}: does not say {', '.join(PARTS[:3])}")
+        raise SourceError(f"{file}: does not set {', '.join(PARTS[:3])}")
     return ".".join(str(said[name]) for name in PARTS[:3]) + str(said.get(PARTS[3]) or "")
 
 

@@ -20,12 +20,13 @@ from bridge.testing.strategies import configs
 
 Tick = Callable[[int, int], None]
 KEPT = 12
-"""Rows of each verdict for a release in the file of the tests."""
+"""Number of rows for each verdict of a release in the file of the tests."""
 
 
 @dataclass
 class Tally:
-    """Results for the configs: rows by acceptance, and the number of each difference."""
+    """Results for the configs: rows by verdict, and the number of occurrences of each difference.
+    """
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
     differences: Counter[str] = field(default_factory=Counter)
@@ -33,7 +34,7 @@ class Tally:
 
     @property
     def sample(self) -> list[Row]:
-        """Rows to keep: for each verdict the most informative ones, without repetition."""
+        """Rows to keep: for each verdict the most informative ones, without duplicates."""
         found = []
         for verdict in (True, False):
             unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[verdict]}
@@ -44,7 +45,7 @@ class Tally:
 
 
 def drawn(strategy: Any, count: int) -> list[Any]:
-    """`count` examples, always the same."""
+    """The first `count` examples of a strategy, which are the same in each run."""
     found: list[Any] = []
 
     def keep(example: Any) -> None:
@@ -64,7 +65,7 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
-    """Ask the release about equal numbers of configs that we accept and of edits that we refuse."""
+    """Ask the release about configs that we accept and about as many edits that we may refuse."""
     tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
     valid = drawn(configs(dialect, version), count // 2)
     questions: list[tuple[Config, Any, Row | None]] = [
@@ -98,7 +99,7 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
 
 
 def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
-    """Edits of valid configs: the config, the question, and our own values (None if we refuse the
+    """Yield edits of valid configs: the config, the question, and our values (None if we refuse the
     edit).
     """
     real = import_module(f"compat.{dialect.name}.runtime.real")
@@ -118,14 +119,17 @@ def _posed(config: Config) -> tuple[Any, Row]:
 
 
 def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:
-    """Differences between us and the release; `looser` if the release's parser checks less than its run."""
+    """Yield the differences from the release.
+
+    With `looser`, its parser checks less than its run does.
+    """
     if expected is None:
         if not refused and not looser:
-            yield "we refuse what the release accepts"
+            yield "we refuse a config that the release accepts"
         return
     if refused:
-        yield f"the release refuses what we accept: {refused}"
+        yield f"the release refuses a config that we accept: {refused}"
         return
     for path in expected.keys() & held.keys():
         if expected[path] != held[path]:
-            yield f"{path}: we say {expected[path]!r}, the release {held[path]!r}"
+            yield f"{path}: we have {expected[path]!r}, the release has {held[path]!r}"

@@ -18,7 +18,7 @@ from bridge.testing.harvest.rows import Facts
 from bridge.testing.harvest.source import locate
 
 PLACES = "places.json"
-"""File with the functions that rules and checks stand on."""
+"""Name of the file with the functions that rules and checks name."""
 
 
 def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
 
 
 def main(stack: str, release: str, root: str = "") -> None:
-    """Answer until there are no more questions. The stack's own output is discarded."""
+    """Answer questions until there are no more. The stack's own output is discarded."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     # Stacks print when they are imported, and from C too. Answers keep the real output, and
