@@ -162,7 +162,7 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     import subprocess
 
     from bridge.trace.findings import FILE
-    from bridge.trace.injected import ATTACHED, SETTINGS
+    from bridge.trace.injected import APART, ATTACHED, SETTINGS
     from bridge.trace.schema import RUN
 
     if find_spec("torch") is None:
@@ -171,7 +171,8 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
         raise BridgeError("trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py")
     for name in (ATTACHED, FILE):
         # Left by an earlier run in the same folder, they would tell of a training that was not this one.
-        (folder / name).unlink(missing_ok=True)
+        for place in (folder, *folder.glob(f"{APART}*")):
+            (place / name).unlink(missing_ok=True)
     logs = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
     debug = {**dict.fromkeys(logs if level else (), level), "tensor_parallel": True}
     settings = {"run": str(folder.absolute()), "debug": debug, "on_finding": on_finding, "keep": kept.settings()}
@@ -192,17 +193,19 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
         ended()
     for note in _run(folder).notes if (folder / RUN).exists() else ():
         print(f"trace run: {folder}: {note}", file=sys.stderr)
-    if not (folder / ATTACHED).exists():
+    places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
+    if not places:
         say(
             "trace run: nothing was watched: no module ran forward in training mode that an optimizer or an engine holds;"
             " processes that start with -I or -E see nothing of this"
         )
         # A training that failed keeps its own code: schedulers of jobs go by it.
         return code or Exit.UNPROVED
-    lines = (folder / FILE).read_text().splitlines() if (folder / FILE).exists() else []
+    files = [place / FILE for place in places if (place / FILE).exists()]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     found = [json.loads(line) for line in lines]
     faults = sum(one["severity"] == "fault" for one in found)
-    say(f"trace run: {faults} faults and {len(found) - faults} remarks; {folder}")
+    say(f"trace run: {faults} faults and {len(found) - faults} remarks; {', '.join(map(str, places))}")
     return code or (Exit.FINDINGS if faults else Exit.CLEAN)
 
 

@@ -174,6 +174,31 @@ def _twice(run: Run, step: int) -> str:
     return ""
 
 
+def _numbers(case: Case) -> Found | None:
+    """The steps of the runs have other numbers of passes, where neither was told how many there are."""
+    runs = _runs(case)
+    if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
+        return None
+    counts = [_passes_of(run, case.first.name.step) for run in runs]
+    if not all(counts) or counts[0] == counts[1]:
+        return None
+    words = [f"{count} pass{'es' if count > 1 else ''}" for count in counts]
+    told = f"step {case.first.name.step} has {words[0]} in A, {words[1]} in B"
+    return f"A steps after {words[0]} forward and backward, B after {words[1]}", [told]
+
+
+def _passes_of(run: Run, step: int) -> int:
+    """How many passes the first rank logged of a step."""
+    found = {
+        (part.rank, part.record.microbatch)
+        for entry in run.entries(step)
+        if entry.name.phase == "forward" and entry.name.kind in ("input", "output")
+        for part in (*entry.parts, *entry.replicas)
+    }
+    first = min((rank for rank, _ in found), default=0)
+    return sum(1 for rank, _ in found if rank == first)
+
+
 def _evaluated(case: Case) -> Found | None:
     """One of the runs ran no layer in training mode."""
     lines = [line for line in case.of("forward", "output") if line.verdict != "unseen"]
@@ -706,9 +731,9 @@ def _whole(name: Name) -> str:
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "init": (_start,),
-    "forward": (_evaluated, _passes, _inputs, _skipped, _layer),
-    "backward": (_loss,),
-    "reduce": (_state, _coarse, _gradients),
+    "forward": (_evaluated, _passes, _numbers, _inputs, _skipped, _layer),
+    "backward": (_numbers, _loss),
+    "reduce": (_state, _numbers, _coarse, _gradients),
     "update": (_update,),
 }
 """What may explain a first difference in a phase, in the order in which they are asked."""

@@ -93,6 +93,9 @@ MEANINGS: Mapping[str, Meaning] = {
     "moments-lost": Meaning(
         "the optimizer's state of a parameter is gone since its last step: it starts anew"
     ),
+    "optimizer-replaced": Meaning(
+        "another optimizer takes over while the run goes on: its moments and counts begin anew", "remark"
+    ),
     "moments-not-resumed": Meaning(
         "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed",
         "remark",
@@ -125,6 +128,9 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "skipped-alone": Meaning(
         "ranks did not step together: some left the step out, and replicas part; no more is compared"
+    ),
+    "rank-absent": Meaning(
+        "ranks take steps at other times than this one, or other numbers of them; no more is compared", "remark"
     ),
     "rank-late": Meaning("a rank keeps the others waiting", "remark"),
     "layers-differ": Meaning("data ranks did not call the same layers as often"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -18,6 +20,8 @@ SETTINGS = "STAGEBRIDGE_TRACE"
 ATTACHED = "attached.json"
 """What lies in the folder of a run once something is watched."""
 
+APART = "apart"
+"""How the folders of ranks that are watched each for itself begin, in that of the run; the first rank's is that of the run."""
 logger = logging.getLogger("bridge.trace")
 
 
@@ -28,14 +32,25 @@ def install() -> None:
     if "torch" in sys.modules:
         watch(json.loads(os.environ[SETTINGS]))
     else:
-        sys.meta_path.insert(0, _Awaited())
+        awaited("torch.optim", lambda: watch(json.loads(os.environ[SETTINGS])))
+
+
+def awaited(name: str, then: Callable[[], None]) -> None:
+    """Have `then` called once that module is there."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Awaited(name, then))
 
 
 class _Awaited(MetaPathFinder):
-    """Finds `torch.optim` as ever, and calls `watch` once it is there."""
+    """Finds a module as ever, and calls `then` once it is there."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self.name, self.then = name, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch.optim":
+        if name != self.name:
             return None
         # Else the search below would come here again.
         sys.meta_path.remove(self)
@@ -43,20 +58,20 @@ class _Awaited(MetaPathFinder):
 
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader)
+            spec.loader = _Then(spec.loader, self.then)
         return spec
 
 
 class _Then(Loader):
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self.loader, self.then = loader, then
 
     def create_module(self, spec: Any) -> Any:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         self.loader.exec_module(module)
-        watch(json.loads(os.environ[SETTINGS]))
+        self.then()
 
 
 class _Watch:
@@ -74,27 +89,70 @@ class _Watch:
 
         if self.inside or not (module.training and torch.is_grad_enabled()):
             return
-        own = {id(weight) for weight in module.parameters() if weight.requires_grad}
-        holding = [
+        holding = self._holding([module])
+        if holding or (hasattr(module, "optimizer") and any(weight.requires_grad for weight in module.parameters())):
+            self._begin()
+            self._attach(module, module, holding, given)
+
+    def _holding(self, modules: Iterable[Any]) -> list[Any]:
+        """The optimizers that hold parameters of these which train."""
+        own = {id(weight) for module in modules for weight in module.parameters() if weight.requires_grad}
+        return [
             one
             for one in self.optimizers
             if any(id(weight) in own for group in one.param_groups for weight in group["params"])
         ]
-        if own and (holding or hasattr(module, "optimizer")):
-            self.inside = True
-            # The first model that trains is watched; modules that run later are not looked at.
-            for hook in self.hooks:
-                hook.remove()
-            self._attach(module, holding, given)
 
-    def _attach(self, module: Any, optimizers: list[Any], given: Any) -> None:
+    def _begin(self) -> None:
+        self.inside = True
+        # The first model that trains is watched; modules that run later are not looked at.
+        for hook in self.hooks:
+            hook.remove()
+
+    def schedule(self, schedule: Any) -> None:
+        """A schedule of torch's pipelining begins a step: on all ranks, before these wait for what the others send."""
+        import torch
+
+        from bridge.trace.pipelining import stages_of
+
+        modules = [stage.submod for stage in stages_of(schedule) or ()]
+        training = any(module.training for module in modules) and torch.is_grad_enabled()
+        holding = self._holding(modules) if training and not self.inside else []
+        if holding:
+            self._begin()
+            self._attach(schedule, modules[0], holding, None)
+
+    @staticmethod
+    def _apart(module: Any, optimizers: Any, run: str) -> tuple[Any, str]:
+        """The module as one that no other rank has a part of, and the folder of its run."""
+        import torch.distributed as dist
+
+        from bridge.comm import Comm
+        from bridge.layout.mesh import Mesh
+        from bridge.trace.module import ModuleSource
+        from bridge.trace.pipelining import stages_of
+
+        stages = stages_of(module)
+        module = stages[0].submod if stages else module
+        rank = dist.get_rank()
+        logger.warning(
+            "trace run: ranks do not begin to train at the same time, as in a pipeline made by hand: rank %s is watched for"
+            " itself, and ranks are not compared",
+            rank,
+        )
+        source = ModuleSource(module, optimizers, None, Comm(Mesh({"tensor": 1, "data": 1}), 0))
+        return source, run if rank == 0 else str(Path(run) / f"{APART}{rank}")
+
+    def _attach(self, target: Any, module: Any, optimizers: list[Any], given: Any) -> None:
         from bridge.errors import BridgeError
         from bridge.plan import Debug
         from bridge.trace import THOROUGH, attach
         from bridge.trace.desync import Policy
         from bridge.trace.keeping import Keep
+        from bridge.trace.meeting import together
 
         settings = dict(self.settings)
+        run = settings.pop("run")
         keep = settings.pop("keep", {})
         settings["keep"] = Keep(**{**keep, "ranks": tuple(keep.get("ranks", ()))})
         debug = (
@@ -102,18 +160,20 @@ class _Watch:
         )
         # A training that nobody edited must not stop.
         policy = Policy(action="log", thorough=THOROUGH)
-        # Of an optimizer and its wrapper, the wrapper: `attach` finds what it wraps, and both
-        # would make two steps of one.
+        # Of an optimizer and its wrapper, the wrapper, whatever it calls what it wraps: `attach`
+        # finds that, and both would make two steps of one.
         inner = [
             one
             for one in optimizers
-            if not any(getattr(other, "optimizer", None) is one for other in optimizers)
+            if not any(value is one for other in optimizers for value in vars(other).values())
         ]
+        if optimizers and not together():
+            target, run = self._apart(target, inner, run)
         try:
             tracer = attach(
-                module,
+                target,
                 debug,
-                settings.pop("run"),
+                run,
                 optimizer=inner or None,
                 policy=policy,
                 **settings,
@@ -122,13 +182,13 @@ class _Watch:
             logger.error("%s; nothing of this training is watched", error)
             return
         if tracer.source.comm.rank == 0:
-            place = Path(self.settings["run"])
+            place = Path(run)
             place.mkdir(parents=True, exist_ok=True)
             (place / ATTACHED).write_text(
                 json.dumps({"engine": type(module).__name__, "layers": list(tracer.source.layers)})
             )
         begin = getattr(tracer.source, "begin", None)
-        if begin is not None:
+        if begin is not None and given is not None:
             begin(given, {})  # hooks that are put in now run from the next pass on
 
 
@@ -146,3 +206,25 @@ def watch(settings: dict[str, Any]) -> None:
 
     Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
     found.hooks.append(register_module_forward_pre_hook(found.forward))
+    awaited(PIPELINING, lambda: _scheduled(found))
+
+
+PIPELINING = "torch.distributed.pipelining.schedules"
+
+
+def _scheduled(found: _Watch) -> None:
+    """Have each step of a schedule told."""
+    for kind in vars(sys.modules[PIPELINING]).values():
+        if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
+            _told(kind, found)
+
+
+def _told(kind: Any, found: _Watch) -> None:
+    plain = kind.step
+
+    @functools.wraps(plain)
+    def step(schedule: Any, *given: Any, **named: Any) -> Any:
+        found.schedule(schedule)
+        return plain(schedule, *given, **named)
+
+    kind.step = step

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from bridge.comm import Comm
@@ -18,7 +19,10 @@ from bridge.trace.gathering import gathered
 PATIENCE = 10.0
 """Seconds that ranks wait before they look where the others are; STAGEBRIDGE_MEETING sets others."""
 VARIABLE = "STAGEBRIDGE_MEETING"
+WAITS = 12
 OVER = "over"
+ATTACHING = 3
+"""As many times as that rank's patience, ranks wait for each other to attach without being told to."""
 _made = 0
 """Meetings of this process."""
 
@@ -26,11 +30,13 @@ _made = 0
 class Meeting:
     """Kept in the store through which ranks found each other, beside the collectives of a training.
 
-    A rank that waits while another one has begun a further forward pass knows that this one left the step out: `lost(ranks,
-    why)` is called once on every rank, and nothing is compared any more, while the training goes on.
+    A rank that waits `WAITS` times in vain gives up: what the others do then is not known, and nothing is compared any more.
+
+    A rank that waits while another one has begun a further forward pass knows that this one left the step out: `lost(id,
+    ranks, why)` is called once on every rank, and nothing is compared any more, while the training goes on.
     """
 
-    def __init__(self, comm: Comm, lost: Callable[[tuple[int, ...], str], None]) -> None:
+    def __init__(self, comm: Comm, lost: Callable[[str, tuple[int, ...], str], None]) -> None:
         global _made
         _made += 1
         # Ranks may have made other numbers of meetings: with the highest, their keys agree.
@@ -63,10 +69,12 @@ class Meeting:
                 # All have come past it: a long run must not fill the store.
                 self.store.delete_key(f"step {number - 1}")
             return True
+        waits = 0
         while not self._all(number):
             if self._ended():
                 return False
-            gone = self._gone(number)
+            waits += 1
+            gone = self._gone(number) or (self._absent(number) if waits == WAITS else None)
             if gone:
                 self.store.set(OVER, json.dumps(gone))
                 self.over = True
@@ -81,7 +89,13 @@ class Meeting:
             return False
         return True
 
-    def _gone(self, number: int) -> tuple[tuple[int, ...], str] | None:
+    def _absent(self, number: int) -> tuple[str, tuple[int, ...], str]:
+        """Nobody knows what the others do."""
+        waited = WAITS * self.patience.total_seconds()
+        told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
+        return "rank-absent", (self.comm.rank,), told
+
+    def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
         """Ranks that are beyond this step without having come, and how that is known."""
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
@@ -90,6 +104,7 @@ class Meeting:
         if beyond:
             counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
             return (
+                "skipped-alone",
                 tuple(beyond),
                 f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}",
             )
@@ -101,7 +116,7 @@ class Meeting:
             told = ", ".join(
                 f"rank {rank} ended after {count} steps" for rank, count in left.items()
             )
-            return tuple(left), f"{told}, rank {self.comm.rank} is in step {number + 1}"
+            return "skipped-alone", tuple(left), f"{told}, rank {self.comm.rank} is in step {number + 1}"
         return None
 
     def _told(self, key: str) -> int:
@@ -111,9 +126,9 @@ class Meeting:
         """Whether another rank ended it."""
         if not self.store.check([OVER]):
             return False
-        ranks, why = json.loads(self.store.get(OVER))
+        name, ranks, why = json.loads(self.store.get(OVER))
         self.over = True
-        self.lost(tuple(ranks), why)
+        self.lost(name, tuple(ranks), why)
         return True
 
     def leave(self) -> None:
@@ -126,3 +141,28 @@ class Meeting:
             self.store.set(f"left {self.comm.rank}", str(self.steps))
         except RuntimeError:  # whoever kept the store is gone, and nobody waits there
             return
+
+
+def together(wait: float | None = None) -> bool:
+    """Whether all ranks of the process group come here. Who comes alone waits for some time, and then all are told that they do
+    not: ranks of a pipeline that somebody made by hand run one after the other, and some may train nothing.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return True
+    store: Any = PrefixStore("stagebridge attaching", _get_default_store())
+    if store.add("here", 1) == dist.get_world_size():
+        _decide(store, "together")
+    elif not store.check(["decided"]):
+        patience = float(os.environ.get(VARIABLE, PATIENCE)) * ATTACHING if wait is None else wait
+        try:
+            store.wait(["decided"], timedelta(seconds=patience))
+        except RuntimeError:  # what a store says once the time is over
+            _decide(store, "apart")
+    store.wait(["decided"])
+    return bool(store.get("decided") == b"together")
+
+
+def _decide(store: Any, what: str) -> None:
+    # The first one decides for all: another may run out of patience as the last one comes.
+    if store.add("deciding", 1) == 1:
+        store.set("decided", what)

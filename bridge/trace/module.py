@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from inspect import Parameter, Signature, signature
@@ -9,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm, Group, joined
@@ -21,6 +24,7 @@ from bridge.trace.sharding import flat_pieces, fully_sharded, in_boxes, is_split
 from bridge.trace.source import Held, Kind, Moment, Now
 from bridge.trace.tracer import recomputing
 
+logger = logging.getLogger("bridge.trace")
 INSIDE = ("tensor", "pipeline")
 """Axes whose ranks work on the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -50,6 +54,12 @@ class ModuleSource:
         self._stepped: set[int] = set()
         self._whole = False
         """Whether it was told that the step's gradients are whole."""
+        self.replaced = ""
+        """Which optimizer took the place of another in this step; empty: none."""
+        self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that hold nothing of the module."""
+        self._hooks: dict[int, tuple[Any, Any]] = {}
+        self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
         """By optimizer, how many calls of its step() are under way, one within the other, and how many forward passes had begun
         then: one that ended with an error does not count once others have.
@@ -78,13 +88,27 @@ class ModuleSource:
         """When this rank computed a gradient last, on the host's clock."""
         self.done = 0
         """Steps of the run that this one goes on from, as far as whoever trains says."""
+        self._said = False
         self._enter()
         self.watch()
 
     @property
     def together(self) -> bool:
         """Whether ranks still step together, so that what they hold can be compared."""
-        return self.meeting is None or not self.meeting.over
+        return not self.uneven and (self.meeting is None or not self.meeting.over)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether torch's `Join` lets ranks take other numbers of steps; said once, as no rank may wait for another then."""
+        found = any(part._join_config.enable for part in self._joinable)
+        if found and not self._said:
+            self._said = True
+            logger.warning("trace: under torch's Join ranks step apart; tensors are logged, nothing is checked")
+        return found
+
+    @cached_property
+    def _joinable(self) -> Sequence[Any]:
+        return [part for part in self.module.modules() if hasattr(part, "_join_config")]
 
     @property
     def optimizer(self) -> Any:
@@ -121,11 +145,49 @@ class ModuleSource:
             if len(self._stepped) == len(self.optimizers):
                 self.after()
 
-        for number, optimizer in enumerate(self.optimizers):
-            optimizer.register_step_pre_hook(
-                lambda _, given, named, number=number: self._begun(number, given, named)
+        def watched(number: int) -> None:
+            optimizer = self.optimizers[number]
+            before = optimizer.register_step_pre_hook(
+                lambda _, given, named: self._begun(number, given, named)
             )
-            optimizer.register_step_post_hook(lambda *_, number=number: stepped(number))
+            after = optimizer.register_step_post_hook(lambda *_: stepped(number))
+            self._hooks[number] = before, after
+
+        self._watched = watched
+        for number in range(len(self.optimizers)):
+            watched(number)
+        # Torch keeps this hook for good: it must not keep the model.
+        source = weakref.ref(self)
+
+        def other(optimizer: Any, given: Any, named: Any) -> None:
+            watching = source()
+            if watching is not None:
+                watching._meet(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
+
+    def _meet(self, optimizer: Any) -> None:
+        """An optimizer steps. One that nobody told of, and that holds parameters of the module, takes the place of one that holds
+        some of these, or steps beside the others.
+        """
+        inside = any(depth and began == self._entered for depth, began in self._open.values())
+        if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):
+            return
+        own = {id(weight) for weight in self.module.parameters()}
+        new = {id(weight) for group in optimizer.param_groups for weight in group["params"]} & own
+        if not new:
+            self._foreign.add(optimizer)
+            return
+        held = [set(self.owned([number])) for number in range(len(self.optimizers))]
+        number = next((at for at, old in enumerate(held) if old & new), len(self.optimizers))
+        if number < len(self.optimizers):
+            for hook in self._hooks[number]:
+                hook.remove()
+            self.replaced = f"{type(self.optimizers[number]).__name__} by {type(optimizer).__name__}"
+        optimizers = list(self.optimizers)
+        optimizers[number:number + 1] = [optimizer]
+        self.optimizers = tuple(optimizers)
+        self._watched(number)
 
     def _begun(self, number: int, given: Any, named: Any) -> Any:
         """A step begins. Where it is given a closure, that runs forward and backward, and gradients are whole after it."""
@@ -161,7 +223,7 @@ class ModuleSource:
         if self._whole:
             return
         self._whole = True
-        if self.meeting is not None:
+        if self.meeting is not None and not self.uneven:
             self.meeting.met()
         self._tell("reduced")
 
@@ -174,6 +236,7 @@ class ModuleSource:
         self._stepped.clear()
         self._ready.clear()
         self._whole = self.late = False
+        self.replaced = ""
 
     def _tell(self, moment: Moment) -> None:
         for call in self._calls[moment]:

@@ -97,3 +97,54 @@ def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
     first = json.loads((folder / "findings.jsonl").read_text().splitlines()[0])
     assert (first["id"], first["step"], first["where"]) == ("gradient-stale", 2, "0.weight")
     assert Run.read(folder).steps == (0, 1, 2, 3)
+
+
+STAGES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+stage = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if rank == 0 else nn.Linear(8, 4)
+optimizer = torch.optim.SGD(stage.parameters(), lr=1e-2)
+data, target = torch.randn(3, 4, 8), torch.randint(4, (3, 4))
+mean = nn.functional.cross_entropy
+if sys.argv[1] == "schedule":
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    schedule = ScheduleGPipe(PipelineStage(stage, rank, 2, torch.device("cpu")), 2, loss_fn=mean)
+for step in range(3):
+    optimizer.zero_grad()
+    if sys.argv[1] == "schedule":
+        schedule.step(data[step]) if rank == 0 else schedule.step(target=target[step])
+    elif rank == 0:
+        output = stage(data[step])
+        dist.send(output.detach(), 1)
+        gradient = torch.empty_like(output)
+        dist.recv(gradient, 1)
+        output.backward(gradient)
+    else:
+        given = torch.empty(4, 8)
+        dist.recv(given, 0)
+        given.requires_grad_()
+        mean(stage(given), target[step]).backward()
+        dist.send(given.grad, 0)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["schedule", "by hand"])
+def test_pipelines_are_watched_without_an_edit_and_wait_for_nobody(kind: str, tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(STAGES)
+    launch = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), kind]
+    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--level", "5", "--", *launch]
+    known = {**os.environ, "STAGEBRIDGE_MEETING": "0.2" if kind == "by hand" else "10"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=known, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "trace run: 0 faults" in done.stdout
+    runs = [folder] if kind == "schedule" else [folder, folder / "apart1"]
+    assert [Run.read(run).steps for run in runs] == [(0, 1, 2, 3)] * len(runs)
+    assert ("ranks do not begin to train at the same time" in done.stderr) == (kind == "by hand")

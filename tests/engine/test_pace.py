@@ -11,7 +11,7 @@ import torch
 from planting import FAULTS, LOGS, STACKS, Loop, late, tried
 from torch import nn
 
-from bridge.trace import attach
+from bridge.trace import attach, meeting
 
 
 @pytest.mark.parametrize("name", ["S1", "R1", "R2"])
@@ -34,6 +34,84 @@ def waits(rank: int, world: int, slow: bool, folder: Path) -> list[tuple[str, tu
 def test_the_late_rank_is_named_with_its_phase(run: Any, tmp_path: Path) -> None:
     (found,) = run(2, waits, True, tmp_path / "slow")[0]
     assert found[:2] == ("rank-late", (1,)) and "before the forward pass" in found[2], found
+
+
+def joins(rank: int, world: int, folder: Path) -> tuple[list[str], int]:
+    """Torch's `Join`, with fewer samples on the second rank."""
+    from torch.distributed.algorithms.join import Join
+    from torch.nn.parallel import DistributedDataParallel
+
+    logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracer = attach(model, LOGS, folder, optimizer=optimizer)
+    with Join([model]):
+        for step in range(4 - 2 * rank):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(step + rank))).square().mean().backward()
+            optimizer.step()
+    tracer.remove()
+    return [one.id for one in tracer.findings.found if one.severity == "fault"], tracer.source.now().step
+
+
+def test_ranks_with_other_numbers_of_steps_under_join_do_not_wait_for_each_other(run: Any, tmp_path: Path) -> None:
+    assert run(2, joins, tmp_path) == [([], 5), ([], 3)]
+
+
+def compressed(rank: int, world: int, folder: Path) -> list[str]:
+    """Gradients that PowerSGD makes coarse."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Linear(16, 16))
+    model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracer = attach(model, LOGS, folder, optimizer=optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))).square().mean().backward()
+        optimizer.step()
+    tracer.remove()
+    return [one.id for one in tracer.findings.found if one.severity == "fault"]
+
+
+def test_gradients_that_torch_was_asked_to_compress_are_not_said_to_be_changed(run: Any, tmp_path: Path) -> None:
+    assert run(2, compressed, tmp_path) == [[], []]
+
+
+def alone(rank: int, world: int, folder: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """Replicas that are averaged now and then, as local SGD does: a rank takes its steps when it likes."""
+    logging.getLogger("bridge.trace").setLevel(logging.CRITICAL)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracer = attach(model, run=folder, optimizer=optimizer)
+    for step in range(3):
+        if step and rank == 1:
+            torch.distributed.barrier()  # until the other one has taken all of its steps
+        optimizer.zero_grad()
+        model(torch.full((2, 4), float(step + rank))).square().mean().backward()
+        optimizer.step()
+        if step == 2 and rank == 0:
+            torch.distributed.barrier()
+            torch.distributed.barrier()
+    tracer.remove()
+    return [(one.id, one.ranks) for one in tracer.findings.found if one.id in ("rank-absent", "skipped-alone")]
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_without_end(run: Any, tmp_path: Path) -> None:
+    assert run(2, patient, tmp_path) == [[("rank-absent", (0,))]] * 2
+
+
+def patient(rank: int, world: int, folder: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """`alone`, with ranks that wait for a short time."""
+    meeting.PATIENCE = 0.05
+    try:
+        return alone(rank, world, folder)
+    finally:
+        meeting.PATIENCE = 10.0
 
 
 def with_moments(steps: int, filled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:

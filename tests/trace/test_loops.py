@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bridge.plan import Debug
 from bridge.trace import attach
+from bridge.trace.comparison import compare
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.gradients import Reduced
 from bridge.trace.run import Run
@@ -201,6 +202,60 @@ def test_an_optimizer_without_a_learning_rate_is_watched(tmp_path: Path) -> None
         return optimizer
 
     assert faults(found(tmp_path, small, made, steps)) == []
+
+
+def test_an_optimizer_that_takes_over_is_followed_and_said(tmp_path: Path) -> None:
+    def loop(model: nn.Module, optimizer: Any) -> list[float]:
+        return steps(model, optimizer) + steps(model, adam(model.parameters()))
+
+    alarms = found(tmp_path, small, lambda model: adam(model.parameters()), loop)
+    assert [(finding.id, finding.step, finding.evidence) for finding in alarms if finding.id != "data-repeated"] == [
+        ("optimizer-replaced", 5, "AdamW by AdamW")
+    ]
+    assert Run.read(tmp_path).steps == tuple(range(9))
+
+
+def test_an_optimizer_of_what_was_frozen_steps_beside_the_first(tmp_path: Path) -> None:
+    def loop(model: Any, optimizer: Any) -> list[float]:
+        losses = steps(model, optimizer)
+        later = adam(model[2].parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            later.zero_grad()
+            loss = lost(model, step + 9)
+            loss.backward()
+            optimizer.step()
+            later.step()
+            losses.append(loss.item())
+        return losses
+
+    alarms = found(tmp_path, small, lambda model: adam(model[0].parameters()), loop)  # type: ignore[index]
+    assert {finding.id for finding in alarms} == {"not-in-optimizer"}  # until the second one is there
+    assert Run.read(tmp_path).steps == tuple(range(8))
+
+
+def microbatches(every: int) -> Loop:
+    def loop(model: nn.Module, optimizer: Any) -> list[float]:
+        losses = []
+        for step in range(6):
+            loss = lost(model, step) / 2
+            loss.backward()
+            losses.append(loss.item())
+            if step % every == every - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses
+
+    return loop
+
+
+def test_steps_after_another_number_of_passes_are_named_as_that(tmp_path: Path) -> None:
+    for every in (1, 2):
+        found(tmp_path / str(every), small, lambda model: adam(model.parameters()), microbatches(every))
+    told = compare(Run.read(tmp_path / "1"), Run.read(tmp_path / "2"), every=False).diagnosis
+    assert told is not None
+    assert told.claim == "A steps after 1 pass forward and backward, B after 2 passes"
+    assert told.evidence == ("step 1 has 1 pass in A, 2 passes in B",)
 
 
 class Nested(torch.optim.AdamW):

@@ -92,9 +92,9 @@ class Invariants:
             self.source.meeting = Meeting(self.source.comm, self._lost)
         self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
 
-    def _lost(self, ranks: tuple[int, ...], why: str) -> None:
+    def _lost(self, name: str, ranks: tuple[int, ...], why: str) -> None:
         """Ranks did not come to a step."""
-        self.findings.add([Finding("skipped-alone", self.source.now().step, "", why, ranks)])
+        self.findings.add([Finding(name, self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
         return kind == OUTPUT

@@ -85,7 +85,8 @@ class Cleared(Check):
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
             told = f"{int(quiet.max())} forward passes in evaluation mode, and none in training mode as in the steps before"
             yield Finding("not-training", step, "", told)
-        elif self.known and not backwards.any() and not gone.any():
+        # One that was met within this step follows another, which took the backward pass.
+        elif self.known and not backwards.any() and not gone.any() and set(self.source.moving) & set(self.since):
             yield Finding(
                 "step-without-backward", step, "", "no backward pass ran since the last step"
             )
@@ -155,6 +156,7 @@ class Reduced(Check):
             and type(weight).__name__ != "FlatParameter"
         ]
         self.named = known if _probed(source) else []
+        self.coarse = _compressed(source)
         self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
         self.fired = [0] * len(self.named)
         self.rows = NOTHING[None]
@@ -248,6 +250,8 @@ class Reduced(Check):
         for at in odd:
             kinds.setdefault(self._kind(at, own, got, mean, size, factor), []).append(at)
         for kind, found in kinds.items():
+            if kind == "gradient-changed" and self.coarse:
+                continue
             names = [self.named[at][0] for at in found]
             worst = max(float(apart[at]) for at in found)
             alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
@@ -347,6 +351,17 @@ def _probed(source: ModuleSource) -> bool:
         isinstance(weight, DTensor) for weight in naming.parameters(source.module).values()
     )
     return source.plain and not source.hidden and not sharded and not flat_pieces(source.module)
+
+
+LOSSY = "torch.distributed.algorithms.ddp_comm_hooks."
+"""Where torch's own hooks lie that reduce gradients of less than all their digits, as PowerSGD does, beside plain ones."""
+
+
+def _compressed(source: ModuleSource) -> bool:
+    """Whether DistributedDataParallel was asked to reduce something else than the gradients themselves."""
+    hooks = [hook for part in source.module.modules() for hook, _ in getattr(part, "_comm_hooks", ())]
+    places = [str(getattr(hook, "__module__", "")) for hook in hooks]
+    return any(place.startswith(LOSSY) and not place.endswith(".default_hooks") for place in places)
 
 
 def _any(gradient: Tensor | None) -> bool:

@@ -142,6 +142,9 @@ class Updated(Check):
                 f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
             )
             yield Finding("weights-changed", step, moved[0], told)
+        if self.source.replaced:
+            yield Finding("optimizer-replaced", step, "", self.source.replaced)
+            return
         gone = [
             name
             for name, count in self.known.items()
