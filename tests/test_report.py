@@ -141,7 +141,7 @@ class TestRows:
         text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
         part = text.partition("You still have to add\n")[2].partition("\n\n")[0]
         assert "  add --num-layers or --encoder-num-layers\n  add --hidden-size\n" in part
-        assert part.count("Megatron refuses to start without it") == 1
+        assert part.count("Megatron refuses to start without this setting") == 1
         count = len(re.findall("^  add ", part, re.MULTILINE))
         assert f", {count} settings still to be added\n" in text and count > 6
         assert not re.search("same numbers|different numbers", part), "a run that does not start has no numbers"

@@ -164,7 +164,7 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
             "torchrun pretrain_gpt.py $ALL\n",
             "$ALL (line 1) is not known: the script sets it nowhere; set it with --env ALL=...",
         ),
-        ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may hold flags: $U (line 1) is not known"),
+        ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may contain flags: $U (line 1) is not known"),
         (
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
             "line 1: is in the function run, which line 2 names, but no command that is read calls",

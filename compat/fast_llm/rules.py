@@ -43,7 +43,7 @@ NAMES = {long: short for short, long in DTYPES.items()}
 
 def parallel_rules() -> tuple[Rule, ...]:
     """Sizes of the mesh axes."""
-    layout = "another layout of ranks computes the same sums in another order"
+    layout = "another arrangement of ranks computes the same sums in another order"
     return (
         rename(TENSOR, "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename(PIPELINE, "parallel.pipeline", effect=Effect.ROUNDING, note=layout),

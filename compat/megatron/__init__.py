@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
 UNKNOWN_VALUE = "; this value is left out"
-"""End of a remark on an argument whose value is known only in a run."""
+"""End of the message about an argument whose value is known only when the script runs."""
 SECTIONED = ("yaml_cfg", "container")
-"""Entry points of files in sections."""
+"""Names of the entry points for files in sections."""
 
 
 SCRIPT = ".sh"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
-"""Number formats of weights in checkpoints, by argument."""
+"""The number format of weights in a checkpoint, by the argument that selects it."""
 
 
 LOADS: Mapping[str, Any] = {
@@ -42,13 +42,16 @@ LOADS: Mapping[str, Any] = {
 }
 """Arguments that load a written checkpoint.
 
-It has no random states, and of the state of the schedule only the samples seen.
+The written checkpoint has no random states. Its scheduler state is only the number of samples seen.
 """
 
 
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """Arguments that are set together with FSDP and only for it."""
-REPLACED = "cannot load the checkpoint that is written; the distributed optimizer replaces it, with the same numbers"
+REPLACED = (
+    "cannot load the written checkpoint; the distributed optimizer replaces it, with the same "
+    "numbers"
+)
 KEPT = (
     *(
         "num_layers",
@@ -77,7 +80,8 @@ KEPT = (
 )
 """Arguments of the model and the layout that a written checkpoint holds.
 
-Megatron-LM compares its model with them, and continues the data by them (training/checkpointing.py: check_checkpoint_args,
+Megatron-LM compares its model with them, and finds its position in the data with them
+(training/checkpointing.py: check_checkpoint_args,
 load_checkpoint).
 """
 TOKENIZER = Finding(
@@ -93,14 +97,15 @@ class MegatronConfig(Config):
 
     @cached_property
     def ranks(self) -> int:
-        """World size in ranks: the given one, else the smallest that the parallel sizes allow."""
+        """Number of ranks: the given world size, else the smallest that the parallel sizes allow.
+        """
         from compat.megatron.arguments import smallest_world_size
 
         return self.world_size or smallest_world_size(self.given, self.version)
 
     @cached_property
     def args(self) -> Values:
-        """The arguments after the parser and its checks; dtypes are names such as `torch.bfloat16`."""
+        """The arguments after parsing and checks; dtypes are names such as `torch.bfloat16`."""
         from compat.megatron import arguments, live
 
         if self.entry in SECTIONED:
@@ -145,7 +150,7 @@ class MegatronConfig(Config):
 
 
 class MegatronDialect(PackagedDialect):
-    """Megatron-Core, by way of Megatron-LM's command line."""
+    """The dialect of Megatron-Core; its settings are those of Megatron-LM's command line."""
 
     name = "megatron"
     title = "Megatron-Core"
@@ -184,7 +189,10 @@ class MegatronDialect(PackagedDialect):
         world_size: int | None = None,
         lenient: bool = False,
     ) -> Config:
-        """Read a source of Megatron; without `version`, a live object is of the installed release."""
+        """Read a source of Megatron.
+
+        The default `version` of a live object is the installed release.
+        """
         from compat.megatron import live
 
         if version is None and live.class_of(source):
@@ -233,7 +241,7 @@ class MegatronDialect(PackagedDialect):
         )
 
     def parameters(self, config: Config) -> str:
-        """The naming of parameters. Transformer Engine keeps norms inside the linear layers."""
+        """The table of parameter names. Transformer Engine keeps norms inside the linear layers."""
         return (
             "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
         )
@@ -308,13 +316,16 @@ class MegatronDialect(PackagedDialect):
             )
 
     def whole(self, config: Config) -> bool:
-        """Whether the config is a whole launch: it sets the length of training, or its data."""
+        """Whether the config is a whole launch, that is, sets the length of training or the data.
+        """
         from compat.megatron.requirements import whole
 
         return config.entry != "flags" or whole(config.given)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether a flag of that release sets `path` to `value`, or its config class has the field."""
+        """Whether the release has a flag that sets `path` to `value`, or a config class with the
+        field.
+        """
         from compat.megatron import live, options
 
         if entry in SECTIONED:
@@ -324,19 +335,21 @@ class MegatronDialect(PackagedDialect):
         return options.option_for(version, path, value) is not None
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Defaults of a release: those of its parser, and of its classes for fields without a flag."""
+        """Defaults of a release, from its parser; for fields without a flag, from its config
+        classes.
+        """
         from compat.megatron.options import defaults
 
         return defaults(version)
 
     def accepts(self, path: str) -> str:
-        """The values that the newest flag of the argument accepts, in words."""
+        """A description of the values that the newest flag of the argument accepts."""
         from compat.megatron.options import accepts
 
         return accepts(path) or super().accepts(path)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """The newest options that set the argument."""
+        """The option strings that set the argument in the newest release that has any."""
         from compat.megatron.options import spellings
 
         return spellings(path)
@@ -380,7 +393,9 @@ class MegatronDialect(PackagedDialect):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """The launch script: the file itself, or one beside a file of flags or a recipe."""
+        """The launch script: the written file itself, or a script beside a file of flags or a
+        recipe.
+        """
         if written.format == "script":
             return Program(written)
         name = str(Path(written.file).with_suffix(SCRIPT))
@@ -402,7 +417,10 @@ class MegatronDialect(PackagedDialect):
         return rewritten(config.given, original.text, original.document, was, config.version)
 
     def to_object(self, config: Config) -> Any:
-        """The real `ModelParallelConfig`; `VersionError` if another release is installed, or none."""
+        """A real `ModelParallelConfig`.
+
+        Raises `VersionError` if another release is installed, or none.
+        """
         assert isinstance(config, MegatronConfig)
         from compat.megatron.live import model_parallel_config
 
@@ -415,7 +433,10 @@ class MegatronDialect(PackagedDialect):
         return format_of(path)
 
     def recognises(self, data: Any) -> int:
-        """20 for a file in sections, 2 for a recipe, 1 for flags or a script that launches Megatron."""
+        """The number of signs of Megatron in `data`, which is compared between stacks.
+
+        A file in sections counts 20, a recipe 2, flags or a script that launches Megatron 1.
+        """
         if isinstance(data, Script):
             from compat.megatron.formats import is_launch
 
@@ -434,7 +455,9 @@ class MegatronDialect(PackagedDialect):
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """`problem`, or a message that its argument has a value which is known only in a run."""
+    """The problem as it is, or with the reason why its argument's value is not known before the
+    run.
+    """
     path = problem.partition(":")[0]
     unknown = next(
         (
@@ -450,9 +473,9 @@ def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
 
 
 def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """Problems with infinite numbers, and with sizes below 1 by which Megatron divides.
+    """Yield problems with numbers that are not finite, and with divisors below 1.
 
-    The parser accepts both, and no run can use them.
+    The parser accepts them, but no run can use them.
     """
     from compat.megatron.schema import SIZES
 

@@ -14,7 +14,10 @@ ATTENTION = "model.attention."
 
 
 def _read(values: Group, context: Context) -> Group:
-    """Heads, their norms and their softmax; the head sizes of latent attention have fields of their own."""
+    """Rules for heads, their norms and their softmax.
+
+The head sizes of latent attention have fields of their own.
+    """
     if values.get("attention_dropout") is None:
         return {}
     latent, normed = values.get(LATENT), values.get("qk_layernorm")
@@ -64,8 +67,8 @@ HEADS = convert(
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
-    lossy="Megatron normalises each head of queries and keys, or none; it divides logits by the square root of a"
-    " head's width; a Plan has no form for its off-by-one softmax",
+    lossy="Megatron normalises each head of both queries and keys, or neither; it divides logits by"
+    " the square root of a head's width; a Plan has no form for its off-by-one softmax",
     note=SCRIPT,
     source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
     model=True,
@@ -76,7 +79,7 @@ HEADS = convert(
 
 
 def _left(values: Group) -> int | None:
-    """Tokens to the left that a token attends to; None if it attends to all of them."""
+    """Number of tokens to the left that a token attends to; None if it attends to all of them."""
     window: Any = values.get("window_size")
     left = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
     return left if isinstance(left, int) and left >= 0 else None

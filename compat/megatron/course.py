@@ -1,4 +1,4 @@
-"""The course of a run: Megatron's run length, seed and intervals <-> the plan's, in optimizer steps."""
+"""Rules between Megatron's run length, seed and intervals, and the plan's, in optimizer steps."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _on(theirs: str, ours: str) -> Rule:
 
 
 def _named(theirs: str, ours: str) -> Rule:
-    """A rule for a name; an empty string means that none is given."""
+    """A rule for a name; an empty string stands for no name."""
     return convert(
         theirs,
         ours,
@@ -140,7 +140,7 @@ RESUMED = convert(
         {CHOSEN[values[SCHEDULE]]: True} if values.get(SCHEDULE) in CHOSEN else {}
     ),
     effect=EFFECTS[SCHEDULE],
-    note="the learning-rate schedule that a resumed run takes",
+    note="the learning-rate schedule that a resumed run uses",
     source="optimizer_param_scheduler.py: _check_and_set",
 )
 

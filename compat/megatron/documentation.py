@@ -17,16 +17,17 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "autocast_dtype",
-        "if unset, it takes the value of pipeline_dtype",
-        "if unset, it takes the value of params_dtype",
+        "the default is the value of pipeline_dtype",
+        "the default is the value of params_dtype",
         f"{PAGE}, and the docstring",
         f"{CONFIG}: __post_init__ (NVIDIA/Megatron-LM issue 1546)",
     ),
     Disagreement(
         "batch_p2p_comm",
         "it must be off if overlap_p2p_comm is on",
-        "the config class accepts both; only the command line sets one to the opposite of the other",
+        "the config class allows both to be on; "
+        "only the command line sets one to the opposite of the other",
         f"{PAGE}, and the docstring",
-        f"{CONFIG}: __post_init__ checks overlap_p2p_comm_warmup_flush alone",
+        f"{CONFIG}: __post_init__ checks only overlap_p2p_comm_warmup_flush",
     ),
 )

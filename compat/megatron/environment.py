@@ -12,15 +12,17 @@ from compat.megatron.arguments.steps import Namespace, Predicate
 from compat.megatron.releases import RELEASES
 
 DETERMINISTIC = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""NCCL algorithms that deterministic mode accepts; since 0.19 all but Tree, also as a list."""
+"""NCCL algorithms that deterministic mode accepts. Since 0.19, Tree is not accepted, and several
+may be given as a list.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable in releases [since, until), needed if `when` is true of the arguments.
+    """An environment variable that releases [since, until) need if `when` is true of the arguments.
 
-    `allowed` tells whether a value is accepted; `value` is one that is. `checked` is true if validate_args checks the variable,
-    and false if later code does.
+    `allowed` tells whether a value is accepted; `value` is an accepted one. `checked` is true if
+    validate_args checks the variable, and false if later code does.
     """
 
     name: str
@@ -42,7 +44,8 @@ def _engine(a: Namespace) -> bool:
 
 
 def _deterministic(value: str | None) -> bool:
-    """Whether every algorithm of a list is deterministic. An unset variable is set by Megatron."""
+    """Whether every algorithm of a list is deterministic. Megatron itself sets an unset variable.
+    """
     names = {name.strip() for name in (value or "").split(",")} - {""}
     return value is None or bool(names and names <= set(DETERMINISTIC[1:]))
 
@@ -74,7 +77,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         ONE,
         "8",
-        "FSDP overlaps its communication, and needs more than one connection for that",
+        "FSDP needs more than one connection to overlap its communication",
         _sharded,
         lambda value: value != "1",
         since="0.12.0",
@@ -98,7 +101,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         "0",
-        "Transformer Engine's attention needs it in deterministic mode",
+        "in deterministic mode, Transformer Engine's attention needs this value",
         lambda a: a.deterministic_mode and _engine(a),
         lambda value: value == "0",
         until="0.19.0",
@@ -115,7 +118,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
-        "in deterministic mode, PyTorch refuses cuBLAS without it",
+        "in deterministic mode, PyTorch refuses to use cuBLAS without this setting",
         lambda a: a.deterministic_mode,
         lambda value: value in (":4096:8", ":16:8"),
         until="0.19.0",
@@ -124,7 +127,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
-        "deterministic mode refuses any value but this and :16:8",
+        "deterministic mode accepts only this value and :16:8",
         lambda a: a.deterministic_mode,
         lambda value: value in (None, ":4096:8", ":16:8"),
         since="0.19.0",
@@ -160,7 +163,7 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
 
 
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
-    """Raise `ConfigError` with every refusal of the release's checks for the environment `given`."""
+    """Raise `ConfigError` with every refusal of the environment `given` by the release's checks."""
     a = Namespace(args)
     wrong = [
         row

@@ -1,4 +1,4 @@
-"""Products that survive a division: a float that `x / n` turns back into exactly the wanted number."""
+"""Finds a float from which a division or another function restores exactly the wanted number."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Callable
 from math import inf, nextafter
 
 STEPS = 3
-"""Neighbouring floats that are tried on each side: a product and a division each round by half a unit in the last place."""
+"""Number of neighbouring floats that are tried on each side.
+
+Three suffice, because a product and a division each round by half a unit in the last place.
+"""
 
 
 def undone(guess: float, again: Callable[[float], float], wanted: float) -> float:
-    """The float near `guess` that `again` maps to `wanted`, the one with the shortest repr; `guess` if none does."""
+    """The float near `guess` that `again` maps to `wanted`, with the shortest repr if there are
+    several.
+
+    Returns `guess` if there is none.
+    """
     near, above, below = [guess], guess, guess
     for _ in range(STEPS):
         above, below = nextafter(above, inf), nextafter(below, -inf)

@@ -1,4 +1,7 @@
-"""The table between Megatron's arguments of experts and the plan's; without experts none of them takes effect."""
+"""The table between Megatron's arguments of experts and the plan's.
+
+Without experts, none of the arguments takes effect.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ SIZES = convert(
         and not fits(values.get("moe_layer_freq"), values.get("num_layers"))
     ),
     carries=SIZED,
-    lossy="before 0.10 Megatron's experts are as wide as its dense feed-forward layer, and every block has them",
+    lossy="before 0.10, Megatron's experts are as wide as its dense feed-forward layer, and every"
+    " block has experts",
     note=SCRIPT,
     source="moe/experts.py; moe/shared_experts.py; gpt_layer_specs.py: get_gpt_decoder_layer_specs",
     model=True,
@@ -170,9 +174,9 @@ ROUTER = convert(
     _write_router,
     sees=("num_experts", COUNT, KIND, TOP_K, f"{MOE}top_k", f"{MOE}balance"),
     carries=ROUTED,
-    lossy="Megatron's expert weights sum to one, unless a softmax comes before the choice or one expert is chosen;"
-    " Megatron ranks a group of experts by its best top_k // group_topk ones; a balancing bias needs another"
-    " score function than softmax",
+    lossy="Megatron's expert weights sum to one, unless a softmax comes before the choice or only"
+    " one expert is chosen; Megatron ranks a group of experts by its best top_k // group_topk"
+    " experts; a balancing bias excludes the score function softmax",
     note=SCRIPT,
     source="moe/moe_utils.py: topk_routing_with_score_function; moe/router.py",
     model=True,
@@ -211,9 +215,10 @@ def _write_balance(values: Group, context: Context) -> Group:
 
 
 def _several(values: Group) -> bool:
-    """Whether a plan cannot express the balancing.
+    """Whether a plan cannot express the load balancing.
 
-    That is so for several losses, for a negative coefficient, and for a router that is balanced without a loss.
+    That is the case for several losses, for a negative coefficient, and for balancing without a
+    loss.
     """
     return bool(values.get("num_experts")) and (
         sum(bool(number) for number in listed(values, COEFFICIENT)) > 1
@@ -232,8 +237,11 @@ BALANCED = convert(
     carries={KIND: f"{MOE}balance", COEFFICIENT: f"{MOE}aux_loss"},
     lossy="Megatron divides the load-balancing loss by the number of experts per token; a Plan has no form for several losses",
     reasons={
-        f"{MOE}balance": "Megatron adds a load-balancing loss in every block, Hugging Face's code adds one for all blocks"
-        " together: with the same coefficient, Megatron's loss is larger by about the number of blocks with experts"
+        f"{MOE}balance": (
+            "Megatron adds a load-balancing loss in every block, Hugging Face's code adds one "
+            "loss for all blocks together; with the same coefficient, Megatron's loss is larger "
+            "by about the number of blocks with experts"
+        )
     },
     note=SCRIPT,
     source="moe/moe_utils.py: switch_load_balancing_loss_func; moe/router.py: get_aux_loss_coeff",

@@ -1,4 +1,4 @@
-"""Command-line flags, read as the argument parser of a given Megatron-LM release reads them."""
+"""Reads command-line flags as the argument parser of a given Megatron-LM release does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class ForeignValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The place of a flag: its option string, the index in the list, and how many words it takes."""
+    """The place of a flag: its option string, its index in the list, and the number of its words.
+    """
 
     option: str
     index: int
@@ -38,14 +39,15 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The values of a list of flags, by destination, in the order of their last mention; only given ones.
+    """The given values of a list of flags by destination, in the order of their last mention.
 
     Values are plain: numbers, text, booleans, lists, names of enum members.
 
-    `repeated`: mentions that a later one overrides. `unknown`: words that the parser does not take; `extras`: their indices.
-    `misread`: destinations that the parser sets to true, as it does for any text, although the text means no. `opaque`: values
-    that are known only in a run, by destination or as spelled, with the index. `foreign`: values that are not among the
-    choices, by destination, with a message and the place.
+    `repeated`: mentions that a later mention overrides. `unknown`: words that the parser does not
+    accept; `extras`: the indices of these words. `misread`: destinations that the parser sets to
+    true although the text means no; it does so for any text. `opaque`: values that are known only
+    when the script runs, by destination or as spelled, with the index. `foreign`: values that are
+    not among the choices, by destination, with a message and the place.
     """
 
     given: Mapping[str, Any]
@@ -68,16 +70,18 @@ def parse(
     loose: Container[int] = (),
     fixed: Container[str] | None = None,
 ) -> Parsed:
-    """Read a list of command-line words as Megatron `version` does.
+    """Read a list of command-line words as the parser of Megatron `version` does.
 
-    `lines` has the line of each word. `opaque` gives, by index, the reason why a word is not known before a run. Such a word
-    stays as it is spelled if the flag takes free text. It is a problem if the flag's argument is in `needed`. Otherwise it is
-    left out and listed. A word whose index is in `loose` may hold flags; only a flag that has no value yet takes it as one.
+    `lines` has the line number of each word. `opaque` has, by index, the reason why a word is not
+    known before the run. Such a word stays as it is spelled if the flag accepts free text. It is a
+    problem if the flag's argument is in `needed`. Otherwise it is left out and listed. A word whose
+    index is in `loose` may contain flags; it is a value only if the flag before it has none yet.
 
-    Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in. Raises one `ConfigError`
-    with every problem: wrong, missing or surplus values, and flags that the release does not have. If `lenient`, surplus
-    values and such flags are in `unknown` instead. If `fixed` is given, a value that is not among the choices is in
-    `foreign` instead, unless its argument is in `fixed`.
+    Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in.
+    Raises one `ConfigError` with every problem: wrong, missing or surplus values, and unknown
+    flags. If `lenient`, surplus values and unknown flags are in `unknown` instead. If `fixed` is
+    given, a value that is not among the choices is in `foreign` instead, unless its argument is in
+    `fixed`.
     """
     reader = _Reader(list(flags), version, list(lines), opaque, needed, loose, fixed)
     reader.read()
@@ -101,7 +105,7 @@ def parse(
     try:
         ConfigError.raise_if(message for _, message in reader.problems)
     except ConfigError as error:
-        error.part = found  # a caller can go on with the rest
+        error.part = found  # the caller can still use the valid rest
         raise
     return found
 
@@ -110,7 +114,7 @@ def parse(
 class _Mark:
     """The role of a word: value, bare `--`, or option.
 
-    An option has its `flag` if the release knows it, and the text that is `attached` by `=`.
+    `flag` is the option's flag if the release has it; `attached` is the text after `=`.
     """
 
     role: str
@@ -182,9 +186,9 @@ class _Reader:
         self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
 
     def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
-        """Leave out a value that is not among the choices.
+        """Leave out a value that is not among the choices of its argument.
 
-        It is a problem instead if its argument is in `fixed`, or if `fixed` is None.
+        Note a problem instead if the argument is in `fixed`, or if `fixed` is None.
         """
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)
@@ -194,7 +198,11 @@ class _Reader:
             self.foreign.append((flag.dest, message, spot))
 
     def leave_out(self, index: int, flag: Flag, reason: str, used: int) -> int:
-        """Leave out a value that is known only in a run; it is a problem if its argument is `needed`."""
+        """Leave out a value that is known only when the script runs; returns the number of its
+        words.
+
+        Raises `ValueError` if its argument is `needed`.
+        """
         if flag.dest in self.needed:
             raise ValueError(reason)
         self.forget(flag.dest)
@@ -202,20 +210,21 @@ class _Reader:
         return used
 
     def forget(self, dest: str) -> None:
-        """Move an earlier mention, which the present one overrides, to `repeated`."""
+        """Move an earlier mention of the argument to `repeated`, because a later one overrides it.
+        """
         if dest in self.given:
             del self.given[dest]
             self.repeated.append((dest, self.spots.pop(dest)))
 
     def place(self, index: int, what: str) -> str:
-        """The place of a word, for messages: its line, else its number in the list."""
+        """The place of a word in a message: its line, else its position in the list."""
         line = self.lines[index] if index < len(self.lines) else None
         return f"line {line}: {what}" if line else f"{what} (word {index + 1})"
 
     def values_after(self, index: int) -> list[str]:
-        """The words behind the flag at `index` that may be its values."""
+        """The words after the flag at `index` that may be its values."""
         end = index + 1
-        # A loose word may hold flags, so only the first place behind a flag takes it for a value.
+        # A loose word may contain flags, so it is a value only directly behind a flag.
         while (
             end < len(self.words)
             and self.marks[end] is _VALUE
@@ -289,14 +298,14 @@ def _limits(flag: Flag) -> tuple[int, int | None]:
 
 
 def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
-    """The problem with the number of values of a flag; None if there is none."""
+    """The problem with the number of values of a flag; None if the number is right."""
     least, most = _limits(flag)
     if flag.action == "help":
         return "found a request for the help text; leave it out"
     if attached is not None and most == 0:
         return f"found the value {shown(attached)}; expected no value; write the flag alone"
     if attached == "--":
-        return "found --, which ends the flags; expected a value"
+        return "found -- (the end of all flags); expected a value"
     if found >= least:
         return None
     values = "values" if found > 1 else "value"
@@ -313,7 +322,7 @@ def _value(flag: Flag, option: str, texts: Sequence[str]) -> Any:
 
 
 def takes(flag: Flag, text: str) -> bool:
-    """Whether a word has the type of a flag."""
+    """Whether a word can be converted to the type of a flag."""
     try:
         _TYPES[flag.type][0](text)
     except ValueError:
@@ -336,7 +345,7 @@ def _convert(flag: Flag, text: str) -> Any:
 
 
 def _layers(text: str) -> Any:
-    """A number, or the list that a pattern such as ([0]*3+[1])*2 stands for."""
+    """The value of a number, or the list of a pattern such as ([0]*3+[1])*2."""
     if "[" not in text:
         return int(text)
     if not _PATTERN.match(text):
@@ -347,7 +356,7 @@ def _layers(text: str) -> Any:
 def _pattern(text: str) -> Any:
     """The value of lists, sums and repetitions of whole numbers.
 
-    Upstream calls eval; here no other expression is run.
+    Upstream calls eval; this function refuses all other expressions.
     """
     try:
         return _listed(_evaluate(ast.parse(text, mode="eval").body))
@@ -381,7 +390,7 @@ def _listed(value: Any) -> Any:
 
 
 def _times(left: Any, right: Any) -> Any:
-    """`left * right`; a list that would be too long is refused before it is built."""
+    """The product `left * right`; a list that would be too long is refused before it is built."""
     number, items = (left, right) if isinstance(left, int) else (right, left)
     if isinstance(number, int) and isinstance(items, list | tuple):
         _check_size(_size(items) * number)
@@ -395,7 +404,7 @@ def _check_size(layers: int) -> None:
 
 def _in_range(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > limits.INTEGER:
-        raise ValueError("expected numbers of 64 bits at most")
+        raise ValueError("expected numbers of at most 64 bits")
     return value
 
 
@@ -422,7 +431,7 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 
 
 def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
-    """A problem for each unknown flag with its values, and for each value that no flag takes."""
+    """Yield a problem for each unknown flag with its values, and for each value without a flag."""
     last = -2  # index of the last word that is an unknown flag, or a value behind one
     for index in reader.extras:
         mark = reader.marks[index]
@@ -437,7 +446,7 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
         elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
             further = _further(reader, index)
             words = (
-                f"{shown(reader.words[index])} and {further} words more"
+                f"{shown(reader.words[index])} and {further} more words"
                 if further
                 else shown(reader.words[index])
             )
@@ -447,11 +456,14 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             )
 
 
-SPLIT = '; if they are one value, it has to be in quotes, and so has an array that holds it: "${NAME[@]}"'
+SPLIT = (
+    "; if these words are one value, quote it; an array that contains it also needs quotes: "
+    '"${NAME[@]}"'
+)
 
 
 def _alike(reader: _Reader, first: int, second: int) -> bool:
-    """Whether two words beside one another stand on one line and are values that no flag takes."""
+    """Whether two neighbouring words are on one line and are both values without a flag."""
     lines = [reader.lines[at] if at < len(reader.lines) else None for at in (first, second)]
     return lines[0] == lines[1] and all(
         reader.marks[at] is _VALUE and at not in reader.opaque for at in (first, second)
@@ -459,7 +471,7 @@ def _alike(reader: _Reader, first: int, second: int) -> bool:
 
 
 def _further(reader: _Reader, index: int) -> int:
-    """How many such words come directly behind one."""
+    """The number of further values without a flag that directly follow the word at `index`."""
     end = index
     while end + 1 in reader.extras and _alike(reader, end, end + 1):
         end += 1
@@ -467,20 +479,26 @@ def _further(reader: _Reader, index: int) -> int:
 
 
 def _after(reader: _Reader, index: int) -> str:
-    """The message for a value that no flag takes; it names the flag before it."""
+    """The message for a value that belongs to no flag; it names the flag before the value."""
     # The flag, or the loose word, that stands last before the value.
     before = next(
         (at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None
     )
     if before is not None and before in reader.loose:
-        return f"no flag takes it, because the word before it may hold flags: {reader.opaque.get(before)}"
-    taken = "" if before is None else f"; {reader.option(before)} has all of its values"
-    return f"expected a flag; no flag takes this value{taken}"
+        return (
+            "found no flag for this value; the word before it may contain flags: "
+            f"{reader.opaque.get(before)}"
+        )
+    taken = "" if before is None else f"; {reader.option(before)} already has all of its values"
+    return f"expected a flag; no flag accepts this value{taken}"
 
 
 def _unknown(option: str, version: str) -> str:
     if _EXPONENT.match(option):
-        return f"{brief(option)}: argparse takes a negative number with an exponent for a flag; attach it to its flag with ="
+        return (
+            f"{brief(option)}: argparse reads a negative number with an exponent as a flag; "
+            "attach the number to its flag with ="
+        )
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"

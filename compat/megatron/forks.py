@@ -1,4 +1,4 @@
-"""Flags that forks and older releases have and the newest parser has not, read as today's settings."""
+"""Translates flags that only forks and older releases have into today's settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A flag that the newest parser no longer has, as Megatron-LM at `source` (a tag, or a month of its main branch) read it.
+    """A flag that the newest parser no longer has.
 
-    `says` turns its value (None if it took none) into today's arguments. `takes` is true if it took a value. A flag that sets
-    nothing today is left out for the reason in `note`.
+    `source` is a version of Megatron-LM that had it: a tag, or a month of the main branch. `says`
+    maps its value (None if it had no value) to today's arguments. `takes` is true if it had a
+    value. A flag that sets nothing today is left out for the reason in `note`.
     """
 
     option: str
@@ -136,8 +137,11 @@ ROWS: tuple[Removed, ...] = (
     *_gone("23.06", DATA, "--mmap-warmup"),
     *_gone("v2.6", "the launcher passes it to each process", "--local_rank", takes=True),
 )
-"""megatron/arguments.py of Megatron-LM at the source that each row names; for `--checkpoint-activations` and
-`--activations-checkpoint-method` its `validate_args` of 2022-05, for `--warmup` training.py.
+"""All removed flags.
+
+Each row follows megatron/arguments.py of Megatron-LM at the version in `source`. The rows for
+`--checkpoint-activations` and `--activations-checkpoint-method` follow `validate_args` of 2022-05,
+the row for `--warmup` follows training.py.
 """
 REMOVED: Mapping[str, Removed] = {row.option: row for row in ROWS}
 ENDED = {
@@ -145,12 +149,12 @@ ENDED = {
     "batch_size": "--batch-size",
     "warmup": "--warmup",
 } | {"model_parallel_size": "--model-parallel-size"}
-"""Arguments that the newest parsers still accept, and for which Megatron then exits."""
+"""Arguments, with their flags, that the newest parsers accept and Megatron then refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """A removed flag in the input: its index, how many words it has, and its value, if any."""
+    """A removed flag in the input: its index, the number of its words, and its value, if any."""
 
     row: Removed
     place: int
@@ -159,14 +163,15 @@ class Meant:
 
     @property
     def values(self) -> Values:
-        """The arguments that it sets. Raises `ValueError` for a value of another type."""
+        """The arguments that the flag sets. Raises `ValueError` for a value of another type."""
         return self.row.says(self.value)
 
 
 def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
-    """The removed flags among `words`.
+    """Yield the removed flags among `words`.
 
-    Indices in `extras` are words that the parser does not know; those in `ended` are flags that it takes and Megatron refuses.
+    `extras` has the indices of words that the parser does not know, `ended` those of flags that the
+    parser accepts and Megatron then refuses.
     """
     ended = set(ended)
     for place, word in enumerate(words):
@@ -189,7 +194,8 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
 def joined(found: Sequence[Meant]) -> dict[str, Any]:
     """The arguments that several removed flags set together.
 
-    A number of layers that was given wins over the 1 that a method implies; without any method it has no effect.
+    A given number of layers takes precedence over the 1 that a method implies. Without a method, it
+    has no effect.
     """
     values: dict[str, Any] = {}
     # A method sets three values, a number of layers one: sorted this way, the given number comes

@@ -1,4 +1,7 @@
-"""Megatron's sources: lists of flags, NVIDIA's recipe YAML, mappings and live config objects -> given values, and back."""
+"""Reads Megatron's sources into given values, and writes values back.
+
+Sources are lists of flags, launch scripts, NVIDIA's recipes, mappings and live config objects.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ FLAGS = "flags"
 class Words:
     """Command-line words, each with its line, and findings about them.
 
-    `opaque` has the reason for each word, by index, that is known only in a run.
+    `opaque` has, by index, the reason why a word is known only when the script runs.
     """
 
     words: list[str]
@@ -52,7 +55,7 @@ class Words:
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
-    """Given values of a source: live object, mapping, flags, script, recipe or file in sections."""
+    """Read given values from a live object, mapping, flags, script, recipe or file in sections."""
     if cls := live.class_of(source):
         return live.read(source, cls, version)
     # A mapping in Python takes the way of a file, so that both are read and refused alike.
@@ -73,11 +76,11 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 
 UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
-"""Flags that take several values since 0.14. validate_args unwraps a list of one."""
+"""Arguments with several values since 0.14; validate_args replaces a list of one by its element."""
 
 
 def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given values of `UNWRAPPED` that are lists of one, each as its element."""
+    """The values of `UNWRAPPED` that are given as lists of one element, each as this element."""
     return {
         dest: given[dest][0]
         for dest in UNWRAPPED
@@ -116,13 +119,17 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
-    """A message for each word that only a run would tell and that may hold flags."""
+    """Yield a message for each word that may contain flags and is known only when the script runs.
+    """
     for path, index in parsed.opaque:
         # A word that stands alone is listed as spelled, with its variable or command; others are
         # listed by argument.
         if path.startswith(("$", "`")):
             line = f"line {words.lines[index]}: " if words.lines[index] else ""
-            yield f"{line}{path} may hold flags: {words.opaque.get(index, 'it is not known')}"
+            yield (
+                f"{line}{path} may contain flags: "
+                f"{words.opaque.get(index, 'its value is not known')}"
+            )
 
 
 def _remarks(
@@ -135,7 +142,7 @@ def _remarks(
         yield Finding(dest, message, Effect.NONE, True, origin=_origin(spot, words))
     # A misread mention may have been left out since, for a later one that is not known.
     for dest in filter(parsed.flags.__contains__, parsed.misread):
-        message = "the text means no, but Megatron's parser sets this to true for any text"
+        message = "the text means no, but Megatron's parser reads any text as true"
         yield Finding(
             dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words)
         )
@@ -152,7 +159,7 @@ def _remarks(
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """Removed flags among the words, and the values that they set together."""
+    """The removed flags among the words, and the values that they set together."""
 
     found: tuple[forks.Meant, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -164,7 +171,7 @@ class Older:
 
 
 def _older(parsed: flags.Parsed, words: Words) -> Older:
-    """Flags of older releases among the words, read as today's settings."""
+    """The removed flags among the words, translated into today's settings."""
     ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
@@ -180,7 +187,7 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
-    """The problem with the value of a removed flag; None if there is none."""
+    """The problem with the value of a removed flag; None if the value is right."""
     place = f"line {line}: " if (line := words.lines[flag.place]) else ""
     unknown = next(
         (
@@ -200,7 +207,7 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
 
 
 def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
-    """The finding on a removed flag: overruled by a newer one, left out, or read as a new one."""
+    """The finding on a removed flag: overruled by a newer flag, left out, or translated."""
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
     gone = f"Megatron-LM had it until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
@@ -217,7 +224,8 @@ def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding
 
 
 def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
-    """The finding on a text that only a run completes; it is kept as the script spells it."""
+    """The finding on a text that is known only when the script runs and is kept as it is spelled.
+    """
     places = range(spot.index, spot.index + spot.words)
     reason = next((words.opaque[place] for place in places if place in words.opaque), None)
     message = f"{reason}; the text stays as the script spells it"
@@ -226,7 +234,7 @@ def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments that a plan needs."""
+    """Names of arguments whose plan fields the numbers or the layout of a run depend on."""
     from compat.megatron.rules import table
 
     # A plan also has fields of which no number of the run depends (logs, saves), and details of the
@@ -255,20 +263,22 @@ SIZES = frozenset(
         "sequence",
     )
 )
-"""Facts about the model that the layout over ranks depends on."""
+"""Plan fields of the model that the layout over ranks depends on."""
 
 
 @cache
 def _fixed() -> frozenset[str]:
     """Arguments whose value may not be left out.
 
-    They are those that a plan needs, and all of parallelism, batch and precision.
+    These are the arguments that a plan needs, and all arguments of parallelism, batch and
+    precision.
     """
     return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
-    """The finding on a word that is known only in a run: a value, or a word that may hold flags."""
+    """The finding on a value, or on a word that may contain flags, known only when the script runs.
+    """
     # `index` is that of the flag; the reason is listed under the first of its values that is not
     # known.
     reason = next(
@@ -288,7 +298,7 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
     return Origin(words.lines[spot.index], spot.option)
 
 
-UNKNOWN = "Megatron's parser of this release does not know it; left out"
+UNKNOWN = "Megatron's parser of this release does not know the flag; left out"
 
 
 def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
@@ -310,18 +320,21 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
     """The finding on an unknown flag.
 
-    If its words are about parallelism, batch or precision, numbers may change.
+    Numbers may change if its words suggest that it affects parallelism, batch or precision.
     """
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
     if not touching.touches(*group):
         return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
-    message = f"{UNKNOWN}{beside}, though its words are about parallelism, batch or precision"
+    message = (
+        f"{UNKNOWN}{beside}, although its name or value suggests that it affects parallelism, "
+        "batch or precision"
+    )
     return Finding(brief(option), message, Effect.NUMBERS, True, origin=Origin(line))
 
 
 def words_of(document: Document, version: str, lenient: bool) -> Words:
-    """Command-line words of a file: plain flags, a JSON list of words, or a recipe."""
+    """Read the command-line words of a file: plain flags, a JSON list of words, or a recipe."""
     if isinstance(document.data, Script):
         launch = launch_of(document.data)
         # Flags that a shell runs as commands, because the line before them does not continue.
@@ -400,7 +413,8 @@ def _words(
         yield option
     elif value is False or value is None:
         raise ValueError(
-            f"found {'false' if value is False else 'nothing'}; expected no line for a switch that is off; remove it"
+            f"found {'false' if value is False else 'nothing'}; "
+            "a switch that is off expects no line; remove the line"
         )
     else:
         yield option
@@ -424,7 +438,7 @@ def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -
 
 
 def _shell_words(value: str, many: bool) -> list[str]:
-    """The words of a value, which a recipe's runner passes to a shell."""
+    """Split a value into words as the shell of a recipe's runner does."""
     # Backslashes escape, and a list is in brackets or has blanks.
     bracketed = re.fullmatch(r"\[(.*)\]", value.strip())
     if bracketed:
@@ -438,25 +452,29 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
         if duplicate.key[: len(at)] == at:
             first, second = duplicate.lines
             message = (
-                f"written twice (lines {first} and {second}); YAML loaders keep the last,"
-                f" {shown(duplicate.replaced)} is lost"
+                f"written twice (lines {first} and {second}); "
+                f"YAML loaders keep the last value, and {shown(duplicate.replaced)} is lost"
             )
             yield Finding(
                 str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second)
             )
     for key, spelling in document.strings.items():
-        message = f"{spelling} is a number here and a string to YAML 1.1 loaders; write it with a point, such as 1.0e-6"
+        message = (
+            f"{spelling} is read as a number here, but as a string by YAML 1.1 loaders; "
+            "write it with a point, such as 1.0e-6"
+        )
         yield Finding(str(key[-1]), message, Effect.NONE, True, origin=Origin(document.line(*key)))
     # Arguments of further runs have keys that begin with MODEL_ARGS; in a file without it, all keys
     # are arguments.
     for key in document.data if at else ():
         if key != RECIPE and key not in BESIDE and key.startswith(RECIPE):
-            message = f"arguments of a further run; only {RECIPE} was read"
+            message = f"has the arguments of a further run; only {RECIPE} was read"
             yield Finding(key, message, Effect.NONE, True, origin=Origin(document.line(key)))
 
 
 def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
-    """One tuple for each flag: the option and its values."""
+    """A tuple of option and values for each flag. Raises `ConfigError` for values without a flag.
+    """
     problems, found = [], []
     for dest, value in given.items():
         line = options.option_for(version, dest, value)
@@ -469,7 +487,7 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
 
 
 def flags_text(given: Mapping[str, Any], version: str) -> str:
-    """One flag a line, quoted for a shell."""
+    """The text of a file with one flag per line, quoted for a shell."""
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
@@ -480,7 +498,9 @@ PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
 def script_text(
     given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]
 ) -> str:
-    """A launch script: environment variables, an array with one flag a line, and the command."""
+    """The text of a launch script: environment variables, an array with one flag per line, and the
+    command.
+    """
     lines = [
         "#!/bin/bash",
         "set -e",
@@ -501,7 +521,7 @@ def script_text(
 
 
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
-    """A recipe with `ENV_VARS` and `MODEL_ARGS`, as NVIDIA's own runner reads it."""
+    """The text of a recipe for NVIDIA's runner, with `ENV_VARS` and `MODEL_ARGS`."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
     args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
@@ -531,7 +551,7 @@ def yaml_line(option: str, *values: str, version: str) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A scalar of YAML; quoted if a loader would read another value, such as 0 for -0."""
+    """A YAML scalar; it is quoted if a loader would read another value, such as 0 for -0."""
     loaded = plain_scalar(value)
     number = (
         isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
@@ -548,7 +568,7 @@ def _quoted(value: str) -> str:
 
 
 def format_of(path: str | Path | None) -> str | None:
-    """The format of a file by its suffix; None for an unknown one."""
+    """The format of a file by its suffix; None for an unknown suffix."""
     suffix = Path(path).suffix.lower() if path is not None else ""
     return {
         ".yaml": "yaml",

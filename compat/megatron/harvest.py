@@ -26,7 +26,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "flags.json": ("dest", "options"),
     "classes.json": ("class", "name"),
 }
-"""Files of rows, with the columns that identify a fact."""
+"""Files of facts, with the columns that identify a row."""
 CLASSES: Mapping[str, str] = {
     "DistributedDataParallelConfig": "core/distributed/distributed_data_parallel_config.py",
     "MLATransformerConfig": "core/transformer/transformer_config.py",
@@ -54,13 +54,16 @@ TYPES: Mapping[str, str] = {
 LAYERS = "_freq_type"
 """Suffix of functions that read a number, or a list with one number for each layer."""
 SPACED = "[0, 1]"
-"""A word that only functions which allow blanks accept."""
+"""A sample value that only conversion functions accept which allow blanks."""
 FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 HELP = "help"
 
 
 def facts(tree: Tree) -> Facts:
-    """Rows of the release, and its groups of flags, which are collected over all releases. Runs with the release's code."""
+    """The rows of the release, and the groups of its flags. This runs the release's own code.
+
+    Groups are collected over all releases.
+    """
     unread: list[str] = []
     parser = _parser(tree)
     flags = sorted(_flags(parser, unread), key=lambda row: (row["dest"], row["options"]))
@@ -118,7 +121,7 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
 
 
 def _turns(action: argparse.Action) -> str | None:
-    """The type of a flag's words; None for a conversion function that is not known here."""
+    """Our name for the type of a flag's values; None for an unknown conversion function."""
     if action.type is None:
         return "text"
     name = getattr(action.type, "__qualname__", "").rpartition(".")[2]
@@ -128,7 +131,9 @@ def _turns(action: argparse.Action) -> str | None:
 
 
 def _reads(turns: Any, word: str) -> bool:
-    """Whether a conversion function of the release accepts a word; it may raise anything if it does not."""
+    """Whether a conversion function of the release accepts a word; it may refuse with any
+    exception.
+    """
     try:
         turns(word)
     except Exception:
@@ -137,7 +142,7 @@ def _reads(turns: Any, word: str) -> bool:
 
 
 def _enumeration(action: argparse.Action) -> type[Enum] | None:
-    """The enumeration of a flag: that of its choices, or the one that its conversion function names."""
+    """The enumeration of a flag, found in its choices or in its conversion function."""
     member = next((choice for choice in action.choices or () if isinstance(choice, Enum)), None)
     if member is not None or not isinstance(action.type, FunctionType):
         return type(member) if member is not None else None
@@ -187,7 +192,9 @@ def _fields(path: Path, name: str) -> Iterator[Row]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """A default: a literal as its value, `field(...)` as the default inside it, anything else as text."""
+    """The value of a default: a literal, the default inside `field(...)`, else the expression's
+    text.
+    """
     if node is None:
         return None
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field":
@@ -203,5 +210,5 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def path_of(file: str, row: Row) -> str:
-    """The setting that a row is about."""
+    """The name of the setting that a row describes."""
     return str(row["dest"] if file == "flags.json" else row["name"])

@@ -14,7 +14,10 @@ STYLES = {
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 TENTH = 10
-"""WSD needs the length of its decay: 1 / TENTH of the schedule if a Plan leaves it open."""
+"""Divisor of the schedule's length that gives the length of a WSD decay, if a Plan leaves it open.
+
+Megatron has no default of its own.
+"""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -35,9 +38,10 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _last(values: Group) -> Group:
-    """The decay of a WSD schedule, in steps.
+    """The length of a WSD schedule's decay in steps, and its shape.
 
-    Raises `ConfigError` without its length: Megatron stops when it builds the scheduler.
+    Raises `ConfigError` if the length is missing, because Megatron then stops when it builds the
+    scheduler.
     """
     # Megatron reads only the length that is counted in the unit of the training.
     unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
@@ -56,9 +60,11 @@ def _last(values: Group) -> Group:
 
 
 def steps(values: Group, name: str) -> int | None:
-    """Optimizer steps of a setting with a flag in iterations and one in samples; None if unset.
+    """Number of optimizer steps of a setting that has a flag in iterations and one in samples.
 
-    `name` is the part that both flags share: `train`, `lr_decay`.
+    None if neither is set.
+
+    `name` is the common part of both flags, such as `train` or `lr_decay`.
     """
     iterations, samples = values.get(f"{name}_iters"), values.get(f"{name}_samples")
     if iterations or not samples:
@@ -69,7 +75,7 @@ def steps(values: Group, name: str) -> int | None:
 
 
 def becomes(path: str, values: Group) -> str:
-    """How a count of samples or a fraction became whole steps, in words.
+    """A text that says how a number of samples or a fraction was rounded to whole steps.
 
     Empty if nothing was rounded.
     """
@@ -116,7 +122,9 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def as_counted(written: Group, values: Group, context: Context) -> Group:
-    """`written`, in samples instead of steps if the launch that is rewritten counts so."""
+    """The values in `written`, converted from steps to samples if the rewritten launch uses
+    samples.
+    """
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
         return written
@@ -145,7 +153,7 @@ SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "train_samples", "lr_wsd_dec
 
 
 def _blurs(values: Group) -> bool:
-    """Whether a count of samples, or a fraction of the run, is not a whole number of steps."""
+    """Whether a number of samples, or a fraction of the run, is not a whole number of steps."""
     batch = values.get("global_batch_size")
     total = steps(values, "lr_decay") or steps(values, "train")
     samples = [values.get(name) or 0 for name in SAMPLES]
@@ -202,5 +210,5 @@ RULE = convert(
     },
     lossy="counts of samples and fractions become whole optimizer steps",
     becomes=becomes,
-    source="training.py: get_optimizer_param_scheduler; the decay ends with training unless told otherwise",
+    source="training.py: get_optimizer_param_scheduler; by default, the decay ends with training",
 )

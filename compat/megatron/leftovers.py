@@ -12,14 +12,15 @@ from bridge.rules import Effect, Why
 from compat.megatron import options
 
 MODEL = Why("a fact about the model that no Plan field stands for", Effect.NUMBERS, True)
-INSIDE = Why("how the model is computed inside Megatron", Effect.ROUNDING, True)
+INSIDE = Why("a choice of how Megatron computes the model", Effect.ROUNDING, True)
 KERNEL = Why("a kernel choice inside Megatron", Effect.ROUNDING)
 SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
 OVERLAP = Why("an overlap inside Megatron", Effect.COST)
 LOW = Why("a setting of fp8 or fp4 inside Megatron", Effect.NUMBERS)
 DATA = Why("the target's data settings choose and mask the samples", Effect.NUMBERS)
 LOADER = Why(
-    "where the data is, and how it is read and cached; set the same data in the target", Effect.NONE
+    "a setting of where the data is and how it is read or cached; set the same data in the target",
+    Effect.NONE,
 )
 BATCHES = Why("a Plan has no batch size that changes during the run", Effect.NUMBERS)
 START = Why("the weights or the checkpoint that a run starts from", Effect.NUMBERS)
@@ -55,7 +56,7 @@ GROUPS: Mapping[str, Why] = {
     "validation": EVALUATION,
     "checkpointing": SAVING,
     **dict.fromkeys(("logging", "one logger", "opentelemetry", "profiling"), LOGS),
-    "msc": Why("Megatron sets up its storage client", Effect.NONE),
+    "msc": Why("a setting of Megatron's storage client", Effect.NONE),
     **dict.fromkeys(
         ("straggler", "rerun engine", "workload inspector"),
         Why("a monitor of Megatron's training loop", Effect.NONE),
@@ -64,11 +65,11 @@ GROUPS: Mapping[str, Why] = {
         ("autoresume", "ft_package", "In-process restart"),
         Why("Megatron restarts a run in its own way", Effect.NONE),
     ),
-    "fault injector": Why("faults that Megatron plants on purpose", Effect.NUMBERS),
+    "fault injector": Why("a setting of faults that Megatron injects for tests", Effect.NUMBERS),
     "inference": Why("used for inference only", Effect.NONE),
     "rl": Why("used by Megatron's reinforcement learning only", Effect.NUMBERS),
     "Logits Distillation": Why("only Megatron distils from stored logits", Effect.NUMBERS),
-    "derived": Why("Megatron derives it; it is never given", Effect.NONE),
+    "derived": Why("a value that Megatron derives and no user gives", Effect.NONE),
     "experimental": Why("an experiment inside Megatron", Effect.NUMBERS),
     "config class": Why("a field of Megatron's config class without a flag", Effect.COST),
 }
@@ -76,16 +77,18 @@ GROUPS: Mapping[str, Why] = {
 
 SINGLE: Mapping[Why, str] = {
     BATCHES: "rampup_batch_size step_batch_size_schedule decrease_batch_size_if_needed",
-    Why("Megatron's training loop skips these steps", Effect.NUMBERS): "iterations_to_skip",
+    Why("a setting of steps that Megatron's training loop skips", Effect.NUMBERS): (
+        "iterations_to_skip"
+    ),
     Why(
-        "Megatron's training loop ends the run early", Effect.NONE
+        "a setting with which Megatron's training loop ends the run early", Effect.NONE
     ): "exit_interval exit_duration_in_mins",
-    Why("the learning-rate schedule that a resumed run takes", Effect.NUMBERS): (
+    Why("the learning-rate schedule that a resumed run uses", Effect.NUMBERS): (
         "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"
     ),
     Why("Megatron can evaluate without training", Effect.NUMBERS): "skip_train",
     Why(
-        "a choice of the optimizer's code on the host", Effect.ROUNDING
+        "a choice between implementations of the optimizer on the host", Effect.ROUNDING
     ): "use_torch_optimizer_for_cpu_offload",
     Why(
         "formats of moments in Megatron's precision-aware optimizer", Effect.ROUNDING
@@ -224,7 +227,7 @@ SINGLE: Mapping[Why, str] = {
         "the format in which attention softmax or cross entropy is computed", Effect.ROUNDING
     ): "fp16_lm_cross_entropy attention_softmax_in_fp32",
 }
-"""Arguments with another reason than their group."""
+"""Reasons of arguments that differ from the reason of their group."""
 
 PREFIXES: tuple[tuple[str, Why], ...] = (
     ("tp_comm_", Why("an overlap inside Megatron's tensor parallelism", Effect.COST)),
@@ -252,7 +255,7 @@ def why(dest: str) -> Why:
 
 
 def effect(dest: str) -> Effect:
-    """The effect of losing an argument that no plan field stands for."""
+    """The effect of losing an argument without a plan field."""
     found = why(dest).effect
     assert isinstance(found, Effect)  # no reason of Megatron's depends on the values
     return found

@@ -1,4 +1,7 @@
-"""Live config objects of Megatron-Core, read and made. Apart from `runtime`, only this module imports megatron."""
+"""Reads and makes live config objects of Megatron-Core.
+
+Outside `runtime`, only this module imports megatron.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
     from compat.megatron import MegatronConfig
 
 CLASSES = ("TransformerConfig", "ModelParallelConfig")
-"""Config classes that can be read live; the name is the entry point of such a config."""
+"""Names of config classes whose objects can be read; each is the name of an entry point."""
 
 ACTIVATION = "activation_func"
-"""A field that holds a callable: it is carried along, and its name is a given value."""
+"""Name of a field with a callable. The callable is carried over, and its name is a given value."""
 
 
 def class_of(source: Any) -> str | None:
@@ -32,7 +35,7 @@ def class_of(source: Any) -> str | None:
 
 
 def read(source: Any, cls: str, version: str) -> Reading:
-    """Given values of a live object: the fewest fields from which its class makes the same one."""
+    """Read the given values of a live object: the fewest fields that lead to an equal object."""
     held = dict(vars(source))
     opaque = {name: value for name, value in held.items() if not is_plain(value)}
     known = objects.from_fields({}, version, cls, check=False)
@@ -83,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object, by argument; sizes that were not given stay open."""
+    """Effective fields of a live object by argument name; sizes that were not given stay open."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
@@ -92,7 +95,7 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
 
 
 def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
-    """Given values by field of the class, which may have another name as an argument."""
+    """Given values by the class's field names, which may differ from the argument names."""
     own = objects.from_fields({}, version, cls, check=False)
     # Several fields of several releases go by one argument; the class has one of them.
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
@@ -100,7 +103,7 @@ def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any
 
 
 def has_field(path: str, cls: str, version: str) -> bool:
-    """Whether the class of that release has the field that goes by the argument's name `path`."""
+    """Whether the class of that release has the field of the argument `path`."""
     names = {*releases.fields(version, options.PARALLEL), *releases.fields(version, cls)}
     return path in {options.RENAMED.get(name, name) for name in names}
 
@@ -116,7 +119,7 @@ def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str
 
 
 def installed_version() -> str | None:
-    """Release of the installed Megatron-Core, or None."""
+    """The release of the installed Megatron-Core; None if it is not installed."""
     try:
         return metadata.version("megatron-core")
     except metadata.PackageNotFoundError:

@@ -53,7 +53,7 @@ GROUPS = convert(
 
 
 def padded(vocab: int, multiple: int) -> int:
-    """`vocab` rounded up to a multiple of `multiple`: the number of rows of a padded embedding."""
+    """The number of rows of a padded embedding: `vocab` rounded up to a multiple of `multiple`."""
     # Floor division of the negative number rounds up.
     return -(-vocab // multiple) * multiple
 
@@ -78,7 +78,8 @@ def _read_padded(values: Group, context: Context) -> Group:
 def _write_padded(values: Group, context: Context) -> Group:
     """The flag that pads the vocabulary to the plan's rows.
 
-    The divisor is the default, else a smaller power of two, else the rows of one tensor rank; without a fit, the rows themselves.
+    The divisor is the default, else a smaller power of two, else the number of rows of one tensor
+    rank. If no divisor fits, the flag of the number of rows is set instead.
     """
     vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
     rows = values.get("model.embedding.padded_vocab") or vocab
@@ -117,9 +118,10 @@ QKV, ROUTER = "model.attention.qkv_bias", "model.moe.router_bias"
 
 
 def _read_biases(values: Group, context: Context) -> Group:
-    """Which layers have biases: all linear ones, none, or those to queries, keys and values.
+    """The plan's biases: of all linear layers, of none, or only of projections to queries, keys and
+    values.
 
-    Latent attention never has biases there.
+    In latent attention these projections never have biases.
     """
     if "add_bias_linear" not in values:
         return {}
@@ -190,7 +192,10 @@ WAYS: dict[tuple[Any, Any], Group] = {
     ("squared_relu", False): {"squared_relu": True, "bias_gelu_fusion": False},
     ("gelu", False): {"bias_gelu_fusion": False},
 }
-"""Flags by activation and gate. Without a flag it is GELU, fused in its tanh approximation."""
+"""The flag of each activation, with and without a gate.
+
+Without a flag, the activation is GELU; its fused kernel computes the tanh approximation.
+"""
 
 
 def _read_activation(values: Group, context: Context) -> Group:
@@ -207,7 +212,7 @@ def _read_activation(values: Group, context: Context) -> Group:
 
 
 def _read_function(values: Group) -> Group:
-    """The activation of a config object, which holds the function itself."""
+    """The activation of a config object, whose field is the name of a function."""
     if "activation_func" not in values:
         return {}
     # The value may be a dotted name; None is the class's default, F.gelu.
@@ -339,8 +344,9 @@ NORM = convert(
         **dict.fromkeys(CENTRED, "model.norm.zero_centred"),
         AFTER: "model.norm.place",
     },
-    lossy="Megatron's blocks have one norm before each layer, and their layers run one after the other; a Plan has no form for a "
-    "residual connection that starts after the norm",
+    lossy="Megatron's blocks have one norm before attention and one before the MLP, which run one "
+    "after the other; a Plan has no form for a residual connection that starts after the "
+    "norm",
     note=SCRIPT,
     source="transformer_layer.py: forward; arguments.py: dests named as the config's fields since 0.16",
     model=True,

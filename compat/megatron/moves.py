@@ -9,12 +9,17 @@ from bridge.moves import Move, Words, renamed, switched
 from compat.megatron.releases import MAIN
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
-"""Suffixes of thresholds (num_microbatches_calculator.py, `_parse_numeric_value`)."""
+"""Suffixes of numbers in a schedule of thresholds, with their factors
+(num_microbatches_calculator.py, `_parse_numeric_value`).
+"""
 STEP = re.compile(r"(\d+(?:\.\d+)?[TBMK]?):(\d+(?:\.\d+)?[TBMK]?)")
 
 
 def _steps(given: Words) -> Words:
-    """`rampup_batch_size` as a schedule of thresholds in tokens; nothing if it does not divide."""
+    """Convert `rampup_batch_size` to a schedule of thresholds in tokens.
+
+    Empty if the ramp has no whole number of equal steps.
+    """
     full, length = given.get("global_batch_size"), given.get("seq_length")
     growth = given["rampup_batch_size"]
     if len(growth) != 3 or not all(isinstance(number, int) for number in growth):
@@ -30,7 +35,7 @@ def _steps(given: Words) -> Words:
 
 
 def _in_units(tokens: int) -> str:
-    """A number of tokens with the largest suffix that divides it."""
+    """A number of tokens, written with the largest suffix that gives a whole number."""
     if tokens:
         for unit, suffix in UNITS:
             if tokens % unit == 0:
@@ -39,7 +44,10 @@ def _in_units(tokens: int) -> str:
 
 
 def _growth(given: Words) -> Words:
-    """A schedule of equal steps as `rampup_batch_size`; nothing if distances or increments differ."""
+    """Convert a schedule of equal steps to `rampup_batch_size`.
+
+    Empty if the distances or the increments of the steps differ.
+    """
     schedule, length = given["step_batch_size_schedule"], given.get("seq_length")
     found = [STEP.fullmatch(step) for step in schedule.upper().replace(",", " ").split()]
     # (tokens, batch size) of each step, in order; none if the text has another form.
@@ -104,7 +112,8 @@ MOVES: tuple[Move, ...] = (
         "deepep",
         "0.16.0",
         "deprecated",
-        "transformer_config.py, __post_init__; NVIDIA's recipes of 0.18 went on to hybridep, another library",
+        "transformer_config.py, __post_init__; "
+        "NVIDIA's recipes of 0.18 use hybridep, another library",
     ),
     Move(
         "0.16.0",
@@ -117,7 +126,7 @@ MOVES: tuple[Move, ...] = (
             ]
         },
         lambda given: {"rampup_batch_size": [str(number) for number in given["rampup_batch_size"]]},
-        source="arguments.py: text before 0.16, numbers since",
+        source="arguments.py: text before 0.16, numbers from 0.16 on",
     ),
     Move(
         "0.18.0",

@@ -1,4 +1,4 @@
-"""Megatron's arguments across all releases: their groups and types, and the flag that sets one to a value."""
+"""Megatron's arguments across all releases: groups, types, and the flag that sets a given value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compat.megatron.releases import Flag
 
 CLASS_ONLY = "config class"
 DERIVED = "derived"
-"""Groups of arguments without a flag: fields of config classes, and derived values."""
+"""Names of groups for arguments without a flag: fields of config classes, and derived values."""
 
 WORKED_OUT = ("data_parallel_size", "params_dtype", "virtual_pipeline_model_parallel_size")
 RENAMED = {
@@ -32,14 +32,14 @@ RENAMED = {
     "average_in_collective": "ddp_average_in_collective",
     "barrier_with_L1_time": "barrier_with_L1_time",
 }
-"""Fields of config classes -> arguments with another name (arguments.py, training.py)."""
+"""The argument of each config field whose name differs (arguments.py, training.py)."""
 
 PARALLEL = "ModelParallelConfig"
 
 
 @cache
 def groups() -> Mapping[str, str]:
-    """Every argument and config field of every release, with its group in the parser's help."""
+    """The group in the parser's help of every argument and config field of every release."""
     found: dict[str, str] = table(releases.__name__, "groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
     classes = (PARALLEL, "TransformerConfig")
@@ -57,7 +57,7 @@ def groups() -> Mapping[str, str]:
 
 @cache
 def descriptions() -> Mapping[str, str]:
-    """The meaning of each argument and config field, in one line."""
+    """A description in one line of each argument and config field."""
     sections: Mapping[str, Mapping[str, str]] = table(
         releases.__name__, "descriptions.json"
     )
@@ -79,7 +79,7 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
 
 @cache
 def defaults(version: str) -> Mapping[str, Any]:
-    """Defaults of a release by argument; for a field without a flag, that of its config class."""
+    """Defaults of a release by argument; fields without a flag have the default of their class."""
     from compat.megatron.objects import fields
 
     classes = {
@@ -91,7 +91,7 @@ def defaults(version: str) -> Mapping[str, Any]:
 
 @cache
 def newest(dest: str) -> tuple[Flag, ...]:
-    """The flags of an argument in the newest release that has any; published ones come first."""
+    """The flags of an argument in the newest release that has any; public releases come first."""
     versions = (releases.RELEASES.newest, *reversed(releases.KNOWN))
     return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
@@ -106,7 +106,7 @@ TAKES["layers_spaced"] = TAKES["layers"]
 
 
 def accepts(dest: str) -> str:
-    """The values that the newest flags of an argument accept, in words.
+    """A description of the values that the newest flags of an argument accept.
 
     Empty without a flag, or if the schema has bounds.
     """
@@ -130,9 +130,9 @@ def spellings(dest: str) -> tuple[str, ...]:
 
 @cache
 def type_of(dest: str) -> str:
-    """The type of an argument, by name, in the newest release that has it.
+    """The name of an argument's type in the newest release that has the argument.
 
-    `any` without a flag, or for a flag of several values.
+    `any` for an argument without a flag or with several values.
     """
     for version in reversed(releases.KNOWN):
         for flag in by_dest(version).get(dest, ()):
@@ -143,7 +143,7 @@ def type_of(dest: str) -> str:
 
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
-    """The option and its values that set `dest` to `value` in a release; None if no flag can."""
+    """The option and values that set `dest` to `value` in a release; None if no flag can do so."""
     if isinstance(value, str | int | float):
         return _cached(version, dest, value)
     return _option_for(version, dest, value)  # a list cannot be a key of the cache
@@ -155,11 +155,11 @@ def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
 
 
 _cached = lru_cache(maxsize=4096, typed=True)(_option_for)
-"""`_option_for` with a cache, for plain values; `typed` keeps True and 1 apart."""
+"""`_option_for` with a cache for plain values; `typed` distinguishes True from 1."""
 
 
 def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
-    """Problems with given arguments whose flags exclude each other."""
+    """Yield a problem for each pair of given arguments whose flags exclude each other."""
     chosen = {
         dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()
     }
@@ -173,7 +173,7 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
 
 @cache
 def excluding(version: str) -> frozenset[str]:
-    """Destinations of flags that exclude other flags."""
+    """Names of the arguments whose flags exclude other flags."""
     return frozenset(
         dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own)
     )
@@ -201,7 +201,7 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
-    """Option and words; None if the parser could not read them.
+    """The words of an option with its values; None if the parser could not read them.
 
     A word that looks like an option has to be attached with `=`, which works only for a single word.
     """
@@ -213,7 +213,7 @@ def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
 
 
 NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
-"""Words that argparse takes for a negative number, not for an option."""
+"""Pattern of words that argparse reads as a negative number, not as an option."""
 
 
 def _word(flag: Flag, value: Any) -> str:

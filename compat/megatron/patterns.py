@@ -1,4 +1,6 @@
-"""Layer patterns: Megatron's frequency, or list of ones and zeros, <-> one boolean for each block."""
+"""Converts Megatron's layer patterns, a frequency or a list of ones and zeros, to booleans per
+block.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 from bridge import limits
 
 Every = Callable[[int, int], bool]
-"""Tells for the index of a block and a frequency whether the block has the feature."""
+"""Type of functions that tell whether the block of an index has a feature of a given frequency."""
 
 
 def listed(values: Mapping[str, Any], name: str) -> list[Any]:
@@ -18,21 +20,28 @@ def listed(values: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def first_of(index: int, every: int) -> bool:
-    """The first of every `every` blocks (gpt_layer_specs.py: get_gpt_decoder_layer_specs, moe_layer_freq)."""
+    """Whether a block is the first in its group of `every` blocks.
+
+    For moe_layer_freq (gpt_layer_specs.py: get_gpt_decoder_layer_specs).
+    """
     return index % every == 0
 
 
 def all_but_last_of(index: int, every: int) -> bool:
-    """All but the last of every `every` blocks (utils.py: is_layer_window_attention; transformer_config.py: no_rope_freq)."""
+    """Whether a block is not the last in its group of `every` blocks.
+
+    For windows (utils.py: is_layer_window_attention) and no_rope_freq (transformer_config.py).
+    """
     return (index + 1) % every != 0
 
 
 def blocks(
     value: Any, layers: int | None, every: Every, inverted: bool = False
 ) -> tuple[bool, ...] | None:
-    """One boolean for each of `layers` blocks; None if all have the feature, or if `value` is unset or does not fit the blocks.
+    """Whether each of `layers` blocks has the feature.
 
-    With `inverted`, a list marks the blocks without the feature.
+    None if all blocks have it, or if `value` is unset or does not fit the number of blocks. If
+    `inverted`, ones in a list mark the blocks without the feature.
     """
     if isinstance(value, list | tuple):
         found = tuple(bool(item) is not inverted for item in value)
@@ -49,7 +58,10 @@ def blocks(
 def spelled(
     found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
 ) -> int | list[int]:
-    """The shortest spelling of a pattern: a frequency that divides the number of blocks if one fits, else a list."""
+    """The shortest spelling of a pattern.
+
+    It is a frequency that divides the number of blocks, if one fits, else a list.
+    """
     # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
     # frequency.
     for count in range(1, len(found) + 1) if layers == len(found) else ():
@@ -61,7 +73,10 @@ def spelled(
 
 
 def fits(value: Any, layers: int | None) -> bool:
-    """Whether `value` gives a boolean for each block: a list of the right length, or a frequency of known layers."""
+    """Whether `value` determines each block's boolean.
+
+    A list needs the right length, a frequency a known number of layers.
+    """
     if isinstance(value, list | tuple):
         return layers is None or len(value) == layers
     return value is None or (

@@ -1,4 +1,4 @@
-"""Arguments that Megatron's parser and its training loop need to start."""
+"""Arguments without which Megatron's parser or its training loop does not start."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from bridge.requirements import Need
 
-REFUSED = "Megatron refuses to start without it"
+REFUSED = "Megatron refuses to start without this setting"
 CHECKPOINT = "arguments.py: load_args_from_checkpoint"
 
 
 def _stored(given: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint gives the sizes of the model."""
+    """Whether the sizes of the model come from the checkpoint."""
     return bool(given.get("use_checkpoint_args"))
 
 
@@ -63,7 +63,7 @@ RUN = (
     "tokenizer_type",
     "exit_duration_in_mins",
 )
-"""Arguments that only a whole launch has: the length of training, or its data."""
+"""Names of arguments that only a whole launch has: the length of training, or the data."""
 
 
 def whole(given: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Flags written back in place: a launch script or a file of flags with other values; all other bytes stay."""
+"""Writes changed values into a launch script or a file of flags; all other bytes stay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ Range = tuple[int, int]
 
 
 def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """`text` of release `was`, which was read as `like`, changed so that release `version` reads `given` from it.
+    """The `text` of a file, changed so that release `version` reads the values `given` from it.
 
-    The result is read back as a check. Raises `TranslationError` if the words cannot be changed one by one.
+    `like` is the document that was read from the text, `was` the release it was written for.
+
+    The result is read back as a check. Raises `TranslationError` if the words cannot be changed in
+    place.
     """
     if like.format == "yaml":
         return _entries(given, text, like, was, version)
@@ -42,12 +45,14 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         if new is not None and _given(new, like, version) == dict(given):
             return new
     raise TranslationError(
-        f"{like.name}: its words cannot be changed one by one; write flags or a new script"
+        f"{like.name}: its words cannot be changed in place; write flags or a new script"
     )
 
 
 def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """A recipe or a file in sections; only the lines with changed values are edited."""
+    """The text of a recipe or a file in sections, in which only lines with changed values are
+    edited.
+    """
     before = reading_of_document(like, was)
     put: dict[int, str | None] = {}
     added: dict[int, list[str]] = {}
@@ -69,13 +74,13 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
     after = reading_of_document(parse(new, like.name, ".yaml"), version)
     if dict(after.given) != dict(given):
         raise TranslationError(
-            f"{like.name}: its lines cannot be changed one by one; write it anew"
+            f"{like.name}: its lines cannot be changed in place; write a new file"
         )
     return new
 
 
 def reading_of_document(document: Document, version: str) -> Reading:
-    """A document, read leniently."""
+    """Read a document leniently."""
     if sections.kind(document.data):
         return sections.read(document, version, lenient=True)
     return reading_of(words_of(document, version, lenient=True), version, lenient=True)
@@ -89,7 +94,7 @@ def _entry(path: str, value: Any, like: Document, version: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as every YAML loader reads it back."""
+    """The spelling of a value that every YAML loader reads as this value."""
     if value is None:
         return "null"
     # YAML 1.1 loaders take 1e-05 for text, and 1.0e-05 for a number.
@@ -106,7 +111,7 @@ def _parsed(words: Words, version: str) -> flags.Parsed:
 def _changes(
     parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
 ) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
-    """The ranges of words that change, with their new words; and the words of new flags."""
+    """The ranges of changed words with their new words, and the words of new flags."""
     put: dict[Range, Sequence[str]] = {}
     for dest, spot in parsed.flags.items():
         place = spot.index, spot.index + spot.words
@@ -123,7 +128,7 @@ def _changes(
 
 
 def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
-    """The words that set `dest`; attached with `=` if they were before."""
+    """The words that set `dest`; the value is attached with `=` if it was before."""
     line = options.option_for(version, dest, value) or ()
     tied = len(before) == 1 and "=" in before[0] and len(line) == 2
     return (f"{line[0]}={line[1]}",) if tied else line

@@ -1,4 +1,5 @@
-"""The table between Megatron's arguments of positions and the plan's: their kind, and how rotary ones rotate and scale."""
+"""The table between Megatron's arguments of positions and the plan's: kind, rotation and scaling.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PREFIXED = {
     "slow": "yarn_beta_slow",
     "truncate": "yarn_correction_range_round_to_int",
 }
-"""Flags of YaRN, of 0.19 and later."""
+"""Arguments of YaRN since 0.19, by plan field."""
 
 
 def turns(values: Group) -> bool:
@@ -62,7 +63,7 @@ def _write_kind(values: Group, context: Context) -> Group:
 
 
 def stretched(values: Group, context: Context) -> bool:
-    """Whether a plan's positions become `position_embedding_type` yarn.
+    """Whether a plan's positions are written as `position_embedding_type` yarn.
 
     Latent attention has a form of YaRN of its own.
     """
@@ -79,9 +80,8 @@ KINDS = convert(
         values.get(TYPE) in ("mrope", "relative")
         or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
     ),
-    lossy="Megatron has rotary positions, and learned ones whose first position is row 0 of the table; a Plan has no"
-    " form for its "
-    "relative positions and for those of images",
+    lossy="Megatron has rotary positions, and learned positions whose table has position 0 in row "
+    "0; a Plan has no form for Megatron's relative positions or positions of images",
     note=SCRIPT,
     source="gpt_model.py: position_embedding_type; multi_latent_attention.py: rotary_pos_emb",
     model=True,
@@ -110,7 +110,7 @@ def _write_base(values: Group, context: Context) -> Group:
 
 
 def whole(number: Any) -> Any:
-    """A float without a fraction as an int, for flags that take whole numbers only."""
+    """The number itself, or as an int if it is whole, for flags that accept only whole numbers."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -121,7 +121,7 @@ BASE = convert(
     _write_base,
     sees=(TYPE, LATENT, POSITIONS, KV_RANK),
     carries={"rotary_base": "model.rotary.base", "rotary_percent": "model.rotary.share"},
-    lossy="Megatron takes only a whole number as rotary base",
+    lossy="Megatron accepts only a whole number as rotary base",
     note=SCRIPT,
     source="rotary_pos_embedding.py: RotaryEmbedding",
     model=True,
@@ -158,7 +158,7 @@ PAIRS = convert(
     effect=lambda values: Effect.NUMBERS if values.get("rotary_interleaved") else Effect.ROUNDING,
     sees=(TYPE, LATENT, POSITIONS, KV_RANK, KIND),
     carries={"apply_rope_fusion": ()},
-    lossy="Megatron's latent attention always rotates neighbours together",
+    lossy="Megatron's latent attention always rotates pairs of neighbouring elements",
     note="a choice of kernel inside Megatron",
     source="rope_utils.py: multi_latent_attention; arguments.py and transformer_config.py: rope fusion",
     model=True,
@@ -239,7 +239,7 @@ def _read_yarn(values: Group, context: Context) -> Group:
 
 
 def _weights(values: Group) -> Group:
-    """Both mscale values; nothing for 1 and 0, which are the defaults of YaRN's formula."""
+    """Both mscale values; empty for 1 and 0, which are the defaults of YaRN's formula."""
     weights = values.get("mscale"), values.get("mscale_all_dim")
     # Both together, since the formula divides one by the other.
     return (
@@ -316,8 +316,9 @@ STRETCH = convert(
             SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")
         ),
     },
-    lossy="Megatron scales positions as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (with latent attention 4096, 32 and 1 "
-    "are fixed, without it since 0.18), or linearly by a whole factor",
+    lossy="Megatron scales positions as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (with "
+    "latent attention always, where 4096, 32 and 1 are fixed; "
+    "otherwise since 0.18), or linearly by a whole factor",
     note=SCRIPT,
     source="rotary_pos_embedding.py; yarn_rotary_pos_embedding.py; multi_latent_attention.py: softmax_scale",
     model=True,

@@ -66,8 +66,8 @@ TENSOR_OVERLAP = convert(
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes."""
-    layout = "another layout of ranks computes the same sums in another order"
+    """Rules for the sizes of the mesh axes."""
+    layout = "another arrangement of ranks computes the same sums in another order"
     return (
         rename(
             "tensor_model_parallel_size", "parallel.tensor", effect=Effect.ROUNDING, note=layout
@@ -182,18 +182,19 @@ ZERO = convert(
     effect=Effect.COST,
     sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
-    note="a kernel or checkpoint format inside Megatron that its sharding may require",
-    lossy="Megatron shards gradients and weights only with its own FSDP: since 0.12, since 0.13 in fp16 only on one"
-    " data-parallel rank, and since 0.14 without pipeline parallelism; under sgd its own sharding does not run",
+    note="a choice of kernel or checkpoint format that Megatron's sharding may require",
+    lossy="Megatron shards gradients and weights since 0.12 and only with its own FSDP, which "
+    "supports fp16 since 0.13 only on one data-parallel rank, and no pipeline since 0.14; "
+    "with sgd, it does not shard",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
 
 
 def _shardable(values: Group, context: Context) -> bool:
-    """Whether Megatron shards this optimizer's state.
+    """Whether Megatron can shard this optimizer's state.
 
-    It never does for sgd and muon, and since 0.18 only for Adam.
+    It never shards the state of sgd and muon, and since 0.18 only Adam's.
     """
     name = values.get("optimizer.name")
     return name in (None, "adam", "adamw") or (
@@ -202,9 +203,9 @@ def _shardable(values: Group, context: Context) -> bool:
 
 
 def _torch_only(values: Group, context: Context) -> bool:
-    """Whether torch's FSDP supports what the plan wants and Megatron's own FSDP does not.
+    """Whether torch's FSDP supports the plan and Megatron's own FSDP does not.
 
-    Megatron's own FSDP came with 0.12, and it never shards under sgd.
+    Megatron's own FSDP exists since 0.12, and never shards with sgd.
     """
     # The conditions of validate_args for use_torch_fsdp2 (arguments/sharding.py: TORCH_STEPS).
     whole = all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("pipeline", "expert"))
@@ -247,7 +248,7 @@ def _write_zero(values: Group, context: Context) -> Group:
 
 
 def ddp_rules() -> tuple[Rule, ...]:
-    """Buckets of data parallelism, and the overlap of its communication."""
+    """Rules for the buckets of data parallelism and the overlap of its communication."""
     return (
         rename(
             "num_distributed_optimizer_instances",
@@ -281,7 +282,7 @@ def ddp_rules() -> tuple[Rule, ...]:
 def _read_overlap(values: Group, context: Context) -> Group:
     """The overlap that takes effect.
 
-    torch's FSDP always overlaps, and without sharding nothing is gathered.
+    torch's FSDP always overlaps. Without sharding, there is no gathering to overlap.
     """
     if "overlap_grad_reduce" not in values:
         return {}
@@ -333,8 +334,9 @@ PRECISION = convert(
         "use_precision_aware_optimizer": "precision.master",
     },
     lossy=(
-        "Megatron updates fp32 master weights; only its precision-aware optimizer has other formats; it has no fp64, and before "
-        "0.12 it reduces bf16 gradients in fp32"
+        "Megatron updates fp32 master weights; "
+        "only its precision-aware optimizer has other formats; "
+        "Megatron has no fp64, and before 0.12 it reduces bf16 gradients in fp32"
     ),
     source="arguments.py: --bf16 sets accumulate_allreduce_grads_in_fp32 unless --grad-reduce-in-bf16",
 )
@@ -375,7 +377,7 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
-    """Formats of state that need the precision-aware optimizer.
+    """Flags of the precision-aware optimizer, if the plan's formats of state need it.
 
     If `narrow`, gradients are kept in bf16.
     """
@@ -393,7 +395,7 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
 
 MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
 WIDE = ("fp32", "fp32")
-"""Formats of both moments without a precision-aware optimizer."""
+"""Names of the two moments' formats without a precision-aware optimizer."""
 
 
 def _read_moment_dtypes(values: Group, context: Context) -> Group:
@@ -424,13 +426,14 @@ MOMENT_FORMATS = convert(
 
 
 def _can_be_aware(values: Group, context: Context) -> bool:
-    """Whether Megatron can run its precision-aware optimizer: a sharded Adam, since 0.11."""
+    """Whether Megatron can run its precision-aware optimizer, which is a sharded Adam since 0.11.
+    """
     adam = values.get("optimizer.name") in (None, "adam", "adamw")
     return adam and (values.get("zero.stage") or 0) >= 1 and context.since("0.11.0")
 
 
 def _offloads(values: Group, context: Context) -> bool:
-    """Whether optimizer state is offloaded: since 0.12, with the precision-aware optimizer."""
+    """Whether optimizer state is offloaded, which needs 0.12 and the precision-aware optimizer."""
     wanted = values.get("zero.offload.optimizer") not in (None, "none")
     return wanted and context.since("0.12.0") and _can_be_aware(values, context)
 
@@ -459,7 +462,7 @@ WINDOW = convert(
     lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron doubles the loss scale with the step that completes the window",
+    lossy="Megatron doubles the loss scale in the same step that completes the window",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 FLOOR = convert(
@@ -469,15 +472,17 @@ FLOOR = convert(
     lambda values, context: _in_fp16(values, "min_loss_scale", "minimum"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron continues after an overflow at the smallest loss scale, and skips every step that overflows",
+    lossy="after an overflow at the smallest loss scale, Megatron continues; "
+    "it skips every step that overflows",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """A setting of the dynamic loss scale, and one that says Megatron lacks a variant of other stacks.
+    """Rules for a setting of the dynamic loss scale, and for a variant that Megatron lacks.
 
-    `ours` names the plan field of the setting, `otherwise` that of the variant: False, or None under a constant scale.
+    `ours` is the plan field of the setting, `otherwise` that of the variant. The variant is False,
+    or None with a constant scale.
     """
     if not values.get("fp16"):
         return {}
@@ -578,7 +583,7 @@ UPDATE_SCALE = convert(
 
 
 def optimizer_rules() -> tuple[Rule, ...]:
-    """The optimizer and its hyperparameters."""
+    """Rules for the optimizer and its hyperparameters."""
     return (
         OPTIMIZER,
         rename("lr", "optimizer.lr"),
@@ -658,7 +663,7 @@ def _write_momentum(values: Group, context: Context) -> Group:
 
 
 BELOW_ONE = nextafter(1.0, 0.0)
-"""The largest beta that a plan allows; Megatron does not bound Lion's betas."""
+"""The largest beta that a plan allows. Megatron itself has no limit for Lion's betas."""
 
 
 def _read_moments(values: Group, context: Context) -> Group:
@@ -710,7 +715,8 @@ PARTLY = convert(
     lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
-    note="the training script's forward step decides which activations such a microbatch keeps; here it keeps all of them",
+    note="the training script's forward step decides which activations such a microbatch keeps; "
+    "here all of them are kept",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
 
@@ -744,7 +750,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def other_rules() -> tuple[Rule, ...]:
-    """Recomputation, offload, fp8 and the loss."""
+    """Rules for recomputation, offload, fp8 and the loss."""
     return (
         RECOMPUTE,
         convert(
@@ -815,7 +821,7 @@ def _write_offload(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Plan fields that Megatron has no argument for."""
+    """Rules for plan fields that Megatron has no argument for."""
     return (
         only_ours(
             "zero.weight_buffers",
@@ -852,21 +858,21 @@ def missing_rules() -> tuple[Rule, ...]:
 
 
 LACKS = {
-    "model": "Megatron has no argument for it",
-    "parallel": "Megatron has no argument for it",
-    "zero": "Megatron has no argument for it",
-    "precision": "Megatron has no argument for it",
-    "optimizer": "Megatron has no argument for it",
+    "model": "Megatron has no argument for this field",
+    "parallel": "Megatron has no argument for this field",
+    "zero": "Megatron has no argument for this field",
+    "precision": "Megatron has no argument for this field",
+    "optimizer": "Megatron has no argument for this field",
     "adapters": "Megatron has no adapters",
-    "recompute.modules": "Megatron has no argument for it",
+    "recompute.modules": "Megatron has no argument for this field",
     "run": "Megatron's training loop has no such switch",
 }
-"""Why Megatron lacks a plan field that no other row names, by the section of the field."""
+"""Reasons why Megatron lacks plan fields that no other row names, by section of the plan."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row. Each argument of each release, and each plan field, is in exactly one row."""
+    """All rows. Each argument of each release, and each plan field, is in exactly one of them."""
     mapped = (
         *model_rules.RULES,
         *parallel_rules(),

@@ -1,4 +1,7 @@
-"""Megatron's schema: every argument and config field of every release, typed; releases, defaults and flags are data."""
+"""Megatron's schema: the types of all arguments and config fields of all releases.
+
+Releases, defaults and flags are data.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ SIZES = (
     "num_layers_per_virtual_pipeline_stage",
     "recompute_num_layers",
 )
-"""Sizes that Megatron divides by, so that they must be positive."""
+"""Names of sizes that Megatron divides by, and that therefore have to be positive."""
 
 TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 
 
 @cache
 def schema() -> type[Section]:
-    """The pydantic class; built once from the tables of all releases."""
+    """The pydantic class, which is built once from the tables of all releases."""
     said = options.descriptions()
     # pydantic does not allow a name with a leading underscore, only an alias.
     fields: dict[str, Any] = {

@@ -1,4 +1,6 @@
-"""Megatron's files in sections: `--yaml-cfg` by the rules of its own loader, and config containers, read as plain data."""
+"""Reads Megatron's files in sections: those for `--yaml-cfg`, by the rules of its own loader, and
+config containers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from compat.megatron.arguments.steps import Namespace, Step, check, computed, de
 from compat.megatron.arguments.training import feed_forward_width, params_dtype
 
 YAML_CFG, CONTAINER = "yaml_cfg", "container"
-"""Entry points: a file for `--yaml-cfg`, and a serialised ConfigContainer."""
+"""Names of the entry points for a file of `--yaml-cfg` and for a serialised ConfigContainer."""
 MODEL, PARALLEL = "language_model", "model_parallel"
 CONTAINED = (
     "model",
@@ -32,7 +34,7 @@ CONTAINED = (
     "rng",
     "dist",
 )
-"""Sections of a container whose fields are arguments (training/config/container.py)."""
+"""Names of the container's sections whose fields are arguments (training/config/container.py)."""
 CLASSES = (
     "ModelParallelConfig",
     "TransformerConfig",
@@ -49,7 +51,7 @@ LOADED = (
     "gated_linear_unit",
     "embedding_init_method",
 )
-"""Keys of language_model that only core_transformer_config_from_yaml reads."""
+"""Keys of language_model that only core_transformer_config_from_yaml reads, so no argument has."""
 ACTIVATIONS = {
     "swiglu": {"swiglu": True},
     "squaredrelu": {"squared_relu": True},
@@ -72,7 +74,7 @@ def kind(data: Any) -> str | None:
 
 
 def read(document: Document, version: str, lenient: bool) -> Reading:
-    """Given values of a file in sections. Raises `ConfigError`.
+    """Read the given values of a file in sections. Raises `ConfigError` with every problem.
 
     `_target_` is only read as text, never called.
     """
@@ -125,7 +127,7 @@ class _Reader:
             self.problems += [self.unknown(name, key) for key in strange]
 
     def entry_of(self, section: str, key: str, value: Any) -> bool:
-        """Take one key; False if Megatron has no argument for it."""
+        """Read one key. Returns false if Megatron has no argument for it."""
         if key == "activation_func":
             return self.activation(value)
         # Hydra's keys and those that only the loader reads are taken and hold no argument.
@@ -137,7 +139,7 @@ class _Reader:
         return not isinstance(value, Mapping)
 
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
-        """Take a value if it has the type of its argument, else note the problem."""
+        """Store a value if it has the type of its argument, else note the problem."""
         wanted = options.type_of(dest)
         # A flag of several values has no single type; the field of the class may have one.
         if wanted == "any":
@@ -155,7 +157,10 @@ class _Reader:
         )
 
     def activation(self, value: Any) -> bool:
-        """Take the activation by its name or that of its `_target_`; False for an unknown one."""
+        """Store the activation, given by its name or by a `_target_`.
+
+        Returns false for an unknown activation.
+        """
         name = str(value.get("_target_", "") if isinstance(value, Mapping) else value).rpartition(
             "."
         )[2]
@@ -163,7 +168,9 @@ class _Reader:
         return name in ACTIVATIONS
 
     def precision(self, value: Any) -> None:
-        """A container's `mixed_precision`: the name of a recipe, or its fields."""
+        """Read a container's `mixed_precision`, which is the name of a recipe or a mapping of
+        fields.
+        """
         if isinstance(value, Mapping):
             self.section("mixed_precision", value)
         elif isinstance(value, str):
@@ -190,7 +197,7 @@ class _Reader:
         return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups(), len(self.problems))}"
 
     def place(self, *key: str) -> str:
-        """The line of a key, for messages."""
+        """The line of a key as the beginning of a message; empty if it is not known."""
         line = self.document.line(*filter(None, key))
         return f"line {line}: " if line else ""
 
@@ -205,7 +212,7 @@ WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 
 
 def _type_in_class(version: str, key: str) -> str:
-    """The type of a field without a flag, by name; `any` unless it is a bool or a number."""
+    """The name of the type of a field without a flag; `any` if it is neither bool nor number."""
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
     declared = next((field.type for field in fields if field is not None), "any")
     plain = declared.removeprefix("Optional[").removesuffix("]")
@@ -215,7 +222,7 @@ def _type_in_class(version: str, key: str) -> str:
 def effective(
     given: Mapping[str, Any], entry: str, version: str, world_size: int
 ) -> dict[str, Any]:
-    """The arguments that validate_yaml, or the container's classes, make of `given`.
+    """The arguments that validate_yaml, or the container's classes, derive from `given`.
 
     Raises `ConfigError` with every refusal.
     """
@@ -259,7 +266,7 @@ def _shape(a: Namespace) -> None:
 
 
 def _positive(name: str, optional: bool = False) -> Step:
-    """A check of a size by which later steps divide; after a refusal they are not taken."""
+    """A check of a size by which later steps divide; after a refusal, no later step runs."""
 
     def fails(a: Namespace) -> bool:
         value = getattr(a, name)

@@ -1,4 +1,4 @@
-"""What Megatron shards: optimizer state, gradients and weights, by its arguments."""
+"""Tells from Megatron's arguments whether optimizer state, gradients and weights are sharded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bridge.rules import Group
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
-"""Arguments that shard gradients or weights."""
+"""Names of arguments that shard gradients or weights."""
 SHARDED = (
     "use_distributed_optimizer",
     "data_parallel_sharding_strategy",
@@ -27,7 +27,9 @@ def torch_fsdp(values: Group) -> bool:
 
 
 def zero_stage(values: Group) -> int:
-    """The ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
+    """The ZeRO level: 0 without sharding; 1 shards optimizer state, 2 also gradients, 3 also
+    weights.
+    """
     if megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")
     if torch_fsdp(values):
@@ -38,7 +40,7 @@ def zero_stage(values: Group) -> int:
 
 
 def aware(values: Group) -> bool:
-    """Whether the precision-aware optimizer runs."""
+    """Whether the precision-aware optimizer takes effect."""
     # OptimizerConfig refuses it for other optimizers than Adam, and without sharding.
     return (
         bool(values.get("use_precision_aware_optimizer"))

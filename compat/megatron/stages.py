@@ -26,10 +26,12 @@ UNEVEN_FLAGS = (
 
 
 def layout_counts(layout: str) -> tuple[int, ...]:
-    """Decoder layers of each stage of a `--pipeline-model-parallel-layout` string, in model order.
+    """Number of decoder layers of each stage of a `--pipeline-model-parallel-layout` string.
+
+    Stages are in model order.
 
     Grammar (pipeline_parallel_layer_layout.py): `E` embedding, `t` decoder layer, `m` multi-token prediction, `L` loss, `|`
-    between stages, `(...)*n` and `x*n` repeat, commas mean nothing.
+    between stages; `(...)*n` and `x*n` repeat; commas are ignored.
     """
     flat = layout.replace(",", "").replace(" ", "")
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), flat)
@@ -38,7 +40,7 @@ def layout_counts(layout: str) -> tuple[int, ...]:
 
 
 def layout_of(counts: Sequence[int]) -> str:
-    """The layout string that puts `counts` decoder layers on the stages."""
+    """The layout string for stages with these numbers of decoder layers."""
     stages = ["t" * count for count in counts]
     return "|".join(
         ["E" + stages[0], *stages[1:-1], stages[-1] + "L"]
@@ -48,9 +50,9 @@ def layout_of(counts: Sequence[int]) -> str:
 
 
 def counts_of(values: Group) -> tuple[int, ...] | None:
-    """Decoder layers of each virtual stage in model order.
+    """Number of decoder layers of each virtual stage, in model order.
 
-    None for an even split, or for one that the values leave open.
+    None if the split is even, or if the values leave it open.
     """
     if layout := values.get("pipeline_model_parallel_layout"):
         return layout_counts(layout) if isinstance(layout, str) else None
@@ -70,7 +72,8 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
 
 
 def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
-    """The counts if the first rank holds the embedding alone, and the others share the layers."""
+    """Layer counts if the first rank has only the embedding, and the other ranks share the layers.
+    """
     return (0, *[layers // (ranks - 1) // chunks] * (ranks - 1)) * chunks
 
 
@@ -87,7 +90,7 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
 def _uneven(
     layers: int, ranks: int, chunks: int, first: int | None, last: int | None
 ) -> tuple[int, ...]:
-    """The counts if the first rank, the last, or both have a given number of layers.
+    """Layer counts if the first rank, the last rank, or both have a given number of layers.
 
     The other ranks share the rest.
     """
@@ -102,7 +105,7 @@ def _uneven(
 
 
 def boundaries_of(counts: Sequence[int]) -> tuple[int, ...]:
-    """The index of the first layer of each stage, then the number of all layers."""
+    """The index of the first layer of each stage, followed by the number of all layers."""
     return (0, *accumulate(counts))
 
 
@@ -143,7 +146,7 @@ def _virtual_flags(virtual: int | None, ranks: int, layers: int | None, context:
 def _forms(
     counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context
 ) -> Iterator[Group]:
-    """Flags that lead to `counts` by Megatron's own arithmetic, simplest first."""
+    """Yield sets of flags from which Megatron computes these layer counts, simplest first."""
     chunks, layers = virtual or 1, sum(counts)
     if len(counts) != ranks * chunks:
         return
@@ -169,7 +172,7 @@ def _forms(
 def _flag_forms(
     counts: tuple[int, ...], ranks: int, chunks: int, context: Context
 ) -> Iterator[Group]:
-    """Candidates of flags for uneven stages; most of them lead to other counts."""
+    """Yield candidate flags for uneven stages; most of them lead to other layer counts."""
     # The flags take the layers of a whole rank: all of its virtual stages together.
     first, last = counts[0] * chunks, counts[ranks - 1] * chunks
     yield {"decoder_first_pipeline_num_layers": first}
@@ -185,8 +188,9 @@ def _flag_forms(
 def _refuse(counts: tuple[int, ...], ranks: int, virtual: int | None, context: Context) -> Group:
     raise TranslationError(
         f"stages.boundaries: {len(counts)} stages of {list(counts)} layers on {ranks} pipeline ranks with "
-        f"{virtual or 1} stages each have no flags in Megatron {context.version}; "
-        "let only the first and the last stage differ, or convert to 0.13.0 or later (--pipeline-model-parallel-layout)"
+        f"{virtual or 1} stages each cannot be set by flags of Megatron {context.version}; "
+        "let only the first and the last stage differ, or convert to 0.13.0 or later "
+        "(--pipeline-model-parallel-layout)"
     )
 
 
@@ -214,7 +218,8 @@ RULES = (
                 UNEVEN_FLAGS, ("stages.rule", "stages.layers_per_stage", "stages.boundaries")
             ),
         },
-        lossy="Megatron splits layers evenly unless the stages are set, and its schedules are 1F1B and interleaved 1F1B",
+        lossy="Megatron splits layers evenly unless stages are set; "
+        "its only schedules are 1F1B and interleaved 1F1B",
         source="arguments.py: virtual stages from layers; transformer_block.py: get_num_layers_to_build",
     ),
     rename("microbatch_group_size_per_vp_stage", "schedule.group", effect=Effect.COST),
@@ -237,7 +242,8 @@ RULES = (
         ),
         effect=Effect.COST,
         sees=(VIRTUAL, "schedule.virtual", "parallel.pipeline"),
-        lossy="Megatron overlaps pipeline communication only with virtual stages, and with two pipeline ranks it always does",
+        lossy="Megatron overlaps pipeline communication only with virtual stages; "
+        "virtual stages on two pipeline ranks require this overlap",
         source="arguments.py: overlap_p2p_comm is switched off without virtual stages",
     ),
 )

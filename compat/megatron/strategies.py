@@ -1,4 +1,4 @@
-"""Generated Megatron configs: valid cores, and single values that the flags and config classes of each release accept."""
+"""Strategies of Megatron configs: valid cores, and single values that each release accepts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = st.sampled_from((0, 1, 0, 2, 3, 4, 0, 8, 12))
 RATE = st.floats(1e-6, 1e-2)
 POWER = st.integers(1, 20).map(lambda power: 2.0**power)
 SHAPES = ("constant", "linear", "cosine", "inverse-square-root")
-"""Schedules without further required settings; WSD needs the length of its decay."""
+"""Names of schedules without further required settings; WSD needs the length of its decay."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
@@ -59,7 +59,7 @@ def _group(
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Sizes and batch first, then groups of settings that are each valid."""
+    """Draw a valid config: sizes and batch first, then groups of settings that fit them."""
     sizes = _sizes(draw, case)
     model = [
         _layers(draw, case, sizes[PIPELINE]),
@@ -104,7 +104,9 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
-    """Widths that the tensor ranks divide, and lengths that the context ranks divide, or neither."""
+    """Draw sizes of the model: widths that fit the tensor ranks and lengths that fit the context
+    ranks, or no sizes.
+    """
     if draw(st.booleans()):
         return {}
     heads = draw(SMALL) * sizes[TENSOR]
@@ -138,11 +140,13 @@ SINCE = {
     "layout": "pipeline_model_parallel_layout",
     "hybrid": "hybrid_layer_pattern",
 }
-"""Ways to spread layers that only some releases have, with the flag that shows it."""
+"""Ways to spread layers over stages that only some releases have, each with a flag that exists
+exactly in these releases.
+"""
 
 
 def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """Embedding, loss or both count as a layer."""
+    """Settings with which embedding, loss or both count as layers."""
     embedding, loss = first > 1, last > 1
     ends = {
         "account_for_embedding_in_pipeline_split": embedding,
@@ -156,7 +160,7 @@ def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
 
 
 def _uneven(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """First and last ranks with a number of layers of their own, divided by virtual stages."""
+    """Draw numbers of layers for the first and last rank; virtual stages divide these numbers."""
     own = {
         "decoder_first_pipeline_num_layers": virtual * first,
         "decoder_last_pipeline_num_layers": virtual * last,
@@ -226,7 +230,7 @@ def _precision(version: str) -> Groups:
 
 @cache
 def _sharding(version: str) -> Groups:
-    """Sharded optimizers of the release, and the exchange that goes with each."""
+    """Draw a sharded optimizer of the release, with the settings that it requires."""
     overlap = {"overlap_grad_reduce": TRUE, "ddp_bucket_size": st.integers(1, 10**9)}
     gather = {"overlap_param_gather": TRUE, "overlap_grad_reduce": TRUE}
     optimizer = {"use_distributed_optimizer": TRUE}
@@ -275,7 +279,7 @@ def _recompute(version: str) -> Groups:
 
 
 def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
-    """Experts with expert parallelism; some releases require sequence parallelism with them."""
+    """Draw experts and expert parallelism, which in some releases requires sequence parallelism."""
     # 0 twice: most models have no experts. The expert grid has as many stages as the model's.
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
     together = {"sequence_parallel": True} if sizes[TENSOR] > 1 else {}
@@ -345,7 +349,7 @@ def _offload(version: str) -> Groups:
 
 
 def _same(groups: Groups) -> Callable[[str], Groups]:
-    """A choice that is the same for every release."""
+    """Draw a choice that depends on no release."""
     return lambda version: groups
 
 
@@ -359,7 +363,7 @@ TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
 
 @cache
 def _positions(version: str) -> Groups:
-    """Kinds of positions, and ways to stretch rotary ones; latent attention brings its own."""
+    """Draw a kind of positions and a scaling of rotary positions; latent attention has its own."""
     rope = {"position_embedding_type": st.just("rope")}
     turned = {
         "rotary_base": st.integers(1000, 10**6),
@@ -402,7 +406,7 @@ def _positions(version: str) -> Groups:
 
 @cache
 def _block(version: str) -> Groups:
-    """What is inside a block: its feed-forward layer, norms, biases, heads and window."""
+    """Draw the settings of a block: feed-forward layer, norms, biases, heads and window."""
     unbiased = {"add_bias_linear": st.just(False)}
     norms = {
         "normalization": st.just("RMSNorm"),
@@ -444,7 +448,7 @@ def _block(version: str) -> Groups:
 
 @cache
 def _router(version: str) -> Groups:
-    """Routing, weighting and load balancing of experts; without experts none of it takes effect."""
+    """Draw routing, weighting and load balancing, which take effect only with experts."""
     shared = {"moe_shared_expert_intermediate_size": SMALL, "moe_shared_expert_gate": TRUE}
     scaled = {
         "moe_router_topk": SMALL,
@@ -474,7 +478,7 @@ def _router(version: str) -> Groups:
 
 @cache
 def _elsewhere(version: str) -> Groups:
-    """Recomputed modules by name, formats of moments, a decoupled learning rate, or fp8 recipes."""
+    """Draw recomputed modules, formats of moments, a decoupled learning rate, or an fp8 recipe."""
     modules = st.lists(
         st.sampled_from(("core_attn", "mlp", "layernorm", "moe")),
         min_size=1,
@@ -515,13 +519,13 @@ CHOICES = (
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Arguments that flags of the release, or fields of its class, can set."""
+    """Names of arguments that flags of the release, or fields of its class, can set."""
     return settable(case.version, case.entry)
 
 
 @cache
 def settable(version: str, entry: str) -> tuple[str, ...]:
-    """Fields that a config of that entry point can set to a plain value."""
+    """Names of fields that a config of that entry point can set to a plain value."""
     if entry == FLAGS:
         return tuple(
             dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help"
@@ -534,7 +538,7 @@ def settable(version: str, entry: str) -> tuple[str, ...]:
 
 
 def opaque(case: Case) -> tuple[str, ...]:
-    """Fields that hold live objects."""
+    """Names of fields with live objects."""
     return (
         ()
         if case.entry == FLAGS
@@ -544,7 +548,7 @@ def opaque(case: Case) -> tuple[str, ...]:
 
 @cache
 def _named(version: str, cls: str) -> Mapping[str, str]:
-    """Names of a class's fields by those of their arguments."""
+    """The names of a class's fields by the names of their arguments."""
     return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
 
 
@@ -560,20 +564,22 @@ RESERVED = (
     "decoder_last_pipeline_num_layers",
     "account_for_",
 )
-"""Settings that spread layers over stages, and must fit the number of layers."""
+"""Names of settings that spread layers over stages and have to fit the number of layers."""
 
-REFUSED = "still parsed, then always refused: an option that was removed"
+REFUSED = "a removed option, which is still parsed and then always refused"
 UNSETTABLE = {
     **dict.fromkeys(
         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations"), REFUSED
     ),
-    "init_method_xavier_uniform": "no class has the field that it sets",
-    "data_parallel_size": "no flag sets it: what the other sizes leave of the ranks",
+    "init_method_xavier_uniform": "a flag that sets a field which no class has",
+    "data_parallel_size": (
+        "a size without a flag, derived from the number of ranks and the other sizes"
+    ),
 }
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of one field by the type of its flag or class; None leaves them to the schema."""
+    """A strategy for one field by the type of its flag or class; None if the schema's is used."""
     if path in SIZES or path in OWN:
         return OWN.get(path)
     if path == "cp_comm_type":
@@ -662,7 +668,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     "eval_micro_batch_size": SMALL,
     "gtp_remat_opt_in_modules": st.just(["moe_latent_proj"]),
 }
-"""Useful values of fields whose type also allows useless ones."""
+"""Useful values of fields whose type also allows values that no run can use."""
 
 SWITCHES = {"true": TRUE, "false": st.just(False), "switch": st.booleans()}
 TEXTS: Mapping[str, SearchStrategy[Any]] = {
@@ -697,7 +703,8 @@ BASE: Mapping[str, SearchStrategy[Any]] = {
 
 @cache
 def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
-    """Values of a class's field by the text of its type; None for callables and live objects."""
+    """A strategy for a class's field by the text of its type; None for callables and live objects.
+    """
     classes = (releases.fields(version, cls) for cls in (TRANSFORMER, PARALLEL))
     text = next(fields[name].type for fields in classes if name in fields)
     if literal := re.search(r"Literal(\[.*?\])", text):
@@ -856,7 +863,7 @@ BESIDE: Mapping[str, Group] = {
     "use_torch_fsdp2": UNTIED,
     "weight_decay_incr_style": DECAY,
 }
-"""Settings that a field needs, at least in some releases."""
+"""The settings that a field requires, at least in some releases."""
 
 
 def source(config: Config) -> Group:
@@ -875,7 +882,8 @@ def _line(config: Config, path: str) -> tuple[str, ...]:
 
 
 def required(config: Config) -> Iterable[str]:
-    """What full recomputation needs (transformer_config.py, `__post_init__`)."""
+    """Add the settings that full recomputation requires (transformer_config.py, `__post_init__`).
+    """
     full = config.given.get("recompute_granularity") == "full"
     return [
         path

@@ -1,4 +1,4 @@
-"""Single settings of Megatron's run: token dispatch, context exchange, FSDP buffers, fp8, decoupled learning rate and more."""
+"""Rules for single settings, such as token dispatch, context exchange, FSDP buffers and fp8."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ EXCHANGE = convert(
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
     blurs=lambda values: len(set(listed(values, "cp_comm_type"))) > 1,
-    lossy="a Plan has one way for all layers, not one for each",
+    lossy="a Plan has one communication type for all layers, not one for each layer",
     note="how context-parallel ranks exchange keys and values",
     source="transformer_config.py: cp_comm_type",
 )
@@ -126,9 +126,8 @@ BUFFERS = {
 
 
 def _read_buffers(values: Group, context: Context) -> Group:
-    """NCCL's registration of buffers, and the buffers of Megatron-FSDP.
-
-    The latter exist only if gradients are sharded.
+    """Read the registration of NCCL's buffers, and the buffers of Megatron-FSDP, which exist only
+    if gradients are sharded.
     """
     registered = {"zero.registered": bool(values["nccl_ub"])} if "nccl_ub" in values else {}
     if zero_stage(values) < 2:
@@ -140,7 +139,7 @@ def _read_buffers(values: Group, context: Context) -> Group:
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
-    """`nccl_ub` if it is wanted, and the rest if Megatron-FSDP runs, which came with 0.12."""
+    """Write `nccl_ub`, and the other settings if Megatron-FSDP runs, which exists since 0.12."""
     sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
     wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
     return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}
@@ -225,7 +224,9 @@ def _write_rates(values: Group, context: Context) -> Group:
 
 
 def _own_minimum(values: Group) -> bool:
-    """Whether decoupled_min_lr is not min_lr x decoupled_lr / lr, which alone a plan expresses."""
+    """Whether decoupled_min_lr differs from min_lr x decoupled_lr / lr, the only value that a plan
+    can express.
+    """
     own, rate = values.get("decoupled_lr"), values.get("lr")
     if own is None or not rate:
         return False
@@ -251,7 +252,8 @@ DECOUPLED = convert(
     sees=("lr", "min_lr", "optimizer.lr", "optimizer.schedule.minimum"),
     blurs=_own_minimum,
     carries={"decoupled_min_lr": RATES},
-    lossy="Megatron has one decoupled learning rate for embedding and output layer; a Plan has no minimum of its own for it",
+    lossy="Megatron has one decoupled learning rate for embedding and output layer; "
+    "a Plan cannot express a separate minimum of this rate",
     source="optimizer/__init__.py: _get_param_groups, decoupled_lr",
 )
 
@@ -332,7 +334,8 @@ PINNED = convert(
     effect=Effect.COST,
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
     blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
-    lossy="Megatron has one switch that pins host memory for gradients and one for weights; a Plan has one for both",
+    lossy="Megatron has one switch that pins host memory for gradients and another for weights; "
+    "a Plan has one switch for both",
     source="optimizer/cpu_offloading/hybrid_optimizer.py",
 )
 FORMATS = {

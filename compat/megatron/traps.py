@@ -1,4 +1,6 @@
-"""Settings that Megatron's parser accepts, and that a run then ignores or stops at; one row for each."""
+"""Settings that Megatron's parser accepts and a run then ignores, or that stop it; one row for
+each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def _given(
     effect: Effect = Effect.NONE,
     name: str = "",
 ) -> Check:
-    """A row for an argument that is ignored, or has another `effect`, if `without` is true."""
+    """A row for an argument that is ignored, or has the given `effect`, if `without` is true."""
     return Check(
         path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name
     )
@@ -28,11 +30,13 @@ def _no_fsdp(args: Seen) -> bool:
 
 
 CHANGING = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
-"""Arguments that change the batch size in a run; other code of Megatron checks it then."""
+"""Names of arguments with which the batch size changes during the run. Megatron checks such a
+batch size elsewhere.
+"""
 
 
 def _rest(args: Seen) -> int:
-    """The samples of a fixed global batch that do not fill a microbatch on every rank."""
+    """Number of samples of a fixed global batch that do not fill a microbatch on every rank."""
     whole, micro, ranks = (
         args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size")
     )
@@ -42,7 +46,7 @@ def _rest(args: Seen) -> int:
 
 
 def _horizon(args: Seen) -> tuple[float, float] | None:
-    """Lengths of warmup and decay, both in steps or both in samples; None without a decay."""
+    """The lengths of warmup and decay, both in steps or both in samples; None without a decay."""
     # As get_optimizer_param_scheduler does: iterations first, and training's length if the decay
     # has none.
     unit = "iters" if args["train_iters"] else "samples"
@@ -218,7 +222,8 @@ TRAPS = Checks(
         lambda args: (
             not _no_fsdp(args) and bool(args["fp16"]) and (args["data_parallel_size"] or 1) > 1
         ),
-        "found with fp16: training stops in the first step, if a rank holds no part of some parameter; use bf16, or the"
+        "found with fp16: training stops in the first step if a rank holds no part of some "
+        "parameter; use bf16, or the"
         " distributed optimizer",
         Effect.STOPS,
         "optimizer/distrib_optimizer.py: _collect_main_grad_data_for_unscaling; param_and_grad_buffer.py: update_main_grads",

@@ -109,7 +109,7 @@ def test_negative_numbers_are_values(words: list[str], value: float) -> None:
 def test_a_negative_number_with_an_exponent_looks_like_a_flag() -> None:
     with pytest.raises(ConfigError, match=r"--lr .*found no value"):
         parse(["--lr", "-1e-5"], "0.16.1", lenient=True)
-    with pytest.raises(ConfigError, match=r"-1e-5: .*attach it to its flag with ="):
+    with pytest.raises(ConfigError, match=r"-1e-5: .*attach the number to its flag with ="):
         parse(["--lr", "-1e-5"], "0.16.1")
 
 
@@ -186,7 +186,7 @@ def test_a_switch_has_two_names() -> None:
         (["--micro-batch-size"], "0.16.1", "found no value; expected 1"),
         (["--profile-ranks", "--bf16"], "0.16.1", "found no value; expected one or more"),
         (["--bf16=true"], "0.16.1", "found the value 'true'; expected no value"),
-        (["--bf16", "true"], "0.16.1", "'true' .*no flag takes this value"),
+        (["--bf16", "true"], "0.16.1", "'true' .*no flag accepts this value"),
         (["--data-parallel-sharding-strategy", "optim_grad"], "0.16.1", "did you mean optim_grads"),
         (["--attention-backend", "flsh"], "0.16.1", "did you mean flash"),
         (["--help"], "0.16.1", "--help .*leave it out"),

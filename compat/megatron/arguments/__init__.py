@@ -66,7 +66,7 @@ TABLE: tuple[Step, ...] = (
 """All statements of `validate_args`, in upstream's order: later ones read what earlier ones set."""
 
 LAUNCHED = ("inprocess_active_world_size",)
-"""Flags whose default the parser takes from the launcher's WORLD_SIZE."""
+"""Arguments whose default the parser reads from the launcher's WORLD_SIZE."""
 
 __all__ = ["OPEN", "TABLE", "effective", "smallest_world_size"]
 
@@ -83,9 +83,9 @@ def effective(
     world_size: int,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The arguments (dest -> value, dtypes by name) that the release makes of `given` on `world_size` ranks.
+    """The arguments (dest -> value, dtypes by name) that the release derives from `given`.
 
-    With `environment`, the variables that the release looks at are checked too; without it, they are assumed to be right.
+    If `environment` is given, the variables that the release checks are checked too.
     Values that a partial config may leave open (`OPEN`) stay None, and steps that need them are skipped.
     Raises `ConfigError` with every problem found.
     """
@@ -104,7 +104,7 @@ def effective(
 
 
 def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
-    """The least number of ranks that the sizes allow: tensor x pipeline x context, and the expert grid.
+    """The smallest number of ranks that tensor x pipeline x context and the expert grid divide.
 
     Raises `ConfigError` for sizes that allow no number of ranks.
     """

@@ -31,7 +31,9 @@ def _other(a: Namespace) -> bool:
 
 
 def _layer_wise(a: Namespace) -> None:
-    """Since 0.18, optimizers other than adam and sgd shard their state by layer."""
+    """Switch on sharding by layer for optimizers other than adam and sgd, as Megatron does since
+    0.18.
+    """
     # dist_muon is the deprecated name of muon with --use-distributed-optimizer.
     distributed = _other(a) and (a.optimizer == "dist_muon" or bool(a.use_distributed_optimizer))
     a.use_layer_wise_distributed_optimizer = distributed
@@ -46,7 +48,8 @@ _muon = under(OPTIMIZER, lambda a: "muon" in a.optimizer, "0.16.0", "0.18.0")
 
 
 def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
-    """Checks of a run without gloo process groups, which `flag` switches off."""
+    """Checks of runs without gloo process groups; `flag` is the argument that creates these groups.
+    """
     return (
         # The older format gathers the sharded state of the optimizer in host memory, by gloo.
         check(
@@ -115,7 +118,8 @@ def _graphed(a: Namespace) -> set[str]:
 
 
 def _graphed_gradients(a: Namespace) -> bool:
-    """Whether weight gradients inside CUDA graphs are reduced while others are computed."""
+    """Whether weight gradients are computed inside CUDA graphs and their reduction is overlapped.
+    """
     # A graph of the router holds the shared experts too, unless they overlap the exchange of
     # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
@@ -157,7 +161,8 @@ SAVING_STEPS: tuple[Step, ...] = (
             a.ckpt_pg_tensors_cache_path is not None
             and a.ckpt_fully_parallel_save_process_group != a.ckpt_fully_parallel_load_process_group
         ),
-        "ckpt_pg_tensors_cache_path: found with other groups to save ({ckpt_fully_parallel_save_process_group}) than to load"
+        "ckpt_pg_tensors_cache_path: found with other groups to save"
+        " ({ckpt_fully_parallel_save_process_group}) than to load"
         " ({ckpt_fully_parallel_load_process_group}); make them the same",
         since=MAIN,
     ),
@@ -367,7 +372,8 @@ LAST_STEPS: tuple[Step, ...] = (
             and "attn" in _graphed(a)
             and (a.add_bias_linear or a.add_qkv_bias)
         ),
-        "delay_wgrad_compute: found with CUDA graphs of attention that has biases; add --disable-bias-linear",
+        "delay_wgrad_compute: found with CUDA graphs of attention and with biases; "
+        "add --disable-bias-linear",
         since="0.17.0",
     ),
     check(

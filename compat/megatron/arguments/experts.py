@@ -34,7 +34,7 @@ FIM_TOKENS = (
 
 
 def _unwrap(*names: str) -> Change:
-    """A change that replaces each list of one by its element."""
+    """A change that replaces each list of one element by the element."""
 
     def change(a: Namespace) -> None:
         for name in names:
@@ -46,7 +46,7 @@ def _unwrap(*names: str) -> Change:
 
 
 def _several_sources(a: Namespace) -> bool:
-    """Whether more than one source of data is given; the paths of the splits are one together."""
+    """Whether more than one source of data is given; the paths of all splits are one source."""
     by_split = [getattr(a, name) for name in SPLIT_PATHS]
     given = [source for source in (a.mock_data, a.data_path, any(by_split)) if source]
     return len(given) > 1

@@ -22,7 +22,7 @@ MTP = "validate_args: multi-token prediction"
 # pattern MM.
 PREDICTION, STAGE = "/", "|"
 KINDS = "MG*-E"
-"""Letters of layer kinds in a pattern; D came with 0.18, + with 0.19."""
+"""Letters for kinds of layers in a pattern; D is new in 0.18, + in 0.19."""
 
 
 def _main(a: Namespace) -> str:
@@ -34,7 +34,7 @@ def _predictions(a: Namespace) -> list[str]:
 
 
 def _unknown(kinds: str) -> Predicate:
-    """A predicate: the pattern has letters other than `kinds`."""
+    """A predicate that is true if the pattern has letters other than `kinds`."""
 
     def fails(a: Namespace) -> bool:
         repeats = "".join(_predictions(a))
@@ -44,7 +44,8 @@ def _unknown(kinds: str) -> Predicate:
 
 
 def _repeats(a: Namespace) -> None:
-    """Append a separate prediction pattern to the main one, once for each prediction layer."""
+    """Append the separate pattern of prediction layers to the main one, once for each such layer.
+    """
     # mtp_hybrid_override_pattern is deprecated; upstream keeps it to load old checkpoints.
     repeat = a.mtp_hybrid_override_pattern
     if repeat is not None and (a.mtp_num_layers or 0) > 0 and not _predictions(a):
@@ -57,7 +58,7 @@ def _segments(a: Namespace) -> int:
 
 
 def _virtual(a: Namespace) -> int | None:
-    """The number of stages on each pipeline rank; None for one."""
+    """The number of virtual stages on each pipeline rank; None if there is only one."""
     # A pattern without | is one segment. Megatron spreads it over the ranks when it builds the
     # model, without virtual stages.
     stages = _segments(a) // a.transformer_pipeline_model_parallel_size
@@ -112,7 +113,8 @@ HYBRID_STEPS: tuple[Step, ...] = (
         lambda a: any(
             "*" in part and ("D" in part or "+" in part) for part in (_main(a), *_predictions(a))
         ),
-        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; expected one kind of attention",
+        "hybrid_layer_pattern: found {hybrid_layer_pattern}, which mixes * with D or +; "
+        "expected only one kind of attention",
         since="0.18.0",
     ),
     check(

@@ -19,7 +19,7 @@ SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 @lru_cache
 def stages(text: str) -> tuple[str, ...]:
-    """The letters of each stage of a layout string; `ConfigError` for unknown ones."""
+    """The letters of each stage of a layout string. Raises `ConfigError` for unknown letters."""
     unrolled = _checked(text).replace(",", "")
     for pattern in REPEATS:
         unrolled = _checked(pattern.sub(_unroll, unrolled))
@@ -52,7 +52,7 @@ def _too_long(text: str) -> ConfigError:
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
-    """The letters of each stage of a layout: a string, or lists of names.
+    """The letters of each stage of a layout, which is a string or lists of layer names.
 
     An unknown name becomes `?`.
     """
@@ -68,7 +68,7 @@ def problems(
 ) -> Iterator[str]:
     """The problems of a layout's stages on `ranks` pipeline ranks, each in words (validate_layer_layout).
 
-    With `layers` None, the number of decoder layers is not known, and it is not checked.
+    If `layers` is None, the number of decoder layers is not checked.
     """
     flat = "".join(parts)
     if "?" in flat:

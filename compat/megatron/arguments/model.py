@@ -37,7 +37,7 @@ def _retro(fails: Predicate, problem: str, name: str = "") -> Step:
 
 
 def _streams(a: Namespace) -> None:
-    """Set the groups of ranks with high-priority streams, which torch's FSDP always has."""
+    """Set the groups of ranks that get high-priority streams; torch's FSDP adds its own groups."""
     # Megatron's own FSDP has them only on Blackwell and later devices. The device is not known
     # here.
     if a.use_torch_fsdp2:

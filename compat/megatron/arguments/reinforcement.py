@@ -13,12 +13,15 @@ _rl = under(RL, on("perform_rl_step"))
 
 
 def _generated(a: Namespace) -> int:
-    """Samples that one generation phase provides."""
+    """The number of samples that one generation phase provides."""
     return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
-    """A check that the interval `name` ends with a generation phase: its samples are not saved."""
+    """A check that each interval `name` ends together with a generation phase.
+
+    Samples of an unfinished phase are not saved.
+    """
 
     def fails(a: Namespace) -> bool:
         iterations = _generated(a) // a.global_batch_size if a.global_batch_size else 0
@@ -32,7 +35,7 @@ def _not_divided(name: str, since: str, until: str) -> Step:
 
 
 def samples(since: str, until: str = "") -> tuple[Step, ...]:
-    """Checks of the samples of one generation phase; 0.17 moved them behind the batch steps."""
+    """Checks of the samples of one generation phase. Since 0.17 they come after the batch steps."""
     return (
         _rl(
             lambda a: not a.global_batch_size or _generated(a) % a.global_batch_size,
@@ -48,7 +51,7 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
 
 
 def _tasks(a: Namespace) -> None:
-    """Set the number of rollouts in flight from that of three flags which is given."""
+    """Set the number of rollouts in flight from the one of three flags that is given."""
     if not a.perform_rl_step:
         return
     if a.rl_parallel_generation_tasks is not None:
@@ -81,9 +84,10 @@ def _counts(a: Namespace) -> int:
 
 
 def _lag(a: Namespace) -> None:
-    """Set by how many batches generation runs ahead.
+    """Set the number of batches by which generation runs ahead of training.
 
-    It follows from the requests in flight, else it is 0. If it stays None, the engine tunes it.
+    It follows from the number of requests in flight, if that is given; else it is 0. If it stays
+    None, the engine tunes it.
     """
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:
@@ -215,7 +219,8 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: a.rl_consumption_granularity == "R",
-        "rl_consumption_granularity: found R, which this release does not support; choose another",
+        "rl_consumption_granularity: found R, which this release does not support; "
+        "choose another granularity",
         "0.19.0",
     ),
     _rl(
@@ -243,7 +248,8 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     _rl(
         lambda a: a.rl_use_sequence_packing and a.micro_batch_size != 1,
-        "micro_batch_size: found {micro_batch_size}; sequence packing expects 1; make seq_length longer instead",
+        "micro_batch_size: found {micro_batch_size}; sequence packing expects 1; "
+        "increase seq_length instead",
         "0.16.0",
         "",
         ("micro_batch_size",),

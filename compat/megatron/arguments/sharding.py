@@ -1,4 +1,6 @@
-"""Steps for data parallelism: overlap, FSDP in its three kinds, optimizer dtypes, fp8 and fp4 parameters."""
+"""Steps for data parallelism: overlap, the three kinds of FSDP, optimizer dtypes, fp8 and fp4
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ _step = under(STEP, on("overlap_param_gather_with_optimizer_step"))
 
 
 def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
-    """A check that parameters are sharded if their gathering is to be overlapped."""
+    """A check that parameters are sharded if overlap_param_gather is set."""
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),
@@ -112,7 +114,8 @@ OVERLAP_STEPS: tuple[Step, ...] = (
     check(
         GATHER,
         lambda a: a.overlap_param_gather and a.use_legacy_models,
-        "overlap_param_gather: found with use_legacy_models, which cannot overlap; drop one of them",
+        "overlap_param_gather: found with use_legacy_models, which cannot overlap communication; "
+        "drop one of them",
         until="0.18.0",
     ),
 )

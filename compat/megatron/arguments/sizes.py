@@ -1,4 +1,4 @@
-"""Steps for the parallel sizes, which `validate_args` takes before those for batches and layers."""
+"""Steps for the parallel sizes; `validate_args` runs them before those for batches and layers."""
 
 from __future__ import annotations
 
@@ -24,31 +24,34 @@ OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "wor
 
 
 def decoder_size(a: Namespace) -> int:
-    """Ranks of one replica of the decoder: tensor x pipeline x context x weight shards."""
+    """Number of ranks of one replica of the decoder: tensor x pipeline x context x weight shards.
+    """
     return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
 
 
 def encoder_size(a: Namespace) -> int:
-    """Ranks of one replica of a separate encoder; 0 without one. Since 0.14 there is none."""
+    """Number of ranks of one replica of a separate encoder; 0 without an encoder, and since 0.14.
+    """
     tensor = a.encoder_tensor_model_parallel_size or 0
     pipeline = a.encoder_pipeline_model_parallel_size or 0
     return int(tensor * pipeline * a.context_parallel_size)
 
 
 def model_size(a: Namespace) -> int:
-    """Ranks of one replica of the whole model."""
+    """Number of ranks of one replica of the whole model."""
     return encoder_size(a) + decoder_size(a)
 
 
 def expert_size(a: Namespace) -> int:
-    """Ranks of the expert grid: expert tensor x expert x pipeline x weight shards."""
+    """Number of ranks of the expert grid: expert tensor x expert x pipeline x weight shards."""
     tensor = a.expert_tensor_parallel_size or a.tensor_model_parallel_size
     experts = (a.expert_model_parallel_size or 1) * a.pipeline_model_parallel_size
     return int(tensor * experts * (a.expert_gtp_weight_remat_size or 1))
 
 
 def least(a: Namespace) -> int:
-    """The smallest number of ranks that both the model's grid and the experts' grid divide."""
+    """The smallest number of ranks that is a multiple of the model's grid and of the experts' grid.
+    """
     # initialize_model_parallel makes the groups of both grids over all ranks. A separate encoder
     # has no grid of experts.
     return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))
@@ -138,7 +141,7 @@ WORLD_STEPS: tuple[Step, ...] = (
     derive("validate_args: weight shards", dense_shards, since="0.19.0"),
     derive("validate_args: weight shards", expert_shards, since="0.19.0"),
 )
-"""The steps that decide the smallest world size, and no others."""
+"""The steps on which the smallest world size depends."""
 
 SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,
@@ -223,8 +226,9 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: total model size",
         lambda a: a.world_size % model_size(a) != 0,
         "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
-        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), with the ranks of an encoder and with weight"
-        " shards if there are any, does not divide; use a multiple of their product, or smaller sizes",
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), plus the ranks of "
+        "an encoder and times weight shards if there are any, does not divide; "
+        "use a multiple of their product, or smaller sizes",
         needs=("world_size",),
         last=True,
     ),
@@ -319,7 +323,8 @@ AFTER_SIZES: tuple[Step, ...] = (
     check(
         "validate_args: removed flags",
         lambda a: a.checkpoint_activations,
-        "checkpoint_activations: no longer valid, and Megatron exits when it finds the flag; use --recompute-activations, or"
+        "checkpoint_activations: no longer valid; Megatron exits when it finds the flag; "
+        "use --recompute-activations, or"
         " --recompute-granularity with --recompute-method",
         name="no-longer-valid-and-the",
     ),

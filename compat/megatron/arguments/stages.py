@@ -15,9 +15,9 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """The number of layers to spread over stages; None if it is not known.
+    """The number of layers to distribute over stages; None if it is not known.
 
-    Embedding and loss are among them if they count as layers.
+    Embedding and loss are included if they count as layers.
     """
     # decoder_num_layers is for T5, which has no num_layers (validate_args falls back to it in the
     # same way).
@@ -37,7 +37,10 @@ def _by_layers(a: Namespace) -> bool:
 
 
 def _interleaved(a: Namespace) -> bool:
-    """Whether there are virtual stages, even if a missing number of layers leaves their number open."""
+    """Whether there are virtual stages.
+
+    Their number may still be open because the number of layers is missing.
+    """
     return a.virtual_pipeline_model_parallel_size is not None or (
         _by_layers(a) and _layers(a) is None
     )
@@ -53,7 +56,7 @@ def _indivisible(a: Namespace) -> bool:
 
 
 def _rank_indivisible(a: Namespace) -> bool:
-    """Whether the layers of a pipeline rank do not divide into its virtual stages."""
+    """Whether the virtual stages do not divide the layers of a pipeline rank evenly."""
     layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
     if layers is None:
         return False

@@ -1,4 +1,5 @@
-"""Steps: rows of an ordered table that does to parsed values what a release of Megatron does to them."""
+"""Steps: rows of an ordered table that checks and changes parsed values as a Megatron release does.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Values that a partial config may leave open; steps that need one are skipped then."""
+"""Names of values that a partial config may leave open. Steps that need an open one are skipped."""
 
 
 class Namespace:
-    """Values by attribute, as upstream's code sees them; a name that a release lacks reads as None."""
+    """Argument values as attributes, as in upstream's code; a name that a release lacks is None."""
 
     def __init__(self, *values: Mapping[str, Any]) -> None:
         for more in values:
@@ -51,10 +52,12 @@ Change = Callable[[Namespace], object]
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A statement that sets values from others, in releases [since, until), if the values that it `needs` are known.
+    """A statement that sets values from others, in releases [since, until).
 
-    `place` names the upstream function and statement that the row stands for. A row with `refuses` sets nothing. It raises one
-    `ConfigError` with every problem that it finds.
+    It is skipped if a value that it `needs` is not known.
+
+    `place` names the upstream function and statement that the row stands for. A row with `refuses`
+    sets nothing; it raises one `ConfigError` with every problem that it finds.
     """
 
     place: str
@@ -66,7 +69,7 @@ class Derivation:
 
 
 Step = Check | Derivation
-"""One statement of the stack, in its order."""
+"""One statement of Megatron's function, in upstream's order."""
 
 
 def check(
@@ -80,10 +83,11 @@ def check(
     last: bool = False,
     name: str = "",
 ) -> Check:
-    """A row that refuses the values if `fails` is true of them.
+    """A row that refuses values for which `fails` is true.
 
-    `problem` is a format string over the values: the argument, a colon, and the message. After a refusal of a row with `last`,
-    no further row is tried. `name` keeps the id of a row whose first words changed.
+    `problem` is a format string over the values: the argument, a colon, and the message. After a
+    row with `last` has refused, no further row is tried. `name` keeps the id of a row whose words
+    changed.
     """
     path, _, message = problem.partition(": ")
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
@@ -92,9 +96,9 @@ def check(
 def under(
     place: str, condition: Predicate, first: str = "", last: str = ""
 ) -> Callable[..., Check]:
-    """A function that makes checks of `place` for one condition.
+    """A function that makes checks of `place` which apply only if `condition` holds.
 
-    They refuse only if `condition` holds too; by default, in releases [first, last).
+    By default, they apply in releases [first, last).
     """
 
     def made(
@@ -140,9 +144,10 @@ def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:
-    """Take all steps in order; they change `values`. Raises one `ConfigError` with every problem found.
+    """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
 
-    Upstream stops at the first refusal. Here later steps are taken too, so that a user sees all problems at once.
+    Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
+    at once.
     """
     problems: list[str] = []
     known = values.__dict__
@@ -163,17 +168,17 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
 
 
 def named(value: Any) -> str:
-    """The name of an enumeration's member, with or without the enumeration's own name before it."""
+    """The name of an enumeration's member, without the name of the enumeration before it."""
     return str(value).rpartition(".")[2]
 
 
 def given(*names: str) -> Callable[[Namespace], bool]:
-    """Whether any of `names` has a value."""
+    """A predicate that is true if any of `names` has a value."""
     return lambda values: any(getattr(values, name) is not None for name in names)
 
 
 def absent(name: str) -> Callable[[Namespace], bool]:
-    """Whether `name` has no value."""
+    """A predicate that is true if `name` has no value."""
     return lambda values: getattr(values, name) is None
 
 
@@ -188,14 +193,14 @@ def drop(*names: str) -> Change:
 
 
 def assign(**fixed: Any) -> Change:
-    """A change that sets fixed values."""
+    """A change that sets names to fixed values."""
     return lambda values: values.__dict__.update(fixed)
 
 
 def computed(
     name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None
 ) -> Change:
-    """A change that sets `name` to `value` of the other values; only if `condition` holds."""
+    """A change that computes `name` from the other values, if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition is None or condition(values):
@@ -205,12 +210,12 @@ def computed(
 
 
 def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
-    """A change that sets `name` to `value` of the other values, if `name` has none."""
+    """A change that computes `name` from the other values, if `name` has no value."""
     return computed(name, value, absent(name))
 
 
 def when(condition: Predicate, **fixed: Any) -> Change:
-    """A change that sets fixed values if `condition` holds."""
+    """A change that sets names to fixed values if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition(values):
@@ -225,5 +230,5 @@ def follow(name: str, source: str) -> Change:
 
 
 def inherit(name: str, source: str) -> Change:
-    """A change that gives `name` the value of `source` if `name` has none."""
+    """A change that gives `name` the value of `source` if `name` has no value."""
     return fallback(name, lambda values: getattr(values, source))

@@ -30,7 +30,7 @@ MIXED = "validate_args: mixed precision"
 
 
 def params_dtype(a: Namespace) -> str:
-    """The format of the parameters, by torch's name."""
+    """The name of the parameters' dtype in torch."""
     if a.bf16:
         return "torch.bfloat16"
     return "torch.float16" if a.fp16 else "torch.float32"
@@ -46,14 +46,14 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """A step that switches `name` off if gradients are in fp32, and so summed in fp32 anyway."""
+    """A step that switches `name` off if gradients are in fp32, because their sums then are too."""
     return derive(
         PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN
     )
 
 
 def _local_scope(a: Namespace, scope: str) -> bool:
-    """Whether Megatron's own CUDA graphs have the scope."""
+    """Whether CUDA graphs of the local implementation have the scope."""
     # 0.15 takes one scope, later releases a list.
     scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else [a.cuda_graph_scope]
     return a.cuda_graph_impl == "local" and scope in map(named, scopes)
@@ -162,7 +162,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 
 def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
-    """Checks of training that is counted in `unit`: nothing may be counted in `other`.
+    """Checks of training whose length is given in `unit`: no other length may be given in `other`.
 
     Both are `iters` or `samples`.
     """
@@ -189,7 +189,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 def _counted(
     unit: str, place: str, fails: Predicate, problem: str, until: str = ""
 ) -> tuple[Step, Step]:
-    """A check of training that is counted in `unit`; since 0.17, --skip-train turns it off."""
+    """A check of training whose length is given in `unit`; since 0.17, --skip-train disables it."""
 
     def before(a: Namespace) -> object:
         return getattr(a, f"train_{unit}") and fails(a)
@@ -210,7 +210,8 @@ def feed_forward_width(a: Namespace) -> int:
 
 
 def _twins(name: str, encoder: str) -> Change:
-    """A change that gives `name` and its `encoder` twin the same value; `name` wins."""
+    """A change that gives `name` and `encoder` the same value; a value of `name` takes precedence.
+    """
 
     def change(a: Namespace) -> None:
         if getattr(a, name) is not None:

@@ -1,4 +1,5 @@
-"""Megatron's config objects as values: the fields that each release ends up with, and the values that it refuses."""
+"""Megatron's config objects as plain values: their final fields, and the refusals of each release.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ BEFORE = (
     ),
     excludes(set_("heterogeneous_layers_config_path"), "multi_latent_attention", FACTORY),
 )
-"""Refusals before the TransformerConfig is built."""
+"""Checks that Megatron makes before it builds the TransformerConfig."""
 
 TABLES: Mapping[str, tuple[Step, ...]] = {
     PARALLEL: MODEL_PARALLEL_STEPS,
@@ -90,12 +91,12 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
     DDP: DDP_STEPS,
     OPTIMIZER: OPTIMIZER_STEPS,
 }
-"""The statements of each class."""
+"""The statements of each class, by its name."""
 
 
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """The statements of a class in a release, in order; only derivations if `checked` is false."""
+    """The statements of a class in a release, in order; without checks if `checked` is false."""
     return tuple(
         step
         for step in select(TABLES[cls], version)
@@ -114,10 +115,13 @@ def _built(
 
 
 def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the TransformerConfig (MLATransformerConfig for latent attention) of effective `args`.
+    """Fields of the TransformerConfig that effective `args` lead to.
 
-    The activation function is given by name, other callables are None.
-    Raises `ConfigError` with everything that the class refuses.
+    With latent attention, the class is MLATransformerConfig.
+
+    The activation function is
+    given by name, other callables are None.
+    Raises `ConfigError` with every refusal of the class.
     """
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     run(BEFORE, Namespace(args))
@@ -126,19 +130,21 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the ModelParallelConfig object of effective `args`; callables are None.
+    """Fields of the ModelParallelConfig that effective `args` lead to; callables are None.
 
-    Raises `ConfigError` with every refusal of the class, and of the TransformerConfig that it is a part of.
+    Raises `ConfigError` with every refusal of this class and of TransformerConfig, which inherits
+    from it.
     """
     whole = transformer(args, version)
     return {name: whole[name] for name in releases.fields(version, PARALLEL)}
 
 
 def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the DistributedDataParallelConfig object of effective `args`, as training has them.
+    """Fields of the DistributedDataParallelConfig that training builds from effective `args`.
 
-    `bucket_size` is in elements. None means one bucket, or, if `ddp_num_buckets` is set, a size that is not known here.
-    Raises `ConfigError` with what the class refuses.
+    `bucket_size` is in elements. None means a single bucket; if `ddp_num_buckets` is set, it means
+    that the size is not known here.
+    Raises `ConfigError` with every refusal of the class.
     """
     values = fed(args, version, DDP, DDP_FEEDS)
     # For torch's FSDP, get_model builds the class from this one argument alone.
@@ -154,17 +160,20 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the OptimizerConfig object of effective `args`; `ConfigError` if it is refused."""
+    """Fields of the OptimizerConfig that effective `args` lead to.
+
+    Raises `ConfigError` with every refusal of the class.
+    """
     return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
 
 
 def from_fields(
     given: Mapping[str, Any], version: str, cls: str, check: bool = True
 ) -> dict[str, Any]:
-    """Fields of a config object made of `given` by its own names: the class's defaults, then `__post_init__`.
+    """Fields of a config object that is built from `given` by field name.
 
-    Model sizes that were not given keep their default, and steps that need them are skipped. If `check` is false, nothing is
-    refused; else raises `ConfigError` with every refusal of the class.
+    Model sizes that were not given keep their default, and steps that need them are skipped. Raises
+    `ConfigError` with every refusal of the class, unless `check` is false.
     """
     own = defaults(version, cls)
     # None instead of the class's default of 0 marks a size as not known, so that steps which need

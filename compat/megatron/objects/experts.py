@@ -25,7 +25,7 @@ OVERLAP = "TransformerConfig: overlap of expert communication"
 OPTIMIZED = "TransformerConfig: inference-optimized experts"
 GROUPED = "TransformerConfig: grouped expert parameters"
 BALANCED = ("aux_loss", "none")
-"""Kinds of load balancing that go with a capacity factor; later releases have more."""
+"""Kinds of load balancing that may be combined with a capacity factor; later releases have more."""
 
 
 def _mixed(c: Namespace) -> bool:
@@ -43,7 +43,7 @@ def _kinds(c: Namespace) -> list[Any]:
 
 
 def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that the router's load balancing goes with a capacity factor."""
+    """A check that the router's load balancing may be combined with a capacity factor."""
     return check(
         ROUTER,
         lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(allowed),
@@ -67,7 +67,7 @@ _grouped = under(
 
 
 WIDE = ("torch", "vllm")
-"""Backends of grouped GEMM in inference that support gated layers and batch-invariant mode."""
+"""Backends of grouped GEMM that support gated layers and batch-invariant mode in inference."""
 
 
 def _grouping(c: Namespace) -> str:
@@ -245,7 +245,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
 
 
 def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that the dispatcher is one whose exchange of tokens shared experts can overlap."""
+    """A check that shared experts can overlap the dispatcher's exchange of tokens."""
     return check(
         DISPATCH,
         lambda c: (
@@ -436,7 +436,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
 
 
 def _groups_fit(c: Namespace) -> bool:
-    """Whether the groups of routing divide the experts, and are at least as many as are chosen."""
+    """Whether the number of routing groups divides the experts and is at least the number of chosen
+    groups.
+    """
     groups = c.moe_router_num_groups
     if not groups or not c.num_moe_experts:
         return False
@@ -444,14 +446,16 @@ def _groups_fit(c: Namespace) -> bool:
 
 
 def _by_devices(c: Namespace) -> None:
-    """Turn the deprecated limit of devices for a token into one of groups, one on each device."""
+    """Turn the deprecated limit of devices per token into a limit of groups, with a group per
+    device.
+    """
     if c.moe_router_topk_limited_devices and not c.moe_router_group_topk:
         c.moe_router_group_topk = c.moe_router_topk_limited_devices
         c.moe_router_num_groups = c.expert_model_parallel_size
 
 
 def _expert_bias(scores: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that the score function is one that a balancing bias goes with."""
+    """A check that the score function may be combined with a balancing bias."""
     return check(
         ROUTER,
         lambda c: c.moe_router_enable_expert_bias and c.moe_router_score_function not in scores,

@@ -1,4 +1,4 @@
-"""The argument that each field of Megatron's config classes takes its value from, release by release."""
+"""Maps Megatron's arguments to the fields of its config classes, release by release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PARENTS = {TRANSFORMER: PARALLEL, LATENT: TRANSFORMER}
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A field whose value is not that of the argument with its name, in releases [since, until)."""
+    """A field that does not get its value from the argument of its name, in releases [since,
+    until).
+    """
 
     field: str
     value: Callable[[Namespace], Any]
@@ -26,12 +28,12 @@ class Feed:
 
 
 def argument(name: str) -> Callable[[Namespace], Any]:
-    """A function that gives the value of the argument `name`."""
+    """A function that returns the value of the argument `name`."""
     return lambda a: getattr(a, name)
 
 
 ACTIVATIONS = {"squared_relu": "squared_relu", "quick_geglu": "quick_gelu", "swiglu": "silu"}
-"""Switches, and the activation function that each sets; the first one that is on wins."""
+"""The activation function of each switch; the first switch that is on takes precedence."""
 
 
 TRANSFORMER_FEEDS = (
@@ -97,7 +99,7 @@ TRANSFORMER_FEEDS = (
 """Fields that core_transformer_config_from_args does not copy from the argument of that name."""
 
 OWN_DEFAULT = ("rope_type",)
-"""Fields that keep the default of their class if the argument was not given."""
+"""Names of fields that keep the default of their class if the argument was not given."""
 
 DDP_FEEDS = (
     Feed("grad_reduce_in_fp32", argument("accumulate_allreduce_grads_in_fp32")),
@@ -146,7 +148,7 @@ DDP_FEEDS = (
 )
 """Fields that get_model does not copy from the argument of that name.
 
-Since 0.18 it is get_megatron_ddp_config.
+Since 0.18, get_megatron_ddp_config sets them.
 """
 
 
@@ -171,7 +173,7 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
-    """Fields of `cls` from the arguments of the same names; the rows of `table` win."""
+    """Fields of `cls` from the arguments of the same names; rows of `table` take precedence."""
     values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:

@@ -21,7 +21,7 @@ PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
 
 
 def _modules(c: Namespace) -> set[str]:
-    """Names of the captured modules, from cuda_graph_modules, or from cuda_graph_scope before 0.18."""
+    """Names of the captured modules: cuda_graph_modules, or cuda_graph_scope before 0.18."""
     modules: Any = (
         c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
     )
@@ -33,7 +33,7 @@ def _modules(c: Namespace) -> set[str]:
 
 
 SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
-"""Members of CudaGraphScope (transformer/enums.py, 0.16 and 0.17)."""
+"""Names of the members of CudaGraphScope (transformer/enums.py, 0.16 and 0.17)."""
 
 
 def _listed(c: Namespace) -> list[str]:
@@ -86,7 +86,9 @@ def _undropped(c: Namespace) -> bool:
 
 
 def _shared_experts(c: Namespace) -> bool:
-    """Whether shared experts are recomputed in a local graph that gathers narrow weight shards."""
+    """Whether shared experts are recomputed in a local graph that gathers weight shards in fp8 or
+    fp4.
+    """
     captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
     narrow = c.fp8 is not None or c.fp4 is not None
     sharded = (c.gtp_weight_remat_size or 1) > 1 and c.cuda_graph_impl == "local" and narrow
@@ -181,7 +183,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         ),
         "cuda_graph_impl: found {cuda_graph_impl} with cuda_graph_scope {cuda_graph_scope} and recompute_granularity"
         " {recompute_granularity}; this release supports recomputation only with transformer_engine, attn and"
-        " selective, and without core_attn and mla_up_proj in recompute_modules",
+        " selective, and neither core_attn nor mla_up_proj in recompute_modules",
         since="0.15.0",
         until="0.16.0",
         name="found-of-with-recompute_granularity-this",
@@ -256,8 +258,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
             and (_whole(c) or "attn" in _modules(c))
             and "core_attn" in c.recompute_modules
         ),
-        "attention_dropout: found {attention_dropout} with attention that is both captured in CUDA graphs and"
-        " recomputed; expected 0.0",
+        "attention_dropout: found {attention_dropout} with attention that is recomputed and "
+        "captured in CUDA graphs; expected 0.0",
         name="found-with-cuda-graphs-of",
     ),
     _selective(

@@ -19,7 +19,7 @@ def _unsequenced(c: Namespace) -> bool:
 
 
 def _copies(c: Namespace) -> None:
-    """Set the number of further parts that the weights of a tensor rank are cut into."""
+    """Set the number of shards that a tensor rank's weights are further split into."""
     # Unlike the parser, the class leaves numbers of shards unset that were not given.
     if c.tensor_parallel_num_weight_shards is not None:
         c.gtp_weight_remat_size = (

@@ -26,13 +26,13 @@ def _uneven(c: Namespace) -> bool:
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """Numbers of layers and of ranks between the stages that have a given number of layers."""
+    """The numbers of layers and of ranks without the stages whose number of layers is given."""
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
 
 
 def _spread(c: Namespace) -> bool:
-    """Whether the middle layers are known in number, and have ranks."""
+    """Whether the number of middle layers is known, and there are ranks for them."""
     return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
 
 
@@ -41,7 +41,7 @@ def _parts(c: Namespace) -> tuple[str, ...]:
 
 
 def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
-    """The problems of a layout, each in words."""
+    """Yield a message for each problem of a layout."""
     ranks, virtual = c.pipeline_model_parallel_size, c.virtual_pipeline_model_parallel_size
     if len(parts) % ranks:
         yield f"found {len(parts)} stages; expected a multiple of pipeline_model_parallel_size ({ranks})"
@@ -66,7 +66,7 @@ def _laid_out(c: Namespace) -> None:
 
 
 def _end(name: str, where: str) -> tuple[Step, ...]:
-    """Checks of the number of layers of the first or last stage; `where` says which, in words."""
+    """Checks of the number of layers of one stage; `where` is `first stage` or `last stage`."""
     return (
         check(
             CLASS,
@@ -90,7 +90,10 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
 
 
 def _counted(c: Namespace) -> bool:
-    """Whether embedding or loss count as layers; since 0.13, only if nothing else sets the stages."""
+    """Whether embedding or loss count as layers.
+
+    Since 0.13 they do only if no other setting determines the stages.
+    """
     others = _uneven(c) or c.pipeline_model_parallel_layout is not None
     return bool(
         _accounts(c)
@@ -170,7 +173,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1])
         ),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected layers for the other stages if there are any, and none if not (pipeline_model_parallel_size"
+        " expected layers for the other stages, or no layers left if there are no other stages "
+        "(pipeline_model_parallel_size"
         f" {{pipeline_model_parallel_size}})",
         since="0.16.0",
     ),
@@ -178,7 +182,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: _spread(c) and _middle(c)[0] % _middle(c)[1] != 0,
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected the other layers to divide over the other pipeline ranks (pipeline_model_parallel_size"
+        " expected a number of other layers that is a multiple of the number of other pipeline "
+        "ranks (pipeline_model_parallel_size"
         f" {{pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
@@ -190,8 +195,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             and _middle(c)[0] // _middle(c)[1] % c.virtual_pipeline_model_parallel_size != 0
         ),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected the layers of each other rank to divide by virtual_pipeline_model_parallel_size"
-        f" ({{virtual_pipeline_model_parallel_size}})",
+        " expected the layers of each other rank to be a multiple of"
+        f" virtual_pipeline_model_parallel_size ({{virtual_pipeline_model_parallel_size}})",
         since="0.11.0",
     ),
     # Without virtual stages, 0.11 gives embedding and loss whole pipeline ranks, and not the place
@@ -217,8 +222,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             and c.pipeline_model_parallel_size - _accounts(c) != 0
             and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0
         ),
-        "num_layers: found {num_layers}; expected a multiple of the pipeline ranks without those of embedding"
-        " and loss (pipeline_model_parallel_size {pipeline_model_parallel_size})",
+        "num_layers: found {num_layers}; expected a multiple of the number of pipeline ranks that "
+        "hold neither embedding nor loss (pipeline_model_parallel_size "
+        "{pipeline_model_parallel_size})",
         since="0.11.0",
         until="0.12.0",
     ),
@@ -244,9 +250,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             and c.virtual_pipeline_model_parallel_size
             and _counted_per_rank(c) % c.virtual_pipeline_model_parallel_size != 0
         ),
-        "num_layers: found {num_layers}; with embedding and loss counted as layers, expected the layers"
-        " of a rank to divide by virtual_pipeline_model_parallel_size"
-        " ({virtual_pipeline_model_parallel_size})",
+        "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a "
+        "number of layers on each rank that is a multiple of virtual_pipeline_model_parallel_size "
+        "({virtual_pipeline_model_parallel_size})",
         since="0.11.0",
     ),
 )

@@ -10,12 +10,17 @@ BUCKETS = "training.py: bucket size"
 CLASS = "DistributedDataParallelConfig"
 OPTIMIZER = "OptimizerConfig"
 LEAST, PER_RANK = 40_000_000, 1_000_000
-"""Default bucket size in elements: PER_RANK for each rank, and at least LEAST."""
+"""Numbers of elements for the default bucket size: PER_RANK for each rank, at least LEAST in all.
+"""
 STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def _bucket(d: Namespace) -> None:
-    """Set the bucket size: the default if none is given; None without overlap (one bucket) or with a number of buckets."""
+    """Set the bucket size.
+
+    It is None without overlap, which means one bucket, or if the number of buckets is set.
+    Otherwise it is the given size or the default.
+    """
     # With a number of buckets, the size follows from the number of parameters, which no config
     # tells.
     counted = d.num_buckets is not None or d.ddp_num_buckets is not None
@@ -59,7 +64,7 @@ DDP_STEPS: tuple[Step, ...] = (
 
 
 def _state_dtype(name: str) -> Step:
-    """A check that `name` is fp32, unless the optimizer is precision-aware."""
+    """A check that `name` is fp32 if the optimizer is not precision-aware."""
     return check(
         OPTIMIZER,
         lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32",

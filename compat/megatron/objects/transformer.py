@@ -86,7 +86,7 @@ def _missing(name: str) -> Step:
 
 
 def _linear_heads(c: Namespace, ranks: int) -> bool:
-    """Whether the linear heads divide: values by keys, and both by the ranks."""
+    """Whether the number of value heads is a multiple of key heads, and both of the ranks."""
     if any(getattr(c, name) is None for name in LINEAR[1:]):
         return True  # the checks of missing sizes refuse it instead
     keys, values = c.linear_num_key_heads, c.linear_num_value_heads
@@ -95,7 +95,8 @@ def _linear_heads(c: Namespace, ranks: int) -> bool:
 
 HEADS = (
     "linear_num_key_heads: found {linear_num_key_heads}, and linear_num_value_heads {linear_num_value_heads};"
-    " expected the second to be a multiple of the first, and both to be multiples of the ranks"
+    " expected the number of value heads to be a multiple of the number of key heads, and both to "
+    "be multiples of the number of ranks"
 )
 
 SIZE_STEPS: tuple[Step, ...] = (
@@ -274,7 +275,7 @@ def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
 
 
 def _whole_layers(c: Namespace) -> None:
-    """Turn the deprecated moe_layer_recompute into the recomputation of a module."""
+    """Replace the deprecated moe_layer_recompute by the recomputation of a module."""
     if c.moe_layer_recompute:
         c.recompute_granularity = "selective"
         if "moe" not in c.recompute_modules:
@@ -298,7 +299,7 @@ SINGLE: Mapping[str, Predicate] = {
     "pipeline_model_parallel_size": lambda c: c.pipeline_model_parallel_size > 1,
     "fp32_residual_connection": lambda c: c.fp32_residual_connection,
 }
-"""Settings that exclude several residual streams, each with its condition."""
+"""Settings that cannot be combined with several residual streams, each with its condition."""
 
 
 def _single(name: str, fails: Predicate) -> Step:
@@ -351,7 +352,8 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
             and c.distribute_saved_activations
             and c.sequence_parallel
         ),
-        "distribute_saved_activations: found with sequence_parallel, which already splits them; drop one of them",
+        "distribute_saved_activations: found with sequence_parallel, which already splits the "
+        "activations; drop one of the two",
     ),
     # Selective recomputation without names is that of the attention core, as before 0.12.
     derive(
@@ -765,7 +767,7 @@ INVARIANT_STEPS: tuple[Step, ...] = (
 )
 """Requirements of batch-invariant results since 0.20.
 
-Megatron also checks that DeepGEMM is installed, which is not known here.
+Megatron also requires that DeepGEMM is installed, which cannot be checked here.
 """
 
 LAST_STEPS: tuple[Step, ...] = (

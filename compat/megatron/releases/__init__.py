@@ -20,12 +20,12 @@ def _table(file: str) -> Any:
 
 
 DATES: Mapping[str, str] = MappingProxyType(_table("known.json"))
-"""Every release covered, oldest first, with the day of its tag; empty if the tag is not public."""
+"""The date of each covered release's tag, oldest first; empty if the tag is not public."""
 RELEASES = Releases("Megatron", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
-"""Releases with facts, oldest first."""
+"""The covered releases, oldest first."""
 MAIN = "0.20.0.dev20260822"
-"""The main branch on the way to 0.20."""
+"""Name of the main branch's state on the way to 0.20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Flag:
     `text`, `int`, `float`, `bool` (any text but the empty one is true), `integers` (`1,2`), `name` (of an enum
     member), `layers` (a number, or a list like `([0]*3+[1])*2`) or `layers_spaced` (the same, blanks allowed);
     `nargs` is None, a number, `*` or `+`. `default` is the value of `dest` if no flag sets it. `excludes` names the flags
-    that may not be given with it.
+    that may not be given together with this one.
     """
 
     options: tuple[str, ...]
@@ -53,8 +53,8 @@ class Flag:
 class Field:
     """One field that a config class declares itself.
 
-    A `default` that is not a literal is the text of its expression. `init` is false for a field that the class derives and
-    nobody may pass.
+    A `default` that is not a literal is the text of its expression. `init` is false for a field
+    that the class derives itself and that cannot be passed.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Field:
 
 @cache
 def flags(version: str) -> Mapping[str, Flag]:
-    """The flags of a release by option string; `VersionError` if the release is not known."""
+    """The flags of a release by option string. Raises `VersionError` for an unknown release."""
     rows = (_flag(row) for row in _rows("flags.json", version))
     return MappingProxyType({option: flag for flag in rows for option in flag.options})
 
@@ -84,7 +84,8 @@ def defaults(version: str) -> MappingProxyType[str, Any]:
 
 @cache
 def fields(version: str, class_name: str) -> Mapping[str, Field]:
-    """The fields that a config class of a release declares itself; inherited ones are under its parent."""
+    """The fields that a config class of a release declares itself; inherited fields are left out.
+    """
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
         known = sorted({row["class"] for row in _rows("classes.json", version)})
@@ -96,7 +97,8 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
 
 @cache
 def spans(option: str) -> tuple[tuple[str, str], ...]:
-    """First and last release of each run of releases that have a flag; empty if none has it."""
+    """The first and the last release of each period in which a flag exists; empty if it never does.
+    """
     having = {place for place, version in enumerate(KNOWN) if option in flags(version)}
     # A flag may go and come again, so there can be several runs. Each has one start and one end.
     starts = sorted(place for place in having if place - 1 not in having)

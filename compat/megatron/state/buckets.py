@@ -1,4 +1,7 @@
-"""Buckets of the distributed optimizer (`dp_reshardable`): the place of each parameter, proved by the weights."""
+"""Finds each parameter's place in the buckets of the distributed optimizer (`dp_reshardable`).
+
+The places are verified by comparison with the weights.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,14 @@ KEY = re.compile(
 )
 UNPADDED = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.per_bucket_numel_unpadded/.*")
 ALIGNED = 64
-"""Each parameter starts at a multiple of so many elements (distributed/param_and_grad_buffer.py)."""
+"""Number of elements; each parameter starts at a multiple of it
+(distributed/param_and_grad_buffer.py).
+"""
 ADVICE = "save it with --dist-ckpt-optim-fully-reshardable"
 MASTER = "param"
 
 Buckets = dict[int, dict[int, dict[str, Lazy]]]
-"""Tensors by group of data ranks, number of the bucket, and kind."""
+"""Tensors by index of the group of data ranks, index of the bucket, and kind."""
 
 
 def unpacked(
@@ -45,9 +50,9 @@ def unpacked(
 ) -> dict[str, dict[str, Lazy]]:
     """The optimizer's tensors of each parameter by kind. Raises `SourceError` unless the masters match the weights.
 
-    The file gives the number of elements of each bucket, but not its parameters. They are stored from the last to the first,
-    with aligned starts. Their order is that of one of two kinds of layers; the right one is that in which all masters, rounded,
-    equal the weights.
+    The file has the number of elements of each bucket, but not its parameters. Parameters are
+    stored from the last to the first, with aligned starts, in the order of one of two kinds of
+    layers. In the right order, all rounded masters equal the weights.
     """
     shapes = {name: held.shape for name, held in weights.items()}
     # decoder.layers.7.mlp...: the third part of a name is the number of the layer.
@@ -66,7 +71,8 @@ def unpacked(
         ):
             return found
     raise SourceError(
-        f"{place}: the order of parameters in its buckets is not known here (their masters do not match the weights); {ADVICE}"
+        f"{place}: the order of parameters in the buckets is not known (the masters do not match "
+        f"the weights); {ADVICE}"
     )
 
 
@@ -79,15 +85,15 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
             # experts.
             if buffer != "0":
                 raise SourceError(
-                    f"{place}: {key}: found several gradient buffers (experts, or chunks of the model), which are not"
-                    f" read here; {ADVICE}"
+                    f"{place}: {key}: found several gradient buffers (of experts, or of model "
+                    f"chunks), which cannot be read; {ADVICE}"
                 )
             found.setdefault(int(group), {}).setdefault(int(bucket), {})[kind] = held
     return found
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
-    """Elements of each bucket without padding, by group."""
+    """The number of elements of each bucket without padding, by group."""
     found = {}
     for key, value in values.items():
         if match := UNPADDED.fullmatch(key):
@@ -105,7 +111,10 @@ def _laid(
     sizes: Mapping[int, Sequence[int]],
     order: Sequence[str],
 ) -> dict[str, dict[str, Lazy]] | None:
-    """The optimizer's tensors of each parameter if its modules are in `order`; None if the sizes do not fit."""
+    """The optimizer's tensors of each parameter if the model's modules are in `order`.
+
+    None if the sizes do not fit.
+    """
     parts: dict[str, dict[str, list[Placed]]] = {}
     for group, held in buckets.items():
         # Groups of data ranks are numbered with the tensor rank running fastest.
@@ -138,7 +147,10 @@ def _laid(
 def _places(
     names: Sequence[tuple[str, int]], sizes: Sequence[int]
 ) -> list[tuple[str, int, int, int]] | None:
-    """(name, bucket, start, end) of each parameter, the last one first; None if they do not fill the buckets exactly."""
+    """Name, bucket, start and end of each parameter, in reverse order.
+
+    None if the parameters do not fill the buckets exactly.
+    """
     found, bucket, at = [], 0, 0
     for name, count in reversed(names):
         at += -at % ALIGNED  # up to the next multiple
@@ -156,7 +168,7 @@ def _places(
 
 
 def _rounded(master: Lazy, weight: Lazy) -> bool:
-    """Whether a weight equals its master, rounded to the weight's format."""
+    """Whether a weight equals its master after rounding to the weight's format."""
     import torch
 
     at = 0

@@ -1,4 +1,7 @@
-"""`torch_dist` of Megatron-Core: torch's distributed checkpoint with layers and experts stacked, and a file beside it."""
+"""Reads and writes `torch_dist` of Megatron-Core.
+
+It is torch's distributed checkpoint with stacked layers and experts, and one more file.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +60,11 @@ KNOWN = {
     ),
     **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
 }
-"""Classes in its `.metadata` besides torch's own: the save plans of all ranks."""
+"""Names of the classes in the file `.metadata` besides torch's own: the save plans of all ranks."""
 EXTRA = "._extra_state"
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)")
 MASTERS = ("param", "fp32_param", "master_param")
-"""Names that its optimizers have for the master copy of a weight."""
+"""Names that Megatron's optimizers use for the master copy of a weight."""
 STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
 EXPERTS = re.compile(r"(.*mlp\.experts\.)experts\.(linear_fc[12]\.weight)")
 OWN = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
@@ -92,7 +95,9 @@ class TorchDist(Format):
         return place if (place / METADATA).is_file() and (place / dcp.COMMON).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Every tensor by Megatron's name with the index of its layer, from any layout of ranks."""
+        """Read all tensors from any layout of ranks, by Megatron's names with the index of the
+        layer.
+        """
         backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get(
             "sharded_backend"
         )
@@ -118,12 +123,14 @@ class TorchDist(Format):
             archive.verify(place / dcp.COMMON, place)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files of one rank, which Megatron reads on any layout (`fully_reshardable`)."""
+        """Plan the files of a single rank, which Megatron reads on any layout
+        (`fully_reshardable`).
+        """
         return _planned(hub, wanted)
 
 
 def iteration(folder: Path) -> Path:
-    """The folder that the tracker file names; without a tracker, `folder` itself.
+    """The folder that the tracker file names; `folder` itself if there is no tracker.
 
     Raises `SourceError` if the tracker has other text.
     """
@@ -144,15 +151,19 @@ def iteration(folder: Path) -> Path:
 
 
 OLD = ("fully_sharded_model_space", "dp_zero_gather_scatter")
-"""Layouts of the distributed optimizer in older releases, which are not read."""
+"""Names of layouts of the distributed optimizer that older releases wrote and that cannot be read.
+"""
 
 
 def _sharding(common: Mapping[str, Any], place: Path) -> None:
-    """Raises `SourceError` for a layout of the distributed optimizer that is not read here."""
+    """Raise `SourceError` for a layout of the distributed optimizer that cannot be read."""
     for held in _optimizers(common, {}):
         found = held.get("param_state_sharding_type")
         if found in OLD:
-            said = f"{place / dcp.COMMON}: the distributed optimizer is laid out as {found}, which is not read here"
+            said = (
+                f"{place / dcp.COMMON}: found the layout {found} of the distributed optimizer, "
+                "which cannot be read"
+            )
             raise SourceError(f"{said}; save it with --dist-ckpt-optim-fully-reshardable")
 
 
@@ -207,24 +218,29 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
 
 
 ENDS = 4096
-"""Elements at each end of a parameter that are compared with its master."""
+"""Number of elements at each end of a parameter that are compared with its master."""
 
 
 def _strange(
     weights: Mapping[str, Lazy], kinds: Mapping[str, Mapping[str, Lazy]]
 ) -> Iterator[Finding]:
-    """Findings on masters that do not round to their weights.
+    """Yield findings on masters that do not round to their weights.
 
-    Megatron-Core 0.16.1 writes zeros for some if stages share words and the distributed optimizer is saved fully reshardable
-    (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable says so itself).
+    Megatron-Core 0.16.1 writes zeros for some masters if stages share the word embedding and the
+    distributed optimizer is saved fully reshardable. Its own comment says so
+    (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable).
     """
     for name, weight in weights.items():
         master = next((held for kind, held in kinds.get(name, {}).items() if kind in MASTERS), None)
         # Two ends and not the whole tensor: a master that was lost is all zeros.
         ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
         if master is not None and not all(_rounded(master, weight, *end) for end in ends):
-            message = f"{name}: the optimizer's copy does not round to the weight, and its moments are lost too"
-            advice = "Megatron itself continues from such a copy; save the run as dp_reshardable"
+            message = (
+                f"{name}: the master does not round to the weight, and the moments are lost too"
+            )
+            advice = (
+                "Megatron itself would continue from this master; save the run as dp_reshardable"
+            )
             yield lost("masters", f"{message}; {advice}", Effect.NUMBERS)
 
 
@@ -238,7 +254,7 @@ def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
     """Weights by name, and the optimizer's tensors of each by kind.
 
-    Stacked layers and experts are taken apart.
+    Stacked layers and experts are split.
     """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
@@ -258,7 +274,7 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
 
 
 def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
-    """The layers of a tensor that stacks all layers, and the experts of one that stacks experts."""
+    """Yield the parts of a tensor that stacks layers or experts; yield any other tensor itself."""
     if match := STACKED.fullmatch(name):
         for layer, part in enumerate(_parts(held)):
             yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
@@ -270,7 +286,7 @@ def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
 
 
 def _parts(held: Lazy) -> Iterator[Lazy]:
-    """The slices along the first dimension, which is the layers or the experts."""
+    """Yield the slices along the first dimension, which stacks layers or experts."""
     count = held.shape[0]
     size = held.count // count
     for number in range(count):
@@ -293,9 +309,9 @@ def _parameter(
 def _optimizers(
     common: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
-    """The states of its optimizers: one, or several that are chained.
+    """Yield the state of each optimizer; several optimizers are chained.
 
-    Those of `dp_reshardable` lie among the ranks' values.
+    `dp_reshardable` stores the states among the values of the ranks.
     """
     found = common.get("optimizer")
     for held in (
@@ -321,7 +337,7 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
     if full:
         yield lost(
             "_extra_state",
-            f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried",
+            f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried over",
             Effect.NUMBERS,
         )
 
@@ -334,7 +350,7 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
     layout = Layout(hub, wanted.dtype or hub.computed, 1 if wanted.level is None else wanted.level)
     if layout.level > 1:
         raise SourceError(
-            f"--level: found {layout.level}; Megatron has 0, and 1 for its distributed optimizer"
+            f"--level: found {layout.level}; expected 0, or 1 for Megatron's distributed optimizer"
         )
     sharding = {"distrib_optim_sharding_type": SHARDING} if layout.level else {}
     content = {**sharding, "singleton_local_shards": False, "chained_optim_avoid_prefix": True}
@@ -364,14 +380,17 @@ BEGINNINGS = (
     "vision_",
     "language_model.",
 )
-"""How names of parameters begin in Megatron-Core's models."""
+"""Prefixes of parameter names in Megatron-Core's models."""
 
 
 def _foreign(hub: Hub) -> Iterator[Finding]:
-    """A finding if names are not those of a model of Megatron-Core, which loads by name."""
+    """Yield a finding if parameter names are unknown to Megatron-Core, which loads by name."""
     odd = [name for name in hub.parameters if not name.startswith(BEGINNINGS)]
     if odd:
-        said = f"no model of Megatron-Core has {len(odd)} of the names, such as {odd[0]}, and no map to its names is known"
+        said = (
+            f"no model of Megatron-Core has {len(odd)} of the parameter names, such as {odd[0]}, "
+            "and no map to its names is known"
+        )
         yield lost("names", f"{said}; only a model with these names loads them", Effect.NUMBERS)
 
 
@@ -400,7 +419,7 @@ class Layout:
         if len(steps) > 1:
             said = f"found moments of several steps ({shown(sorted(map(str, steps)))})"
             raise SourceError(
-                f"megatron: {said}; Megatron has one step for all; keep the source's format"
+                f"megatron: {said}; Megatron has one step for all moments; keep the source's format"
             )
         step = next(iter(steps), None)
         if self.level:
@@ -449,7 +468,7 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
 
 
 def _layers(hub: Hub) -> tuple[int, bool]:
-    """The number of layers, and whether they differ.
+    """The number of layers, and whether the layers differ.
 
     Megatron does not stack layers that differ (transformer_block.py).
     """
@@ -459,7 +478,8 @@ def _layers(hub: Hub) -> tuple[int, bool]:
             found.setdefault(int(match[2]), set()).add(match[3])
     if sorted(found) != list(range(len(found))):
         raise SourceError(
-            f"megatron: found layers {shown(sorted(found))}; expected all from 0 on; the source is damaged"
+            f"megatron: found layers {shown(sorted(found))}; expected consecutive layers from 0; "
+            "the source is damaged"
         )
     args = run.carried(hub).get("args") or {}
     listed = any(
@@ -471,7 +491,7 @@ def _layers(hub: Hub) -> tuple[int, bool]:
 def _place(
     name: str, hub: Hub, layers: int, numbered: bool
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Key of a tensor, sizes of the stacked dimensions before its own, and its place in them."""
+    """The key of a tensor, the sizes of the stacking dimensions, and the indices in them."""
     match = OWN.fullmatch(name)
     if match is None:
         return name, (), ()
@@ -521,7 +541,7 @@ def _experts(hub: Hub, layer: int) -> int:
 
 
 def _extra(name: str, hub: Hub, layers: int, numbered: bool) -> Iterator[dcp.Saved]:
-    """The empty extra state of a linear layer; Megatron requires it even without fp8."""
+    """Yield the empty extra state of a linear layer, which Megatron requires even without fp8."""
     key, sizes, offsets = _place(name, hub, layers, numbered)
     module, _, kind = key.rpartition(".")
     if kind == "weight" and module.rpartition(".")[2].startswith("linear_"):

@@ -21,7 +21,7 @@ IN_LAYER: Mapping[str, str] = {
     "self_attention.k_layernorm": "attention.key_norm",
     "mlp.router": "mlp.router",
 }
-"""Modules of a layer -> the native modules with the same weights."""
+"""The native module with the same weights, by module of a layer."""
 FUSED: Mapping[str, str] = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -37,7 +37,10 @@ def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...
 
 
 def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
-    """Rows for a first matrix of a feed-forward layer: gate and up projection stacked, or the up projection alone."""
+    """Rows for the first matrix of a feed-forward layer.
+
+    It is the stacked gate and up projections, or only the up projection.
+    """
     both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
     # Whether the layer is gated is a fact about the model, and only one of the two rows is used.
     return (Row(theirs, both, gated=True), Row(theirs, both[1:], gated=False))
@@ -94,7 +97,7 @@ EXPERTS_ENGINE = _table(
 )
 OWN = _table("GPT of Megatron-Core's own layers", NORMS, REST, (QKV,), FEED, SHARED, EXPERTS)
 MIXED = _table("GPT of Megatron-Core", NORMS, WITHIN, REST, (QKV,), FEED, SHARED, EXPERTS, GROUPED)
-"""All names of the other tables together; every checkpoint is read with this one."""
+"""The table with all names of the other tables; every checkpoint is read with it."""
 
 
 class Engine(Naming):
@@ -105,7 +108,8 @@ class Engine(Naming):
     stack = "megatron"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """No family, and a refusal for each argument that changes the meaning of weights."""
+        """Facts of no family, and a refusal for each argument that changes the meaning of weights.
+        """
         # A config of another stack has no such attribute.
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)
@@ -115,7 +119,7 @@ class Engine(Naming):
         return model_of(carried(hub).get("args") or {})
 
     def tables(self) -> Sequence[Table]:
-        """One table with all names."""
+        """The only table, which has all names."""
         return (MIXED,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:

@@ -1,4 +1,6 @@
-"""`mp_rank_*` of Megatron-LM: one file for each tensor rank and stage, with its part of the model and the optimizer."""
+"""Reads `mp_rank_*` of Megatron-LM: a file per tensor rank and stage, with its part of the model
+and the optimizer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ EXTRA = "._extra_state"
 
 
 class Parts(Format):
-    """Checkpoints of Megatron-LM's own format."""
+    """The format `mp_rank_*`, which is Megatron-LM's own."""
 
     name = "megatron-ranks"
     title = "Megatron-LM mp_rank_*"
@@ -40,7 +42,7 @@ class Parts(Format):
         return place if place.is_dir() and any(place.glob(f"mp_rank_*/{FILE}")) else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Verify checksums, also those inside each archive."""
+        """Verify the checksums of the files and those inside each archive."""
         super().verify(place, used)
         for path in sorted(place.glob(f"mp_rank_*/{FILE}")):
             archive.verify(path, place, used=used)
@@ -88,12 +90,14 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
         match = FOLDER.fullmatch(folder.name)
         if match is None or match[3] is not None or (folder / SHARDED).is_file():
             if match is None:
-                kind = "a folder that is not of a rank"
+                kind = "a folder that belongs to no rank"
             elif match[3]:
                 kind = "a file of an expert rank"
             else:
                 kind = f"{SHARDED} of the distributed optimizer"
-            raise SourceError(f"{folder}: found {kind}, which is not read in this format; {ADVICE}")
+            raise SourceError(
+                f"{folder}: found {kind}, which cannot be read in this format; {ADVICE}"
+            )
         found[int(match[1]), int(match[2] or 0)] = folder / FILE
     tensor, pipeline = (max(key[at] for key in found) + 1 for at in (0, 1))
     missing = [
@@ -112,7 +116,7 @@ def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
         # With virtual stages, a file has model0, model1, ... instead of model.
         parts = isinstance(found, dict) and "model0" in found
         said = (
-            f"found chunks of an interleaved pipeline, not read here; {ADVICE}"
+            f"found chunks of an interleaved pipeline, which cannot be read; {ADVICE}"
             if parts
             else f"found no model; {DAMAGED}"
         )
@@ -140,7 +144,7 @@ def _parallel(
 
 
 ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
-"""Prefixes of parameters that only one stage has, with the index of the stage."""
+"""The index of the stage for prefixes of parameters that only one stage has."""
 
 
 def _in_place(
@@ -148,10 +152,7 @@ def _in_place(
     held: Mapping[tuple[int, int], Mapping[str, Any]],
     parallel: Parallel,
 ) -> None:
-    """Raises `SourceError` for a file of another rank or of another step.
-
-    The saved arguments name the rank that wrote a file, if they are there. The first and the last stage are known by the names
-    of their parameters.
+    """Raise `SourceError` for a file of another rank or of another step.
     """
     # By stage, then by tensor rank: in this order the numbers of Megatron's ranks rise.
     order = sorted(files, key=lambda key: (key[1], key[0]))
@@ -168,12 +169,13 @@ def _in_place(
             }
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
                 raise SourceError(
-                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; the files of two stages have each"
-                    " other's names; rename them"
+                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; "
+                    "the names of the files of two stages are swapped; rename the files"
                 )
         if isinstance(own, int) and isinstance(before, int) and own <= before:
             raise SourceError(
-                f"{path}: rank {own} wrote it; expected a rank above {before}; name each file after its own rank"
+                f"{path}: found rank {own} in the file; expected a rank above {before}; "
+                "name each file after the rank that wrote it"
             )
         other = seen.setdefault(_mark(state), path)
         if len(files) > 1 and other != path:
@@ -183,12 +185,13 @@ def _in_place(
         for what in ("iteration", "opt_param_scheduler"):
             if state.get(what) != held[order[0]].get(what):
                 raise SourceError(
-                    f"{path}: its {what} differs from that of {files[order[0]]}; the file is of another step"
+                    f"{path}: its {what} differs from the {what} of {files[order[0]]}; "
+                    "the file comes from another step"
                 )
 
 
 SAMPLE = 256
-"""Elements at the start of each parameter that are compared to tell ranks apart."""
+"""Number of elements at the start of each parameter that are compared to distinguish ranks."""
 
 
 def _mark(state: Mapping[str, Any]) -> bytes:
@@ -203,7 +206,7 @@ def _mark(state: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Rank:
-    """The content of a rank: weights, named by layers of the whole model, and the optimizer's tensors of each."""
+    """The content of a rank: weights by global name, and the optimizer's tensors of each."""
 
     index: int
     stage: int
@@ -256,7 +259,8 @@ def _kept(
             found |= {"master": masters[number][at]} if masters else {}
             if any(held.shape != weights[name].shape for held in found.values()):
                 raise SourceError(
-                    f"{path}: the optimizer's tensors of {shown(name)} have another shape than the weight; {DAMAGED}"
+                    f"{path}: the optimizer's tensors of {shown(name)} and the weight have "
+                    f"different shapes; {DAMAGED}"
                 )
             yield name, found
 

@@ -1,4 +1,6 @@
-"""The parameters of Megatron's GPT on each tensor rank and stage: their order, and the boxes of each that a rank holds."""
+"""The order of parameters on each tensor rank and stage of Megatron's GPT, and the boxes of each
+parameter on a rank.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ UNEVEN = (
     ),
     *("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
 )
-"""Arguments that give a stage other layers than an equal, consecutive share."""
+"""Names of arguments with which stages differ from equal, consecutive shares of the layers."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Parallel:
             else []
         )
         SourceError.raise_if(
-            f"{where}: {name} {args[name]!r} in the arguments of the run, which is not read here; save it with "
+            f"{where}: {name} {args[name]!r} in the arguments of the run, which is not supported; save the run with "
             "--ckpt-format torch_dist and --dist-ckpt-optim-fully-reshardable"
             for name in found
         )
@@ -112,7 +114,10 @@ class Parallel:
 
 
 def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
-    """Names of a stage's parameters in the order of its modules; with tied words, the last stage has a copy of them."""
+    """Names of a stage's parameters in the order of its modules.
+
+    With tied embeddings, the last stage has a copy of the word embedding.
+    """
     first, last = stage == 0, stage == parallel.pipeline - 1
     found = [
         name for name in (WORDS, "embedding.position_embeddings.weight") if name in shapes and first
@@ -135,14 +140,18 @@ def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
         raise SourceError(
-            f"{rest}: found a parameter that is not of a dense layer; its place in the order is not known"
+            f"{rest}: found a parameter outside the dense layers, whose place in the order is not "
+            "known"
         )
     # The longest name that fits: "mlp.linear_fc1" also begins "mlp.linear_fc1.layer_norm_weight".
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
 
 def gated(name: str, shapes: Shapes) -> bool:
-    """Whether `name` is the first matrix of a gated feed-forward layer, or its bias: it is twice as tall as the layer is wide."""
+    """Whether `name` is the first matrix of a gated feed-forward layer, or its bias.
+
+    It then has twice as many rows as the layer's width.
+    """
     second = shapes.get(name.rpartition("linear_fc1")[0] + "linear_fc2.weight", ())
     return (
         "linear_fc1." in name
@@ -173,7 +182,7 @@ def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
 
 
 def local(name: str, shapes: Shapes, ranks: int) -> Shape:
-    """The shape of a tensor rank's own tensor."""
+    """The shape of a tensor rank's part of a parameter."""
     found = list(boxes(name, shapes, 0, ranks))
     # Several boxes are stacked along the first dimension; all ranks have the same shape.
     return (
@@ -184,7 +193,9 @@ def local(name: str, shapes: Shapes, ranks: int) -> Shape:
 
 
 def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
-    """A tensor rank's own tensor (or its flat elements) as boxes of the whole parameter."""
+    """The boxes of the whole parameter that a tensor rank's part, or its flat elements, consists
+    of.
+    """
     at = 0
     for box in boxes(name, shapes, index, ranks):
         count = prod(box.sizes)

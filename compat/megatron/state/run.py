@@ -50,9 +50,11 @@ KNOWN = {
         *ENUMS,
     ),
 }
-"""Classes in its files besides tensors and plain values (core/safe_globals.py), read as records."""
+"""Classes in Megatron-LM's files that are read as records (core/safe_globals.py)."""
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
-"""Settings that identify a group of its optimizer (optimizer/optimizer.py: param_group_identifier_keys)."""
+"""Names of settings that identify a group of Megatron's optimizer
+(optimizer/optimizer.py: param_group_identifier_keys).
+"""
 GROUP: Mapping[str, Any] = {
     "is_expert_parallel": False,
     "default_config": True,
@@ -78,17 +80,19 @@ SCHEDULE: Mapping[str, Any] = {
     "wd_incr_style": "constant",
     "wd_incr_steps": 1,
 }
-"""State of its scheduler (optimizer_param_scheduler.py: state_dict), whose steps are samples."""
+"""Names of the scheduler's state, whose steps are samples
+(optimizer_param_scheduler.py: state_dict).
+"""
 
 
 def arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments that were saved, by name; empty if there are none."""
+    """The saved arguments by name; empty if there are none."""
     found = common.get("args")
     return found.state if isinstance(found, Record) else {}
 
 
 def model_of(args: Mapping[str, Any]) -> Model | None:
-    """Facts about the model from the arguments; None without a number of heads."""
+    """Facts about the model from the arguments; None if the number of heads is missing."""
     heads = args.get("num_attention_heads")
     if not isinstance(heads, int):
         return None
@@ -103,11 +107,11 @@ ODD = (
     "rotary_interleaved",
     "multi_latent_attention",
 )
-"""Arguments that change the meaning of weights, so that a map of names is not enough."""
+"""Names of arguments that change the meaning of weights, so that renaming is not enough."""
 
 
 def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """A refusal for each argument that changes the meaning of weights."""
+    """Yield a refusal for each argument that changes the meaning of weights."""
     return tuple(
         f"{name}: found {args[name]!r} in the arguments of the run"
         for name in ODD
@@ -118,7 +122,7 @@ def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
 def groups_of(
     rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str
 ) -> tuple[Group, ...]:
-    """The optimizer's groups with the names of their parameters; files have only the settings.
+    """The optimizer's groups with the names of their parameters, which files do not have.
 
     Megatron puts biases and vectors into groups without decay (optimizer/__init__.py: get_standard_config_overrides), and
     experts, embedding and output layer into groups of their own if their settings differ. `names` has the number of
@@ -148,8 +152,8 @@ def groups_of(
                 at.append(number)
         if len(at) != 1:
             raise SourceError(
-                f"{where}: {name} fits {len(at)} groups of the optimizer; expected one; only groups of Megatron's own"
-                " optimizers are read"
+                f"{where}: {name} fits {len(at)} groups of the optimizer; expected one; "
+                "only groups of Megatron's own optimizers can be read"
             )
         found[at[0]].append(name)
     own = (
@@ -160,9 +164,9 @@ def groups_of(
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
-    """The loss scale, counted as in the hub.
+    """The state of the loss scale in the hub's convention.
 
-    Megatron doubles it with the step that completes the window, the hub one step later.
+    Megatron doubles the scale in the step that completes the window, the hub one step later.
     """
     held = optimizer.get("grad_scaler")
     if not isinstance(held, Mapping) or "scale" not in held:
@@ -188,9 +192,9 @@ def _number(value: Any) -> float:
 
 
 def step_of(optimizer: Mapping[str, Any]) -> float | None:
-    """The number of updates in the moments; None if two places disagree.
+    """The number of updates that the moments have seen; None if two places disagree.
 
-    It is in the groups or in the state, by optimizer.
+    Depending on the optimizer, it is stored in the groups or in the state.
     """
     inner = optimizer.get("optimizer", optimizer)
     state = inner.get("state")
@@ -240,11 +244,12 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
 
 
 def generators(there: bool) -> Iterator[Finding]:
-    """A finding that random states are lost, if there are any."""
+    """Yield a finding that random states are lost, if there are any."""
     if there:
         yield lost(
             "rng_state",
-            "random states of Megatron's own trackers are not carried; dropout differs from the original run",
+            "random states of Megatron's own trackers are not carried over; "
+            "dropout differs from the original run",
             Effect.NUMBERS,
         )
 
@@ -259,7 +264,7 @@ def carried(hub: Hub) -> Mapping[str, Any]:
 
 
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that Megatron-LM saves besides tensors (checkpointing.py: generate_state_dict)."""
+    """All values that Megatron-LM saves besides tensors (checkpointing.py: generate_state_dict)."""
     held = carried(hub)
     # Random states are not written. With this argument, load_checkpoint does not look for them.
     args = {**(held.get("args") or {}), "no_save_rng": True}
@@ -278,12 +283,13 @@ def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def iteration_of(hub: Hub) -> int:
-    """Megatron's iteration: steps, skipped ones included."""
+    """Megatron's iteration: the number of all steps, including skipped steps."""
     return (hub.where.steps or 0) + (hub.where.skipped or 0)
 
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
-    """The state of the scheduler: the carried one, advanced to the samples seen; or only the samples seen.
+    """The state of the scheduler: the carried state, advanced to the samples seen, or, if there is
+    none, only the number of samples seen.
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
@@ -330,7 +336,7 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
 
 
 def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
-    """What lies in each of Megatron's groups, the one without decay (True) and the other: parameters by the source's group."""
+    """Parameters by the source's group, for each of Megatron's two groups (true: without decay)."""
     kinds: dict[bool, dict[int, list[str]]] = {}
     for number, group in enumerate(hub.groups):
         for name in group.names:
@@ -340,12 +346,12 @@ def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
 
 
 def _most(numbers: Mapping[int, Sequence[str]]) -> int:
-    """The group that has most of the parameters, the first of several."""
+    """The group with the most parameters; the first of them if there are several."""
     return max(numbers, key=lambda number: (len(numbers[number]), -number))
 
 
 def _otherwise(hub: Hub) -> Iterator[Finding]:
-    """Findings on groups of the source that no group of Megatron can be."""
+    """Yield findings on groups of the source that Megatron cannot represent."""
     for spared, numbers in sorted(_kinds(hub).items()):
         kept = _most(numbers)
         for number, names in numbers.items():
@@ -397,15 +403,18 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
 
 
 def unsaid(hub: Hub) -> Iterator[Finding]:
-    """Findings on state that Megatron needs and the source does not have."""
+    """Yield findings on state that Megatron needs and the source lacks."""
     if not carried(hub).get("args"):
         message = (
-            "the source has no arguments of Megatron-LM; the run takes those of the launch, and its data starts again from"
-            " the first sample"
+            "the source has no arguments of Megatron-LM; "
+            "the run uses the launch's arguments, and its data starts again at the first sample"
         )
         yield lost("args", message, Effect.NUMBERS)
     if not carried(hub).get("opt_param_scheduler"):
-        message = "the source has only the samples seen of the scheduler's state; launch with --override-opt_param-scheduler"
+        message = (
+            "of the scheduler's state, the source has only the number of samples seen; "
+            "launch with --override-opt_param-scheduler"
+        )
         yield lost("schedule", message, Effect.NONE)
     if hub.where.samples is None:
         message = "the source has no number of samples seen, which Megatron's scheduler needs; set it with --samples"
@@ -417,7 +426,7 @@ def unsaid(hub: Hub) -> Iterator[Finding]:
     if hub.where.steps is None:
         yield lost(
             "step",
-            "the source has no number of steps; the run is taken as at iteration 0",
+            "the source has no number of steps; the run starts at iteration 0",
             Effect.NUMBERS,
         )
     if hub.random:
