@@ -196,10 +196,16 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
     first(told, console)
     _judged(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
     if not view.quiet:
-        _causes(told, console, replace(view, everything=True), gap=False)
+        _causes(told, console, view, gap=False)
         lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
         if lacking:
             console.print(Hung(marked(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
+
+
+def unshown(told: Iterable[Finding], view: View) -> int:
+    """How many findings have no effect on the run and are not shown."""
+    rows = (one for one in _once(told) if one.how is not How.MISSING)
+    return sum(one.effect is Effect.NONE and not view.shows(one.effect) for one in rows)
 
 
 def compared(

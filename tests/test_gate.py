@@ -133,10 +133,29 @@ class TestDiff:
             code, _, err = said("diff", name, "configs/ds.json")
             assert code == 1 and err.startswith("error: ") and says in err and "/tmp" not in err
 
+    def test_a_path_of_a_commit_from_where_one_stands(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`./` and `../` are read as git reads them."""
+        for words in (("init", "-q"), ("add", "."), ("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "one")):
+            subprocess.run(["git", *words], check=True, capture_output=True, cwd=tmp_path)
+        monkeypatch.chdir(tmp_path / "configs" / "deep")
+        for name in ("git:HEAD:./odd.json", "git:HEAD:../good.json", "git:HEAD:configs/good.json"):
+            assert said("check", name)[0] == 0
+        assert "lies outside of the repository" in said("check", "git:HEAD:../../../x.json")[2]
+        assert "no such file in that commit" in said("check", "git:HEAD:./good.json")[2]
+
+    def test_an_error_names_the_file_that_it_is_about(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path, "wrong.json", WRONG)
+        for names in (("wrong.json", "configs/good.json"), ("configs/good.json", "wrong.json")):
+            code, _, err = said("diff", *names)
+            assert code == 1 and err.startswith("error: wrong.json: line ") and err.count("wrong.json") == 1
+
 
 class TestManyFiles:
     def test_a_folder(self, said: Said) -> None:
         code, out, err = said("check", "configs")
+        assert (code, err) == (0, "") and "disable_allgather" not in out, "it has no effect, and many files are many remarks"
+        assert re.search(r"^2 files: 2 with findings, 1 of no stack; \d without effect \(--all shows them\)$", out, re.MULTILINE)
+        code, out, err = said("check", "configs", "--all")
         assert (code, err) == (0, "")
         assert "configs/good.json: as written" in out and "configs/deep/odd.json: " in out and "disable_allgather" in out
         assert "package.json" not in out and out.splitlines()[-1] == "2 files: 2 with findings, 1 of no stack"
@@ -145,6 +164,7 @@ class TestManyFiles:
         out = json.loads(said("check", "configs/**/*.json", "launch.args", "--world-size", "8", "--json")[1])
         assert [one["file"] for one in out["files"]] == ["configs/deep/odd.json", "configs/good.json", "launch.args"]
         assert "no file fits the pattern" in said("check", "*.toml")[2]
+        assert said("convert", "*.toml", "--to", "megatron")[2] == "error: *.toml: no file fits the pattern; check it\n"
         code, out, err = said("check", "configs/package.json", "configs/good.json")
         assert code == 1 and "no stack recognises it" in err, "one that was named is an error"
 

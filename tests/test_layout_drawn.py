@@ -47,6 +47,17 @@ def test_it_says_ranks_kinds_sizes_and_the_memory(words: list[str], monkeypatch:
     assert width <= 720
 
 
+def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None:
+    """On the scale of its line nothing of the bars would be seen."""
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert run([*words, "--plot", "far.svg", "--memory", "100000"]) in (0, 2)
+    text = Path("far.svg").read_text()
+    assert re.search(r"memory of a device: 1e\+05 GiB, [\d,]+ times the longest bar", text)
+    ticks = [float(tick) for tick in re.findall(r">(\d+(?:\.\d+)?)</text>", text)]
+    assert max(ticks) < 1000
+
+
 def test_ranks_that_keep_more_than_a_device_has_stop_the_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*words, "--memory", "1", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

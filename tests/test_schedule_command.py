@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
+from bridge.cli.drawing import lines
 from bridge.cli.schedule import repeated
 from bridge.layout.schedule import Shape, generate, timeline
 
@@ -94,6 +95,14 @@ def test_every_unit_of_time_is_in_a_picture_once() -> None:
             assert sum(many * (line.stop - line.start) for many, line in zip(times, shown, strict=True)) == round(found.length)
 
 
+@pytest.mark.parametrize("count", [18, 25, 40])
+def test_lines_of_a_picture_are_of_one_length(count: int) -> None:
+    """A last line of a few units would leave most of its row empty."""
+    drawn = lines(timeline(generate("1f1b", Shape(8, 8, count))))
+    lengths = [line.stop - line.start for line in drawn]
+    assert len(drawn) > 1 and max(lengths) - min(lengths) < len(drawn)
+
+
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], launch: str) -> None:
     code, _, error = said(capsys, launch, "--world-size", "4", "--microbatches", "1000000000")
     assert code == 1
@@ -110,7 +119,7 @@ def test_text_shows_what_repeats_once(capsys: pytest.CaptureFixture[str], launch
     """The warmup, one round of the steady state with its count, and the cooldown; every unit of time is in one of them."""
     code, out, _ = said(capsys, launch, "--world-size", "4", "--microbatches", "512")
     assert code == 0 and len(out.splitlines()) < 40 and max(map(len, out.splitlines())) < 700
-    times = int(re.search(r"(\d+) times, each with the next 1 microbatch:", out)[1])  # type: ignore[index]
+    times = int(re.search(r"(\d+) times, each with the next microbatch:", out)[1])  # type: ignore[index]
     assert 500 <= times <= 512
     found = timeline(generate("interleaved_1f1b", Shape(4, 8, 512)))
     parts = repeated(found)

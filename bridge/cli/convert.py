@@ -97,14 +97,14 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
 
 def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
     """Each file, whether it was named itself, and where it is written: under its own name in the folder of -o."""
-    folder = asked.output
+    # A pattern that fits nothing is said first: a folder for -o would not help.
+    files, folder = files_of(names, gate), asked.output
     if folder is None or not os.path.isdir(folder):
         raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
     dialect = stacks.load(asked.to)
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
     )
-    files = files_of(names, gate)
     outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
@@ -276,10 +276,20 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
 def _side(job: Job) -> Config:
     with at_hand(job.file) as place:
         here = replace(job, file=place)
-        with within(here):
-            config = read(here)
-            # What the stack derives may read further files; that is allowed within this block alone.
-            _ = config.effective
+        try:
+            with within(here):
+                config = read(here)
+                # What the stack derives may read further files; that is allowed within this block alone.
+                _ = config.effective
+        except BridgeError as error:
+            # There are two files, so a line alone does not tell which one is meant.
+            named = (
+                problem if problem.startswith((job.file, place)) else f"{job.file}: {problem}"
+                for problem in error.problems
+            )
+            found = type(error)(*named)
+            found.words = error.words
+            raise found from None
     return config
 
 

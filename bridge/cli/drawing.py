@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.pictures import blank, format_of, save
-from bridge.cli.schedule import COLOURS, NAMES, Part, letters, number, repeated, several, title
+from bridge.cli.schedule import COLOURS, NAMES, Part, again, letters, repeated, several, title
 from bridge.layout.schedule import Timeline
 
 if TYPE_CHECKING:
@@ -42,14 +43,13 @@ def lines(found: Timeline) -> list[Line]:
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
     rows = list[Line]()
     for part in parts:
-        again = (
-            f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}"
-            if part.times > 1
-            else ""
-        )
-        starts = range(part.start, part.stop, UNITS)
+        said = again(part) if part.times > 1 else ""
+        # Lines of one length: a last one of a few units would leave most of its row empty.
+        length = part.stop - part.start
+        units = math.ceil(length / math.ceil(length / UNITS)) if length else UNITS
+        starts = range(part.start, part.stop, units)
         rows += [
-            Line(start, min(start + UNITS, part.stop), again if start == part.start else "")
+            Line(start, min(start + units, part.stop), said if start == part.start else "")
             for start in starts
         ]
     return rows

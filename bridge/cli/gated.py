@@ -194,7 +194,8 @@ def _text(found: Sequence[Looked], view: View) -> None:
             )
         else:
             printed.one_of_many(one.file, one.findings, out, view)
-    say(_summed(found))
+    hidden = sum(printed.unshown(one.findings, view) for one in found)
+    say(_summed(found) + (f"; {hidden} without effect (--all shows them)" if hidden else ""))
 
 
 def _summed(found: Sequence[Looked]) -> str:

@@ -79,6 +79,8 @@ def at_hand(name: str) -> Iterator[str]:
     # git takes a revision that begins with a dash for an option.
     if not (revision and colon and path) or revision.startswith("-"):
         raise SourceError(f"{name}: expected git:REV:PATH, such as git:HEAD~1:configs/ds.json")
+    if path.startswith(("./", "../")):
+        path = _below(path, name)
     with TemporaryDirectory(prefix="stagebridge-") as folder:
         place = Path(folder) / PurePosixPath(path).name
         for file in _listed(revision, path, name):
@@ -97,6 +99,15 @@ def at_hand(name: str) -> Iterator[str]:
                 for problem in error.problems
             )
             raise type(error)(*problems) from None
+
+
+def _below(path: str, name: str) -> str:
+    """A path from the current folder as one from the top of its repository, as git reads it."""
+    prefix = _git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
+    below = os.path.normpath(os.path.join(prefix, path))
+    if below.startswith(".."):
+        raise SourceError(f"{name}: lies outside of the repository; check the path")
+    return below
 
 
 def _listed(revision: str, path: str, name: str) -> Iterator[str]:

@@ -25,6 +25,8 @@ BARS = 48
 BAR, GAP = 0.3, 1.8
 """Inches: the height of a bar, and of the space around all bars."""
 GIB = 2**30
+FAR = 12
+"""A device's memory of more than so many longest bars is told, and its line is not drawn."""
 WORDS = 5
 """Runs of ranks that the label of a bar names."""
 
@@ -71,15 +73,18 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     axes = figure.subplots()
     _bars(axes, shown)
     most = max((bar.total for bar in bars), default=0)
+    # A line that is many times as far as the longest bar would leave too little of the bars to be seen.
+    near = not memory or memory <= FAR * most
     # An eighth more, for the figure behind the longest bar.
-    axes.set_xlim(0, max(most, memory or 0, 1) / GIB * 1.12)
+    axes.set_xlim(0, max(most, (memory or 0) if near else 0, 1) / GIB * 1.12)
     if memory:
+        beyond = "" if near else f", {memory / max(most, 1):,.0f} times the longest bar"
         axes.axvline(
             memory / GIB,
             color="black",
             linestyle="--",
             linewidth=1.2,
-            label=f"memory of a device: {memory / GIB:,.4g} GiB",
+            label=f"memory of a device: {memory / GIB:,.4g} GiB{beyond}",
         )
     axes.set_xlabel(
         "GiB kept between steps; activations and buffers of the allocator come on top", fontsize=8

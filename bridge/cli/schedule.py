@@ -141,6 +141,12 @@ def title(found: Timeline) -> str:
     )
 
 
+def again(part: Part) -> str:
+    """How often a part of a schedule is run, in words."""
+    further = "microbatch" if part.further == 1 else f"{part.further} microbatches"
+    return f"{part.times} times, each with the next {further}"
+
+
 def number(count: int, word: str, plural: str = "s") -> str:
     """So many of something, in words."""
     return f"{count} {word}{plural if count != 1 else ''}"
@@ -175,8 +181,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
     parts = repeated(found) if length > block else [Part(0, length)]
     for part in parts:
         if part.times > 1:
-            again = f"{part.times} times, each with the next {number(part.further, 'microbatch', 'es')}:"
-            out.print(again, markup=False, highlight=False)
+            out.print(f"{again(part)}:", markup=False, highlight=False)
         for start in range(part.start, part.stop, block):
             for rank, row in enumerate(cells):
                 out.print(

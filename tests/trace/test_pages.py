@@ -188,3 +188,11 @@ def test_a_browser_shows_a_page_light_and_dark(pictured: Callable[..., bytes], t
     assert light[:5].mean() > 0.95 and dark[:5].mean() < 0.2, "the paper"
     colours = {tuple(np.round(pixel * 255).astype(int)) for pixel in light.reshape(-1, 3)[::7]}
     assert len(colours) > 20, "curves and cells are drawn, not text alone"
+
+
+def test_numbers_at_an_axis_do_not_read_alike() -> None:
+    """A norm that hardly changes had the same four digits at all of its lines."""
+    values = np.array([36.9601, 36.9602, 36.9604])
+    page = chart("norm", [Curve("a", [1, 2, 3], values)], {})
+    told = re.findall(r'<text class="at"[^>]*>([^<]*)</text>', page)
+    assert (told[0], told[-1]) == ("36.9601", "36.9604") and len(set(told)) == 3

@@ -20,6 +20,8 @@ WIDE, HIGH, LEFT = 960, 170, 190
 CELL = 14
 LEVELS = 5
 """How high a cell can be filled."""
+DIGITS = 4
+"""Digits of a number; more where two would read alike."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
@@ -93,12 +95,21 @@ class _Scale:
 
 
 def _frame(scale: _Scale) -> Iterable[str]:
-    for value in scale.ticks():
+    ticks = scale.ticks()
+    for value, label in zip(ticks, _apart(ticks), strict=True):
         y = scale.y(value)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDE - 20}"/>'
-        yield f'<text class="at" x="{LEFT - 8}" y="{y + 4:.1f}">{value:.4g}</text>'
+        yield f'<text class="at" x="{LEFT - 8}" y="{y + 4:.1f}">{label}</text>'
     for step in sorted({scale.first, (scale.first + scale.last) // 2, scale.last}):
         yield f'<text class="below" x="{scale.x(step):.1f}" y="{HIGH + 16}">step {step}</text>'
+
+
+def _apart(values: Sequence[float]) -> list[str]:
+    """The values with so many digits that no two of them read alike."""
+    labels = (
+        [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
+    )
+    return next((found for found in labels if len(set(found)) == len(found)), list(map(repr, values)))
 
 
 def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
