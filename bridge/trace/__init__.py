@@ -30,9 +30,9 @@ LOGS = (
     ),
     "activation_memory",
 )
-"""Fields of `Debug` that ask for logs."""
+"""Names of the fields of `Debug` that turn on logs."""
 THOROUGH = 20
-"""If nobody asks for checks, everything is compared in one step out of so many."""
+"""Interval, in steps, of thorough comparisons if the user did not ask for checks."""
 
 
 def attach(
@@ -51,19 +51,23 @@ def attach(
     keep: Keep | None = None,
     done: int = 0,
 ) -> Tracer:
-    """Log what `debug` asks for of `target` into the folder `run` (default: trace), and check that ranks agree if it asks for it.
+    """Attach a tracer to `target`: log what `debug` selects into the folder `run` (default: trace),
+    and compare ranks.
 
-    `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the engine of a stack in `compat`,
-    or a `Source`. A module is trained by `optimizer` (torch's, one that wraps it, or several that step together), each step
-    after `accumulation` backward passes; without it, the passes of a step are counted as they come. Without `debug`, ranks
-    are compared and nothing is logged; a difference is reported, and the training goes on.
+    `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the
+    engine of a stack in `compat`, or a `Source`. A module is trained by `optimizer` (torch's, one
+    that wraps it, or several that step together), each step after `accumulation` backward passes.
+    Without `accumulation`, each step has as many passes as the loop runs. Without `debug`, ranks
+    are compared and nothing is logged; a difference is reported, and the training continues.
 
-    `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole tensors instead of samples,
-    `policy` says how often ranks are compared and what a mismatch leads to. Invariants (`bridge.trace.invariants`) are checked
-    in every step that is watched. What they find is in the result's `findings.found`, is logged, and is written into `run`.
-    `on_finding` is a command that is run for each finding, without a shell, with the finding as JSON on its stdin. `done` is
-    how many steps the run had that this one resumes, if the training knows it. No hook is installed if `debug` is given and
-    asks for nothing.
+    `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole
+    tensors instead of samples, `policy` sets how often ranks are compared, and the reaction to a
+    mismatch. Invariants (`bridge.trace.invariants`) are checked in every step that is watched.
+    Their findings are in the result's `findings.found`, are logged, and are written into `run`.
+    `on_finding` is a command that is run for each finding, without a shell, with the finding as
+    JSON on its stdin. `done` is the number of steps in the run that this one resumes, if the
+    training knows it. No hook is installed if `debug` is given and selects nothing.
+
     Raises `BridgeError` with the reason if `target` cannot be attached.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
@@ -96,7 +100,7 @@ def attach(
 
 
 def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
-    """The checks without a second run that the source gives enough for."""
+    """Yield the observer of invariants, if `source` has what it needs."""
     from bridge.trace.invariants import Invariants
     from bridge.trace.invariants.masters import Masters
     from bridge.trace.module import ModuleSource
@@ -110,7 +114,9 @@ def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
 def _layer_log(
     source: Source, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
 ) -> Observer:
-    """Writes what `debug` asks for into `folder`, in shares that the ranks of `keep` have room for."""
+    """The observer that writes the logs which `debug` selects into `folder`, within the limits of
+    `keep`.
+    """
     from bridge.trace.filter import Filter
     from bridge.trace.keeping import Keep
     from bridge.trace.layer_log import LayerLog
@@ -124,10 +130,11 @@ def _layer_log(
 
 
 def batch(path: str | Path, *values: Any, **named: Any) -> bool:
-    """Keep what a loop feeds its model in the safetensors file `path`. One line anywhere in the loop is enough.
+    """Write the batch that a loop feeds its model into the safetensors file `path`. One line in the
+    loop is enough.
 
-    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first call
-    on the first rank writes and returns True; later calls in the process do nothing. Raises
+    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first
+    call on the first rank writes and returns True; later calls in the process do nothing. Raises
     `BridgeError` with the name and type of each value that is no tensor, array or plain value.
 
     `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
@@ -138,7 +145,7 @@ def batch(path: str | Path, *values: Any, **named: Any) -> bool:
 
 
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
-    """The source that tells of `target`. Raises `BridgeError` if `target` cannot be attached."""
+    """The trace source for `target`. Raises `BridgeError` if `target` cannot be attached."""
     from torch import nn
 
     from bridge.errors import BridgeError
@@ -156,7 +163,7 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
     if not (stages or isinstance(target, nn.Module)):
         raise BridgeError(
             f"attach: found {type(target).__name__}, expected a module, a schedule or stage of torch's pipelining, an engine"
-            " of a stack, or a Source; pass what is called in the training loop"
+            " of a stack, or a Source; pass the object that the training loop calls"
         )
     if optimizer is None:
         raise BridgeError(
@@ -170,8 +177,10 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
 
 
 def _stack_of(target: Any) -> Any:
-    """The module `runtime.tracing` of the stack that `target` (or the first of several) is an object of: the one whose folder
-    has the name of the package that its class comes from.
+    """The module `runtime.tracing` of the stack to which the class of `target` (or of the first of
+    several) belongs.
+
+    The stack's folder has the name of the package that defines the class.
     """
     first = target[0] if isinstance(target, list | tuple) and target else target
     # A class that a user derives from an engine's comes from another package; its bases tell.

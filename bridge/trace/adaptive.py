@@ -1,7 +1,9 @@
-"""Adaptive updates: what rounding of gradients does to weights that Adam updates by them, worked out from the logs of both runs.
+"""Adaptive updates: the effect of rounding in gradients on weights that Adam updates, computed from
+both runs' logs.
 
-Adam divides each element of a gradient by its own usual size, so that rounding, small beside the largest elements, decides
-where the smallest go. How far is known: both runs log their gradients, so both updates can be computed.
+Adam divides each element of a gradient by its own usual size, so that rounding, small beside the
+largest elements, decides where the smallest go. The effect is known: both runs log their gradients,
+so both updates can be computed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ Key = tuple[str, str]
 """Layer and parameter."""
 
 SURE = 2.0
-"""How many times more than computed the updates may be apart: clipping and a rate of its own are not in the logs."""
+"""Factor by which the updates may differ more than computed: clipping and separate rates are not in
+the logs.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Parameters whose samples lie one behind the other in an array (2, samples), those of both runs."""
+    """Parameters whose samples follow each other in an array (2, samples) with both runs."""
 
     keys: tuple[Key, ...]
     segments: Segments
@@ -35,9 +39,11 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The parameters of a batch that are followed: their rows in the batch (`rows`), the places of
-    their samples in it (`given`), their numbers among all that are followed (`numbers`), and the places
-    of their samples among those of all (`at`), which lie in `segments`.
+    """The parameters of a batch that are followed.
+
+    `rows` are their indices in the batch, `given` the indices of their samples in it, `numbers`
+    their indices among all followed parameters, and `at` the indices of their samples among all
+    followed samples, which lie in `segments`.
     """
 
     rows: NDArray[np.int64]
@@ -49,13 +55,15 @@ class Known:
 
 @dataclass
 class Followed:
-    """The samples of parameters in both runs (2, samples), one parameter behind the other: weights as
-    they were logged last (`weights`), and Adam's moments as they follow from the gradients (`first`,
-    `second`).
+    """The samples of parameters in both runs (2, samples), one parameter behind the other.
+
+    `weights` are the weights as last logged, `first` and `second` Adam's moments as computed from
+    the gradients.
 
     `explained` (samples) is how far rounding of gradients may have carried each weight apart. By
-    parameter: `steps` that were taken; `noise`, how far the step's gradients are apart as a share of
-    their `size` (NaN until they are known); `matters`, their size beside that of others, at most 1.
+    parameter: `steps` that were taken; `noise`, how far the step's gradients are apart as a share
+    of their `size` (NaN until they are known); `matters`, their size beside that of others, at most
+    1.
     """
 
     segments: Segments = field(default_factory=lambda: Segments.of(()))
@@ -71,7 +79,9 @@ class Followed:
     _known: dict[int, tuple[Batch, Known]] = field(default_factory=dict)
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Follow them from the first update on; those that were followed before begin anew."""
+        """Follow the parameters of a batch from the first update on; those that were followed
+        before start again.
+        """
         start, before = self.segments.size, len(self.segments.lengths)
         self.segments = Segments.of(
             (*self.segments.lengths.tolist(), *batch.segments.lengths.tolist())
@@ -93,7 +103,7 @@ class Followed:
         self._known.clear()
 
     def known(self, batch: Batch) -> Known:
-        """Those of a batch that are followed with as many samples."""
+        """The parameters of a batch that are followed and have an equal number of samples."""
         if id(batch) not in self._known:
             # The batch is kept with its answer, so that no other one gets its id.
             self._known[id(batch)] = batch, self._look(batch)
@@ -120,8 +130,10 @@ class Followed:
 
 @dataclass
 class Updates:
-    """Follows the updates of two runs whose optimizer has these settings. `drift` is how far apart, as a share of their size,
-    rounding may have carried the weights before the step that runs; None once the logs have no samples to tell it from.
+    """Follows the updates of two runs whose optimizer has these settings.
+
+    `drift` is how far apart, as a share of their size, rounding may have carried the weights before
+    the current step; None from the first step on in which the logs lack the samples to compute it.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -133,7 +145,9 @@ class Updates:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Updates:
-        """From a run's settings: a plan's, or the first group of a torch optimizer."""
+        """Make it from the settings of a run: those of a plan, or of the first group of a torch
+        optimizer.
+        """
 
         def setting(name: str, default: Any) -> Any:
             found = next(
@@ -164,12 +178,14 @@ class Updates:
             ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Take the weights (2, samples) before the first update."""
+        """Record the weights (2, samples) before the first update."""
         self._followed.begin(batch, weights)
 
     def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
-        """Take the gradients (2, samples) of a step. `noise` is how far apart those of each parameter
-        are, as a share of their size; `scale` is the usual size of gradients.
+        """Record the gradients (2, samples) of a step.
+
+        `noise` is how far apart those of each parameter are, as a share of their size; `scale` is
+        the usual size of gradients.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -185,9 +201,11 @@ class Updates:
     def weights(
         self, batch: Batch, weights: Floats, scales: Floats
     ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Take the weights (2, samples) after an update; `scales` are the usual sizes of weights like
-        these. Returns how far apart rounding may have carried each sample, for which parameters that is
-        known, and which parameters could not be followed, so that `drift` is unknown from there on.
+        """Record the weights (2, samples) after an update; `scales` are the usual sizes of such
+        weights.
+
+        Returns how far apart rounding may have carried each sample, for which parameters that is
+        known, and which parameters could not be followed, so that `drift` is unknown from then on.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -235,7 +253,8 @@ class Updates:
         return spread
 
     def _steps(self, known: Known, weights: Floats) -> Floats:
-        """What the optimizer takes off the weights, but for its rate."""
+        """The updates that the optimizer subtracts from the weights, divided by its learning rate.
+        """
         all_of, at = self._followed, known.at
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
         count = known.segments.spread(np.maximum(all_of.steps[known.numbers], 1))
@@ -248,11 +267,12 @@ class Updates:
         return steps
 
     def _beyond_samples(self, numbers: NDArray[np.int64]) -> Floats:
-        """How far apart the updates of all elements may be as a share of their size, those included that no sample shows.
+        """How far apart the updates of all elements may be, as a share of their size, sampled or
+        not.
 
-        A first update is nearly the sign of its gradient: of elements spread around 0, a share of about `noise` is smaller than
-        its own rounding and goes anywhere, unless `eps` is larger still. Later ones are tame: few elements are small in all of
-        them.
+        A first update is nearly the sign of its gradient. Of elements spread around 0, a share of
+        about `noise` is smaller than its own rounding, and may move in either direction unless
+        `eps` is larger still. Later updates differ less: few elements are small in all steps.
         """
         all_of = self._followed
         noise, size = all_of.noise[numbers], all_of.size[numbers]
@@ -262,4 +282,4 @@ class Updates:
 
 
 TINY = 1e-300
-"""Instead of a divisor of 0."""
+"""Divisor that replaces 0."""

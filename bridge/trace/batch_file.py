@@ -1,4 +1,6 @@
-"""Batches kept in a file: what a training loop feeds its model, as one safetensors file that any engine can be fed with again."""
+"""Batches in files: a batch of a training loop as a safetensors file, with which any engine can be
+fed.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,21 @@ MARK, VALUES = "stagebridge", "values"
 VERSION = "batch 1"
 PLAIN = (bool, int, float, str)
 _WRITTEN: set[str] = set()
-"""Files that this process has written already: a line in a loop keeps the first batch."""
+"""Paths of the files that this process has written: a call in a loop keeps only the first batch."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The tensors of a batch by name (of a tuple by place; inner names are joined by dots), and its plain values."""
+    """The tensors of a batch by name (in tuples by index; nested names are joined by dots), and its
+    plain values.
+    """
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
 
 
 def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Write a batch for `bridge.trace.batch`; whether this call wrote the file."""
+    """Write a batch for `bridge.trace.batch`. Returns whether this call wrote the file."""
     from safetensors.torch import save
 
     place = os.path.abspath(path)
@@ -50,7 +54,7 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
         for name, value in found.items()
         if not _is_kept(value)
     ]
-    advice = "expected tensors, arrays and plain values; pass what the model is called with"
+    advice = "expected tensors, arrays and plain values; pass the arguments of the model"
     BridgeError.raise_if(f"{path}: {line}, {advice}" for line in odd)
     tensors: dict[str, Tensor] = {}
     for name, value in found.items():
@@ -66,7 +70,8 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What lies in dicts, tuples, lists and dataclasses, by name."""
+    """Yield the values within nested dicts, tuples, lists and dataclasses, with their dotted names.
+    """
     if isinstance(value, Mapping):
         parts = value.items()
     # Before other tuples: the parts of a named one have names.

@@ -1,4 +1,6 @@
-"""Cases: the step in which two runs part, with what their logs show of it, for causes to be looked for in."""
+"""Cases: the step in which two runs part, with its tensors in both logs, as the input of the search
+for a cause.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """The step in which two runs part, as causes are looked for in it."""
+    """The step in which two runs part, with the lines, tensors and settings that may show the
+    cause.
+    """
 
     comparison: Comparison
     first: Line
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """What became of each tensor of the step."""
+        """The result of the comparison for each tensor of the step."""
         return tuple(
             line for line in self.comparison.lines if line.name.step == self.first.name.step
         )
@@ -43,8 +47,9 @@ class Case:
         ]
 
     def agree(self, phase: str, kind: str, words: str) -> str | None:
-        """A sentence that all tensors of a phase and kind agree; None if one does not, or if none was
-        logged in both runs.
+        """A sentence that all tensors of a phase and kind agree.
+
+        None if one does not, or if none was logged in both runs.
         """
         measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
         if not measured or any(line.is_fault for line in self.of(phase, kind)):
@@ -52,8 +57,8 @@ class Case:
         return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
 
     def unwatched(self, phase: str, kind: str) -> set[str]:
-        """Layers of which the step has nothing of that phase and kind to compare, because a log holds
-        only a part of its run.
+        """Names of layers without a tensor of that phase and kind to compare, because a log is
+        partial.
         """
         runs = self.comparison.first, self.comparison.second
         part = any(
@@ -69,12 +74,14 @@ class Case:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Layers by their place in the order in which they run."""
+        """The position of each layer in the order in which layers run."""
         return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
 
     def weights(self, layer: str) -> tuple[int, list[Line]]:
-        """The last earlier step after which both runs logged weights, and the verdicts on those of a
-        layer. A layer without weights of its own, such as a tied head, gets the verdicts on all.
+        """The last earlier step after which both runs logged weights, and the lines about those of
+        a layer.
+
+        A layer without weights of its own, such as a tied head, gets the lines about all weights.
         """
         step = self.first.name.step
         found: dict[int, list[Line]] = {}
@@ -93,7 +100,10 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """The step's tensors in both runs, by name. If one rank of A alone differs, A's are its own."""
+        """The step's tensors in both runs, by name.
+
+        If only one rank of A differs, A's tensors are that rank's.
+        """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(
             self.comparison.second, step
@@ -101,7 +111,7 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The only rank of A whose copy differs; None if there are others."""
+        """The rank of A whose copy differs; None if that is not a single rank."""
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 
     @cached_property
@@ -120,12 +130,14 @@ class Case:
         return {}, {}
 
     def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
-        """The samples of a tensor in both runs; None if one of them has none, or another number."""
+        """The samples of a tensor in both runs; None if one has none, or if their numbers differ.
+        """
         return pair_of(self.entries[0].get(key_of(name)), self.entries[1].get(key_of(name)))
 
     def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What the update added to the samples of a weight in both runs, and B's weight before it; None if the step before was
-        not logged.
+        """The change of a weight's samples by the update in both runs, and B's samples before it.
+
+        None if the step before was not logged.
         """
         after, old = self.pair(name), self._last.get(_bare(key_of(name)))
         if after is None or old is None or old[0].shape != after[0].shape:
@@ -146,11 +158,13 @@ class Case:
 
     @property
     def settings(self) -> list[Setting]:
-        """Those that differ and are no layout."""
+        """The settings that differ between the runs and do not describe the layout."""
         return [setting for setting in self.comparison.settings if not setting.layout]
 
     def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
-        """The factor by which A's values are B's in all of these tensors, and how many there are; None if there is none."""
+        """The common factor between A's and B's values in these tensors, and their number; None
+        without such a factor.
+        """
         found = []
         for line in lines:
             both = self.changes(line.name) if change else self.pair(line.name)
@@ -170,7 +184,8 @@ class Case:
 
 
 def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
-    """A step's tensors by name, with the copies of that rank if they differ from the first rank's."""
+    """A step's tensors by name, with the copies of `rank` where these differ from the first rank's.
+    """
     found = {}
     for entry in run.entries(step):
         copies = (

@@ -1,4 +1,6 @@
-"""Causes: why two runs part, said only with what their settings and logs show; else where, what, and what to log next."""
+"""Causes: why two runs part, as far as settings and logs prove it; otherwise the place, and what to
+log next.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Where two runs part, the cause that is claimed (empty: none), its evidence, and what to do next."""
+    """The tensor at which two runs part, the claimed cause (empty: none), its evidence, and the
+    next thing to do.
+    """
 
     where: Name
     claim: str
@@ -38,7 +42,7 @@ Rule = Callable[[Case], Found | None]
 
 
 def diagnosed(comparison: Comparison) -> Diagnosis:
-    """Why two runs part. The first rule that finds its evidence answers."""
+    """The diagnosis of why two runs part, by the first rule that finds its evidence."""
     first = comparison.divergence
     assert first is not None, "asked only where they part"
     case = Case(comparison, first)
@@ -58,7 +62,7 @@ def _seen(case: Case) -> Iterator[str]:
 
 
 def _next(case: Case, known: bool) -> str:
-    """What to log next."""
+    """Advice on what to log next; empty if the cause is known."""
     name = case.first.name
     if known:
         return ""
@@ -101,7 +105,8 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """A sentence that a weight of one run is a copy of another, which both runs have; empty if it is not."""
+    """A sentence that a weight of one run is a copy of one that both runs have; empty if it is not.
+    """
     side = 0 if line.verdict == "only in A" else 1
     entries, other = (
         case.entries[side],
@@ -144,7 +149,7 @@ def _on(case: Case) -> str:
 
 
 def _passes(case: Case) -> Found | None:
-    """A rank of one of the runs logged one microbatch several times over."""
+    """Rule: a rank of one of the runs logged one microbatch several times."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {
         label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
@@ -200,7 +205,7 @@ def _passes_of(run: Run, step: int) -> int:
 
 
 def _evaluated(case: Case) -> Found | None:
-    """One of the runs ran no layer in training mode."""
+    """Rule: one of the runs ran no layer in training mode."""
     lines = [line for line in case.of("forward", "output") if line.verdict != "unseen"]
     verdicts = {line.verdict for line in lines}
     if len(verdicts) != 1 or not verdicts <= {"only in A", "only in B"}:
@@ -223,7 +228,7 @@ def _evaluated(case: Case) -> Found | None:
 
 
 def _skipped(case: Case) -> Found | None:
-    """Some ranks did not run a layer that others ran."""
+    """Rule: some ranks did not run a layer that others ran."""
     name, entry = case.first.name, case.entries[0].get(key_of(case.first.name))
     if entry is None or not entry.missing or not name.layer:
         return None
@@ -351,7 +356,9 @@ def _later(case: Case, layer: str) -> bool:
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
-    """The first gradient of an activation is B's times a factor for each microbatch."""
+    """Rule: the first gradient of an activation is B's times a different factor for each
+    microbatch.
+    """
     pair = case.pair(line.name)
     if pair is None:
         return None
@@ -376,7 +383,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
 
 
 def _microbatches(run: Run) -> int:
-    """Of a step, over all ranks that take samples of their own."""
+    """Number of microbatches of a step, over all ranks with different samples."""
     sizes = run.about.get("mesh", {})
     ranks = prod(size for axis, size in sizes.items() if axis not in ("tensor", "pipeline"))
     return int(ranks * (run.about.get("accumulation") or 1))
@@ -447,12 +454,12 @@ def _gradients(case: Case) -> Found | None:
 
 
 NEAR = 8
-"""Steps around the one in which runs part that are looked at: a log may have very many."""
+"""Largest number of steps around the one in which the runs part that are examined."""
 
 
 def _clipped(case: Case) -> Found | None:
-    """The norm of all gradients is the same in every step of one run; in the other it varies, or is
-    the same at another value.
+    """Rule: the norm of all gradients is constant in one run, and in the other it varies or is
+    another constant.
     """
     runs = case.comparison.first, case.comparison.second
     both = sorted(
@@ -498,7 +505,9 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _varied(run: Run, steps: Sequence[int]) -> bool:
-    """Whether each of these steps is given other samples than the one before, as far as the log has them."""
+    """Whether each of these steps has other samples than the step before, as far as they were
+    logged.
+    """
     found = [
         [
             (one.name.tensor, one.name.microbatch, str(one.summary))
@@ -511,7 +520,9 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
 
 
 def _coarse(case: Case) -> Found | None:
-    """The gradients of one run have the digits of a 16-bit format, those of the other have more."""
+    """Rule: the gradients of one run have only the precision of a 16-bit format, those of the other
+    have more.
+    """
     faults = [line for line in case.of("reduce", "gradient") if line.is_fault]
     pairs = [pair for pair in map(case.pair, (line.name for line in faults)) if pair]
     for label, side in (("A", 0), ("B", 1)):
@@ -560,7 +571,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
 
 
 def _zeroed(values: Tensor, others: Tensor) -> bool:
-    """Whether A has zeros where B has values, and else the same."""
+    """Whether A has zeros where B has values, and equals B elsewhere."""
     zero = (values == 0) & (others != 0)
     return bool(zero.any()) and torch.allclose(
         values[~zero], others[~zero], rtol=1e-4, atol=float(others.abs().max()) * 1e-6
@@ -635,8 +646,10 @@ def _update(case: Case) -> Found | None:
 
 
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
-    """Both runs' decays in words, with the evidence, if they explain the updates: these differ by one
-    share of every weight, which is a learning rate times the difference of two decays.
+    """Both runs' weight decays as text, with the evidence, if they explain the updates.
+
+    They do if the updates differ by the same share of every weight, which equals a learning rate
+    times the difference of the decays.
     """
     shares, decays = (
         _shares(case, faults),
@@ -682,14 +695,15 @@ def _runs(case: Case) -> tuple[Run, Run]:
 
 
 def _numbers_of(run: Run, *names: str) -> set[float]:
-    """The values of a setting in all groups of a run."""
+    """The values of a setting in all parameter groups of a run."""
     settings = values_of(run.about.get("settings", {}))
     found = (value for path, value in settings.items() if path.endswith(names))
     return {float(value) for value in found if isinstance(value, int | float)}
 
 
 def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
-    """By which share of each weight its updates differ; empty if they differ by anything else."""
+    """The share of each weight by which its updates differ; empty if they differ by anything else.
+    """
     shares = []
     for line in faults:
         found = case.changes(line.name)
@@ -736,4 +750,4 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "reduce": (_state, _numbers, _coarse, _gradients),
     "update": (_update,),
 }
-"""What may explain a first difference in a phase, in the order in which they are asked."""
+"""Rules that may explain a first difference, by phase, in the order in which they are tried."""

@@ -1,4 +1,7 @@
-"""Columns: the numbers of a step as arrays; what steps that look alike have in common is read and checked once."""
+"""Columns: the numbers of a step as arrays.
+
+Facts that similar steps share are read and checked once.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from bridge.trace.segments import Floats, Places
 from bridge.trace.summary import sampled
 
 FIGURES = ("count", "nans", "infs", "total", "squares", "low", "high")
-"""What a summary has, in order."""
+"""Names of the figures of a summary, in order."""
 _figures = itemgetter(*FIGURES)
 _NONE = (0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
 PATTERNS = 8
-"""Patterns that are remembered: what is logged may depend on the step."""
+"""Number of patterns that are remembered, since the logged tensors may depend on the step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,10 @@ class Stored:
 
     @classmethod
     def open(cls, path: Path, digest: str | None) -> Stored:
-        """Raises `SourceError` if it is not what was written."""
+        """Open the file at `path`.
+
+        Raises `SourceError` if its content differs from what was written.
+        """
         try:
             with regular(path, path.parent.parent).open("rb") as file:
                 # Mapped: of whole tensors a few elements are needed, and the rest must not fill the memory.
@@ -49,7 +55,7 @@ class Stored:
             raise SourceError(f"{path}: {error}; it is damaged") from None
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise SourceError(
-                f"{path}: it is not what was written, {STEPS} has another digest; it is damaged"
+                f"{path}: its digest differs from the one in {STEPS}; it is damaged"
             )
         # A safetensors file begins with 8 bytes that hold the length of its header.
         length = 8 + int.from_bytes(content[:8], "little")
@@ -58,7 +64,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Elements of the tensors of one rank that have one number format, and to which places of an array they go."""
+    """Elements of one rank's tensors of one number format, and their target indices in an array."""
 
     rank: int
     dtype: str
@@ -81,13 +87,13 @@ class Reading:
 
 
 class Readings:
-    """Collects which elements to read, tensor by tensor, so that each file is read at one go."""
+    """Collects the elements to read, tensor by tensor, so that each file is read only once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], list[tuple[Places, Places, Places]]] = {}
 
     def add(self, rank: int, span: Span, elements: Places, to: Places, row: int) -> None:
-        """Elements of a tensor in a file of that rank, which record `row` tells of."""
+        """Add elements of a tensor in a file of `rank`, whose record has the number `row`."""
         width = WIDTH[span.dtype]
         # Tensors that begin at the same remainder (`base`) share one view of the file.
         key, first = (rank, span.dtype, span.begin % width), span.begin // width
@@ -96,7 +102,7 @@ class Readings:
         )
 
     def all(self) -> tuple[Reading, ...]:
-        """By file and number format."""
+        """All readings, one for each file and number format."""
         return tuple(
             Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3)))
             for key, found in self._found.items()
@@ -105,24 +111,24 @@ class Readings:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """What steps of one run that look alike have in common: all but the numbers of their tensors."""
+    """The facts that similar steps of one run share: everything but the values of their tensors."""
 
     shapes: tuple[list[Any] | None, ...]
     heads: tuple[bytes | None, ...]
     spans: tuple[Mapping[str, Span], ...]
     entries: tuple[Entry, ...]
-    """Their tensors, in names of step 0."""
+    """Tensors of these steps, with names as of step 0."""
     rows: Mapping[int, int]
-    """By the `id` of a part, the number of its record among those of all ranks."""
+    """The number of each part's record among those of all ranks, by the `id` of the part."""
     numbers: tuple[Reading, ...]
     expected: tuple[Floats, ...]
-    """Which of the samples of a whole its parts have."""
+    """The numbers of the samples that parts have, among all samples of their whole tensor."""
 
     @classmethod
     def of(
         cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
     ) -> Pattern:
-        """Of a step, every record of which is checked. Raises `SourceError`."""
+        """The pattern of a step, all of whose records are checked. Raises `SourceError`."""
         parts = tuple(run.parts(step))
         whole = run.put_together(parts)
         for entry in whole:
@@ -151,7 +157,7 @@ class Pattern:
         return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
-        """Whether a step looks like this."""
+        """Whether a step has this pattern."""
         # None: records from which `_split` could not take the figures.
         if None in shapes or list(self.shapes) != list(shapes):
             return False
@@ -172,8 +178,10 @@ def _there(file: Stored | None) -> Stored:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The numbers of one step, record by record over all ranks: `raw` figures of each summary, `figures` in the unit that all
-    layouts share, and the factors between them.
+    """The numbers of one step for the records of all ranks.
+
+    `raw` are the figures of each summary, `figures` the same in the unit that all layouts share,
+    and `factors` the factors between them.
     """
 
     pattern: Pattern
@@ -182,7 +190,7 @@ class Columns:
     factors: Floats
     files: tuple[Stored | None, ...]
     losses: tuple[float | None, ...]
-    """What backward started from on each rank, where that was seen."""
+    """The loss from which backward started on each rank; None if it was not seen."""
 
     @classmethod
     def of(
@@ -192,7 +200,7 @@ class Columns:
         files: Sequence[Stored | None],
         losses: Sequence[float | None],
     ) -> Columns:
-        """From figures and factors (records, 8)."""
+        """Make columns from the figures and factors (records, 8)."""
         raw, factors = numbers[:, :7], numbers[:, 7]
         with np.errstate(all="ignore"):
             # A negative factor swaps the smallest and the largest.
@@ -219,7 +227,7 @@ class Reader:
         self._patterns: list[Pattern] = []
 
     def columns(self, step: int) -> Columns:
-        """Of a step. Raises `SourceError`."""
+        """The columns of a step. Raises `SourceError`."""
         shapes: list[list[Any] | None] = []
         numbers: list[tuple[float, ...]] = []
         files: list[Stored | None] = []
@@ -246,7 +254,7 @@ class Reader:
     def _loose(
         self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]
     ) -> Columns:
-        """Of a step whose records can be read, though they are not written as a log writes them."""
+        """The columns of a step whose records are valid but not in the form that a log writes."""
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)
         rows = []
@@ -260,8 +268,10 @@ class Reader:
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
-    """Take its figures and factor out of each record. Returns them (None if a record is not as a log
-    writes it), and whether tensors are stored beside the records.
+    """Remove the figures and the factor from each record.
+
+    Returns them (None if a record does not have the form that a log writes), and whether tensors
+    are stored beside the records.
     """
     found, stored = [], False
     try:
@@ -294,7 +304,7 @@ def _stored(records: list[Any]) -> bool:
 
 
 def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
-    """(records, 8); None if some are no numbers."""
+    """The array (records, 8) of these numbers; None if some are no valid figures."""
     try:
         found = np.array(numbers, np.float64).reshape(-1, 8)
     except (ValueError, TypeError, OverflowError):
@@ -306,9 +316,11 @@ def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
 
 
 class Gathering:
-    """How the tensors `entries` of a step are made of its records: statistics merged, samples put in order.
+    """How a step's records form the tensors `entries`: statistics are merged, samples are put in
+    order.
 
-    Of each: whether it is `told` (has statistics), its samples' count (-1: it has none), and where they begin.
+    For each tensor it has whether there are statistics (`told`), the number of samples (-1: none),
+    and their beginning.
     """
 
     def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
@@ -333,7 +345,9 @@ class Gathering:
         self._readings = readings.all()
 
     def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
-        """Where its samples lie: among those that were kept, or in the tensors that were kept whole."""
+        """Note where a tensor's samples are: among the kept samples, or in tensors that were kept
+        whole.
+        """
         full = any(part.record.full for part in entry.parts)
         several = [
             part for part in entry.parts if (part.record.full if full else part.record.samples)
@@ -363,7 +377,7 @@ class Gathering:
             readings.add(part.rank, span, each, begin + to, row)
 
     def _numbered(self, part: Part, row: int) -> Places:
-        """Which samples of the whole a part has, as the file says."""
+        """The numbers of the samples that a part has, as read from its file."""
         for reading, wanted in zip(self.pattern.numbers, self.pattern.expected, strict=True):
             here = reading.rows == row
             if reading.rank == part.rank and here.any():
@@ -385,7 +399,7 @@ class Gathering:
         return found
 
     def samples(self, columns: Columns) -> Floats:
-        """All samples, one tensor after the other; NaN if a rank's are missing."""
+        """All samples, one tensor after the other; NaN for those of missing ranks."""
         found = np.full(self._size, np.nan)
         for reading in self._readings:
             with np.errstate(all="ignore"):
@@ -397,7 +411,7 @@ class Gathering:
 
 
 def _length(entry: Entry) -> int:
-    """How many samples a tensor has; -1 if none are kept."""
+    """Number of samples of a tensor; -1 if none are kept."""
     if entry.joined or not any(part.record.full or part.record.samples for part in entry.parts):
         return -1
     return len(sampled(entry.shape, entry.first.level))

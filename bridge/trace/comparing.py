@@ -1,4 +1,6 @@
-"""Comparing: step after step of two runs, with what the steps before made of the weights."""
+"""Comparing: two runs step by step, taking into account how far earlier steps carried the weights
+apart.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,24 @@ from bridge.trace.segments import Floats, Places, Segments
 from bridge.trace.verdicts import FAULTS, Line
 
 SLACK = 8.0
-"""How many roundings deep one layer is, about: sums within it are longer than one operation."""
+"""Approximate number of roundings in one layer, which has more operations than one."""
 
 GAIN = 8.0
-"""How many times further apart values may be than the weights that they come from."""
+"""Factor by which values may be further apart than the weights from which they are computed."""
 
 UNKNOWN = 100.0
-"""How many times further apart than by rounding values may be, after an adaptive update without samples in the logs."""
+"""Factor by which values may exceed rounding after an adaptive update whose samples are not in the
+logs.
+"""
 
 RUNNING = ("forward", "backward")
-"""Phases in which layers are seen as they run."""
+"""Names of the phases in which layers run."""
 
 
 class Half:
-    """The pairs of a step before its update, or of the update, with all that does not depend on the step."""
+    """The pairs of tensors of a step before its update, or of the update, with their constant
+    facts.
+    """
 
     def __init__(self, pairs: Pairs, pairing: Pairing, run: Run, late: bool) -> None:
         self.pairs, self.late = pairs, late
@@ -63,7 +69,7 @@ class Half:
         }
 
     def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
-        """The pairs with samples of these names."""
+        """The pairs with samples whose names are `wanted`."""
         rows = np.array(
             [at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)],
             np.int64,
@@ -73,12 +79,12 @@ class Half:
 
     @cached_property
     def weights(self) -> tuple[Places, Batch]:
-        """Weights, in any phase."""
+        """The pairs of weights, in any phase."""
         return self.batch(lambda name: name.kind == "weight")
 
     @cached_property
     def begins(self) -> tuple[Places, Batch]:
-        """What is there before the first step."""
+        """The pairs of tensors that exist before the first step."""
         return self.batch(lambda name: name.phase == "init")
 
     @cached_property
@@ -88,16 +94,16 @@ class Half:
 
     @cached_property
     def all_of(self) -> tuple[Places, Batch]:
-        """All with samples."""
+        """All pairs with samples."""
         return self.batch(lambda name: True)
 
     def taken(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
-        """(2, samples) of these pairs."""
+        """The values (2, samples) of these pairs."""
         elements = self.pairs.segments.elements(rows)
         return np.stack([values[0][elements], values[1][elements]])
 
     def differing(self, columns: Columns) -> list[Copy]:
-        """Copies that are not what the first rank logged."""
+        """The copies that differ from what the first rank logged."""
         if not self.copies:
             return []
         numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
@@ -105,7 +111,7 @@ class Half:
         return [self.copies[at] for at in apart.nonzero()[0].tolist()]
 
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
-        """The ranks of A whose part differs from the same part in B; empty if all of them do."""
+        """The ranks of A whose part differs from the corresponding part in B; empty if all do."""
         rows = self._apart.get(at, [])
         odd = [
             rank
@@ -116,7 +122,9 @@ class Half:
 
 
 def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, int]]:
-    """Of several parts that both have: who logged each of A's, and the records of both."""
+    """For tensors of several parts in both runs: the rank that logged each part of A, and both
+    record numbers.
+    """
     theirs = {part.record.placement: part for part in other.parts}
     pairs = [(part, theirs.get(part.record.placement)) for part in one.parts]
     if len(pairs) < 2 or any(match is None for _, match in pairs):
@@ -135,7 +143,7 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class Comparer:
-    """Compares steps in their order."""
+    """Compares steps, in order."""
 
     def __init__(self, first: Run, second: Run) -> None:
         self.runs = first, second
@@ -149,10 +157,12 @@ class Comparer:
         self._before: dict[tuple[str, str], Floats] = {}
         self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
         self.formats: dict[str, tuple[Name, str, str]] = {}
-        """By kind: the first tensor that the runs have in other number formats, and these."""
+        """The first tensor of each kind whose number format differs between the runs, with both
+        formats.
+        """
 
     def step(self, step: int) -> list[Line]:
-        """Every tensor of a step, in order of execution."""
+        """Compare every tensor of a step. Returns the lines in order of execution."""
         both = self._readers[0].columns(step), self._readers[1].columns(step)
         pairing, early, late = self._paired(both)
         if pairing.ours or pairing.theirs:
@@ -249,9 +259,12 @@ class Comparer:
     def _bounds(
         self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
     ) -> tuple[Floats | None, Floats]:
-        """How far apart samples may be because gradients were rounded; and how far rounding may carry each pair apart: units in
-        the last place of the coarsest format on the way, growing with the root of the layers and steps behind, and what adaptive
-        updates before made of it.
+        """How far apart samples may be because gradients were rounded, and the bound of each pair's
+        distance.
+
+        The bound is in units in the last place of the coarsest format on the path. It grows with
+        the root of the number of layers and steps before, and with the drift of earlier adaptive
+        updates.
         """
         # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
@@ -287,8 +300,10 @@ class Comparer:
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Note in `ranks` which ranks of A logged a copy that differs from B. Returns by pair the
-        values of a copy that differs from B though the first rank's does not.
+        """Note in `ranks` which ranks of A logged a copy that differs from B.
+
+        Returns, by pair, the values of a copy that differs from B although the first rank's does
+        not.
         """
         odd = half.differing(columns)
         if not odd:
@@ -327,7 +342,7 @@ class Comparer:
         values: tuple[Floats, Floats],
         copied: Mapping[int, Floats],
     ) -> None:
-        """Say of weights that differ what their updates look like: the weights themselves hardly differ."""
+        """Describe the updates of weights that differ, since the weights themselves hardly do."""
         rows, batch = half.weights
         if not len(rows):
             return
@@ -359,7 +374,7 @@ class Comparer:
         return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
 
     def _some(self, entry: Entry) -> tuple[int, ...]:
-        """The ranks that logged it; empty if all did that were to."""
+        """The ranks that logged a tensor; empty if all ranks that were to log it did."""
         # Who logged a tensor then does not tell who has it.
         if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
             return ()
@@ -367,8 +382,10 @@ class Comparer:
         return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
 
     def _unseen(self, name: Name) -> bool:
-        """Whether only one of the runs could log a tensor, or was asked to: a compiler hides its layer,
-        a filter leaves it out, or the other run has logged nothing of that kind so far.
+        """Whether only one run could log a tensor, or was set to.
+
+        A compiler may hide its layer, a filter may leave it out, or the other run may have logged
+        nothing of that kind so far.
         """
         both = self._seen[0] & self._seen[1]
         chosen = all(run.filter.takes(name) for run in self.runs)
@@ -377,11 +394,11 @@ class Comparer:
 
 
 MOST = 64
-"""Pairs of patterns that are remembered."""
+"""Number of pairs of patterns that are remembered."""
 
 
 def _adaptive(run: Run) -> bool:
-    """Whether its optimizer divides gradients by their own size."""
+    """Whether the optimizer of a run divides gradients by their own size, as Adam does."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
     # An optimizer that no setting names is taken for AdamW, as most are.
     return (
@@ -390,7 +407,7 @@ def _adaptive(run: Run) -> bool:
 
 
 def _ratios(first: Run, second: Run) -> dict[str, float]:
-    """Factors that a forgotten or doubled reduction leaves, by what they are called."""
+    """Factors that a missing or repeated reduction causes, by name."""
     found: dict[str, float] = {}
     for label, run in (("A", first), ("B", second)):
         sizes: Mapping[str, Any] = run.about.get("mesh", {})

@@ -1,4 +1,6 @@
-"""Comparison: where two runs part, whatever their layouts: rounding or fault, the first tensor, and what it looks like."""
+"""Comparison of two runs of any layouts: whether they differ by more than rounding, and the first
+tensor that does.
+"""
 
 from __future__ import annotations
 
@@ -18,43 +20,43 @@ from bridge.underway import counted
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every tensor of the steps that both runs have, in order of execution."""
+    """The result for every tensor of the steps that both runs have, in order of execution."""
 
     first: Run
     second: Run
     lines: tuple[Line, ...]
     left: tuple[int, ...] = ()
-    """Steps that were left out, after the first that differs."""
+    """Steps that were not compared, since they come after the first that differs."""
     formats: tuple[Setting, ...] = ()
-    """Number formats in which the runs have the first tensor of a kind, where these differ."""
+    """Differences in number format, each for the first tensor of a kind."""
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """The settings that the runs do not have alike."""
+        """The settings that differ between the runs."""
         return (*differences(self.first.about, self.second.about), *self.formats)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """Why they part, as far as their logs show it; None if they do not part."""
+        """The diagnosis of why the runs part; None if they do not."""
         return diagnosed(self) if self.divergence else None
 
     @cached_property
     def faults(self) -> tuple[Line, ...]:
-        """Those that rounding does not explain."""
+        """The lines that rounding does not explain."""
         return tuple(line for line in self.lines if line.is_fault)
 
     @property
     def divergence(self) -> Line | None:
-        """The first of them."""
+        """The first line that rounding does not explain; None if there is none."""
         return self.faults[0] if self.faults else None
 
     @property
     def worst(self) -> Line | None:
-        """The tensor nearest to its bound, of those within it."""
+        """Of the lines within their bounds, the one nearest to its bound."""
         return max((line for line in self.lines if not line.is_fault), key=share, default=None)
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
-        """By layer and step: the largest distance, as a share of its bound."""
+        """The largest distance in each layer and step, as a share of its bound."""
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for line in self.lines:
             layer = found[line.name.layer]
@@ -65,14 +67,17 @@ class Comparison:
 def compare(
     first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True
 ) -> Comparison:
-    """Compare the steps that both have whole (or `steps` of them), in order; without `every`, up to the first that differs.
-    Raises `BridgeError` if there are none.
+    """Compare the steps that are complete in both runs, or those of them in `steps`, in order.
+
+    Without `every`, stop at the first step that differs. Raises `BridgeError` if there is no such
+    step.
     """
     wanted = set(first.logged) & set(second.logged)
     wanted &= wanted if steps is None else set(steps)
     if not wanted:
         raise BridgeError(
-            f"{first.folder}, {second.folder}: no step is whole in both; found {_told(first.steps)} and {_told(second.steps)}"
+            f"{first.folder}, {second.folder}: no step is complete in both; found "
+            f"{_told(first.steps)} and {_told(second.steps)}"
         )
     comparer = Comparer(first, second)
     lines: list[Line] = []

@@ -32,7 +32,7 @@ from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.tracer import OUTPUT, Sight
 
 FIRST = 2
-"""Steps at the start in which everything is compared."""
+"""Number of steps at the start in which everything is compared."""
 HEADER = "desync header"
 DIGESTS = "desync digests"
 VERDICT = "desync verdict"
@@ -40,7 +40,7 @@ CULPRIT = "desync values"
 
 PIPELINE = "pipeline"
 Replicas = tuple[tuple[str, ...], tuple[int, ...]]
-"""Axes along which ranks hold the same, and the places on the pipeline axis that do (empty: all)."""
+"""Axes along which ranks hold the same tensor, and the pipeline ranks that do (empty: all)."""
 
 Action = Literal["log", "raise", "dump"]
 ACTIONS: tuple[Action, ...] = ("log", "raise", "dump")
@@ -48,13 +48,13 @@ logger = logging.getLogger("bridge.trace")
 
 
 class DesyncError(BridgeError):
-    """Ranks that must hold the same hold different things; `mismatches` tells which."""
+    """Ranks that must hold the same tensors hold different ones, which `mismatches` lists."""
 
     def __init__(self, mismatches: Sequence[Mismatch], dump: Path | None = None) -> None:
         kept = (
             ()
             if dump is None
-            else (f"desync: the tensors that differ lie in {dump}, one file for each rank",)
+            else (f"desync: the tensors that differ are in {dump}, with one file for each rank",)
         )
         super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
         self.mismatches, self.dump = tuple(mismatches), dump
@@ -81,7 +81,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A tensor that differs within `ranks`; `culprits` are those in the minority, if there is a majority."""
+    """A tensor that differs between `ranks`; `culprits` are the ranks in the minority, if there is
+    a majority.
+    """
 
     name: Name
     ranks: tuple[int, ...]
@@ -93,7 +95,7 @@ class Mismatch:
 
     @property
     def who(self) -> str:
-        """Which ranks, in words."""
+        """The ranks that disagree, as text."""
         if len(self.ranks) == 1:
             return f"rank {self.ranks[0]} differs from itself"
         if not self.culprits:
@@ -104,7 +106,10 @@ class Mismatch:
 
 @dataclass
 class Queued:
-    """A tensor to compare, as long as it is kept, and its digest; None if that is taken as ranks compare."""
+    """A tensor to compare, and its digest.
+
+    The tensor is None if it is not kept; the digest is None if it is computed at the comparison.
+    """
 
     name: Name
     facts: str
@@ -114,14 +119,17 @@ class Queued:
 
 @dataclass
 class DesyncCheck:
-    """The observer that queues what ranks hold alike, and compares before the update."""
+    """The observer that queues tensors which ranks hold alike, and compares them before the update.
+    """
 
     source: Source
     desync: Desync
     findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
     _seeded: bool = True
-    """Whether generators agreed at first: those of a script that never seeds them do not."""
+    """Whether random generators agreed at the start, which they do not in a script that never seeds
+    them.
+    """
 
     def wants(self, kind: str) -> bool:
         return True
@@ -173,7 +181,7 @@ class DesyncCheck:
             )
 
     def _add_config(self, step: int) -> None:
-        """Settings, which all ranks must have alike."""
+        """Queue the settings, which must be equal on all ranks."""
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
             # Settings have any type; a hash of their text is a tensor like the others.
@@ -195,8 +203,10 @@ def _apart_by_microbatch(sight: Sight) -> Name:
 
 @dataclass
 class Desync:
-    """The checks of one rank; `holders` are the sets of places along the pipeline axis that hold some tensor alike. `found`
-    holds what was reported, step by step.
+    """The checks of one rank.
+
+    `holders` are the sets of pipeline ranks that hold some tensor alike. `found` has the reported
+    mismatches, step by step.
     """
 
     comm: Comm
@@ -231,15 +241,15 @@ class Desync:
         self._queues = {key: [] for key in self._groups}
 
     def due(self, step: int) -> bool:
-        """Whether that step is compared."""
+        """Whether ranks are compared in a step."""
         return step % self.policy.every == 0
 
     def thorough(self, step: int) -> bool:
-        """Whether everything is compared in that step."""
+        """Whether everything is compared in a step."""
         return step <= FIRST or step % self.policy.thorough == 0
 
     def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
-        """Queue the digest of `tensor`, as it is now, for the ranks that hold it alike."""
+        """Queue the present digest of `tensor` for the ranks that hold it alike."""
         queue = self._queue(placement)
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
@@ -247,7 +257,9 @@ class Desync:
     def hold(
         self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()
     ) -> None:
-        """Queue `tensor`, which stays as it is until all are compared, for the ranks that hold it alike."""
+        """Queue `tensor`, which must not change before the comparison, for the ranks that hold it
+        alike.
+        """
         queue = self._queue(placement, holders)
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
@@ -263,13 +275,17 @@ class Desync:
         self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest(sight.tensor))
 
     def forget_activations(self) -> None:
-        """Let go of what belongs to earlier microbatches; their digests stay."""
+        """Release the tensors of earlier microbatches; their digests stay."""
         for queue in self._queues.values():
             for queued in queue:
                 queued.tensor = None
 
     def compare(self, step: int) -> tuple[Mismatch, ...]:
-        """Compare everything queued; all ranks must take part. Raises `DesyncError` on every rank if the policy says so."""
+        """Compare everything queued; all ranks must take part.
+
+        Raises `DesyncError` on every rank if there is a difference and the policy's action is not
+        "log".
+        """
         found = self.differing(step)
         found += [
             Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
@@ -294,7 +310,7 @@ class Desync:
         return tuple(found)
 
     def _dumped(self, step: int) -> Path:
-        """Write what differs on this rank, by name."""
+        """Write the tensors of this rank that differ, by name. Returns their folder."""
         folder = self.policy.folder / f"step-{step:08d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -306,7 +322,10 @@ class Desync:
         return folder
 
     def differing(self, step: int) -> list[Mismatch]:
-        """Compare everything queued and empty the queues. All ranks must take part, and none raises."""
+        """Compare everything queued, and empty the queues.
+
+        All ranks must take part, and none raises an error.
+        """
         for (axes, _), queue in self._queues.items():
             # Stages run their layers in other orders, so that there the name decides too.
             queue.sort(key=_when_and_what if PIPELINE in axes else _when)
@@ -329,13 +348,15 @@ class Desync:
 
     @cached_property
     def _agreed(self) -> int:
-        """A hash of the policy: ranks with another one would make other calls."""
+        """A hash of the policy, since ranks with different policies would make different calls."""
         return _hash([repr(self.policy)])
 
     def _compared(
         self, group: Group, queue: list[Queued], step: int, headers: Tensor
     ) -> Iterator[Mismatch]:
-        """Digests of whole runs of tensors first, and only of those that differ of each tensor."""
+        """Compare digests of whole runs of tensors, and then, in runs that differ, digests of each
+        tensor.
+        """
         # Columns: lengths of runs, count, names, step, policy. The first alone may differ.
         alike = (headers == headers[0]).all(0)
         if not alike[1:].all():
@@ -353,18 +374,22 @@ class Desync:
                 yield mismatch
 
     def _differ(self, group: Group, digests: Sequence[Tensor]) -> tuple[list[int], Tensor]:
-        """Which of `digests` differ between the ranks of a group, and those of all of them."""
+        """The indices of the `digests` that differ between the ranks of a group, and all ranks'
+        digests.
+        """
         if group.size == 1 or not digests:
             return [], torch.empty(0)
         every = self._gathered(DIGESTS, torch.stack(tuple(digests)), group)
         return (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist(), every
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
-        """(ranks, ...): that tensor of every rank in the group."""
+        """The tensors (ranks, ...) that every rank in the group passed."""
         return gathered(self.comm, name, tensor, group)
 
     def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
-        """Ranks came with different lists: which is the first thing that only some have."""
+        """The mismatch of ranks that queued different lists: the first item that only some ranks
+        have.
+        """
         texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
         lists = [text.splitlines() for text in texts]
         place = next(
@@ -386,7 +411,9 @@ class Desync:
         )
 
     def _examined(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
-        """Gather the values and say where they part; None if they are within the tolerance."""
+        """Gather the values of a tensor and describe their difference; None if it is within the
+        tolerance.
+        """
         nans = digests[:, 1].tolist()
         culprits = _minority(group, [tuple(row) for row in digests.tolist()])
         told = f"; NaNs: {_listed(nans)}" if any(nans) else ""
@@ -409,7 +436,7 @@ class Desync:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two tensors are apart."""
+    """The difference between two tensors."""
 
     elements: int
     of: int
@@ -447,7 +474,10 @@ def _nan(tensor: Tensor) -> Tensor:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """int64 that grow with the values, one apart for neighbours; negative zero is one below zero."""
+    """The values as int64 in the same order, 1 apart for neighbouring values.
+
+    Negative zero is 1 below zero.
+    """
     if not tensor.is_floating_point():
         return tensor.long()
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
@@ -458,7 +488,9 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
-    """Ranks that stand against more than half of the group; none without such a majority of at least two."""
+    """The ranks that differ from a majority of more than half of the group; none without such a
+    majority.
+    """
     value, count = Counter(values).most_common(1)[0]
     if count < 2 or count * 2 <= len(values):
         return ()
@@ -478,7 +510,7 @@ def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
 
 
 def _hash(texts: Iterable[str]) -> int:
-    """A signed 64-bit number of all of them in order."""
+    """A hash of texts in their order, as a signed 64-bit integer."""
     found = blake2b(digest_size=8)
     for text in texts:
         # A separator: without it, texts that are cut elsewhere hash alike.
@@ -491,7 +523,10 @@ def _facts(name: Name, tensor: Tensor) -> str:
 
 
 def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
-    """Tensors that lie one after the other in a buffer, and those that do not each alone."""
+    """Yield runs of tensors that follow each other in a buffer.
+
+    Any other tensor is a run of its own.
+    """
     run: list[Queued] = []
     for queued in queue:
         if run and not _adjoin(run[-1], queued):
@@ -516,7 +551,10 @@ def _adjoin(one: Queued, other: Queued) -> bool:
 
 
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
-    """(2,) of all of a run, where payloads of NaNs count; what differs only in them is found to be alike by `_digest`."""
+    """The digest (2,) of a whole run, in which payloads of NaNs count.
+
+    Runs that differ only in such payloads are found to be equal by `_digest`.
+    """
     first = run[0]
     if first.digest is not None or first.tensor is None:
         return _digest(first)
@@ -532,7 +570,7 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
 
 
 def _digest(queued: Queued) -> Tensor:
-    """(2,) of one tensor, payloads of NaNs left out."""
+    """The digest (2,) of one tensor, in which payloads of NaNs do not count."""
     if queued.digest is None:
         assert queued.tensor is not None, "what has no digest yet is kept"
         queued.digest = digest(queued.tensor)
@@ -540,12 +578,14 @@ def _digest(queued: Queued) -> Tensor:
 
 
 def _when(queued: Queued) -> tuple[int, int]:
-    """Where in a step: phase and microbatch, in whatever order a schedule runs these."""
+    """Sorting key by place in a step: phase and microbatch, in whatever order a schedule runs
+    these.
+    """
     return PHASES.index(queued.name.phase), queued.name.microbatch or 0
 
 
 def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
-    """The same for ranks that come across their tensors in orders of their own."""
+    """Sorting key by place and name, for ranks that visit their tensors in different orders."""
     return _when(queued), queued.facts
 
 

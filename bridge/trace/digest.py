@@ -1,4 +1,6 @@
-"""Digests: two numbers for a tensor that tell whether a replica of it has the same bits in the same order."""
+"""Digests: two numbers for a tensor, which show whether a replica has the same bits in the same
+order.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,30 @@ import torch
 from torch import Tensor
 
 COLUMNS = 128
-"""Words in a row. A row's words are added up with weights that depend on their places, and then so are the rows."""
+"""Number of words in a row.
+
+The words of a row, and then the rows, are summed with weights by position.
+"""
 
 WEIGHTS = 1 << 15
-"""Weights of a row's words are smaller: its sums, of 128 words of 32 bits, stay below 2^53, up to where fp64 is exact."""
+"""Exclusive limit of the weights of a row's words, so that sums of 128 words of 32 bits stay below
+2^53.
+"""
 
 ROWS = 1 << 11
-"""Rows that a CPU widens at a time: 2 MiB, still in the cache when they are added up."""
+"""Number of rows that a CPU widens at a time: 2 MiB, still in the cache when they are summed."""
 MOST = 1 << 17
-"""The same on other devices, where starting costs more than memory."""
+"""Number of rows that other devices widen at a time, on which a launch costs more than memory."""
 
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
-    """(2,) int64: a hash of the bits of `tensor`, and its count of NaNs, on its device and without waiting for it.
+    """A hash of the bits of `tensor` and its count of NaNs, (2,) int64, on its device and without
+    waiting for it.
 
-    All NaNs hash alike: their payloads differ between kernels and mean nothing. Shape and dtype do not enter; compare them
-    apart. See `bits` for what the hash sees.
+    All NaNs hash alike: their payloads differ between kernels and have no meaning. Shape and dtype
+    are not part of the hash; compare them separately. `bits` describes which changes the hash
+    detects.
     """
     values, nans = _canonical(tensor.detach())
     return torch.stack([bits(values), nans])
@@ -33,12 +42,13 @@ def digest(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bits(tensor: Tensor) -> Tensor:
-    """() int64: a hash of the bits of `tensor`, payloads of NaNs included, on its device and without waiting for it.
+    """A hash of the bits of `tensor`, payloads of NaNs included, () int64, on its device and
+    without waiting for it.
 
-    The 32-bit words of each row are added up exactly with different odd weights, and these sums modulo 2^64 with odd numbers of
-    their own. So one changed bit changes the hash for certain, and so do two words of a row that are swapped. Other changes do
-    except for a chance of less than 2^-32, or of about 2^-15 if nothing changes but the same bit of three or more words of
-    one row, which has 512 bytes.
+    The 32-bit words of each row are summed exactly with different odd weights, and these sums
+    modulo 2^64 with other odd weights. One changed bit changes the hash with certainty, and so do
+    two swapped words of a row. Other changes go undetected with a probability below 2^-32, or of
+    about 2^-15 if only the same bit changes in three or more words of one row of 512 bytes.
     """
     words = _words(tensor.detach())
     weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
@@ -51,9 +61,11 @@ def bits(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hasty(tensor: Tensor) -> Tensor:
-    """() int64: another hash of the bits, a third of the work on a CPU: 64-bit words times odd numbers, modulo 2^64.
+    """Another hash of the bits, () int64, with a third of the work on a CPU: 64-bit words times odd
+    numbers, mod 2^64.
 
-    One changed word changes it for certain. Changes of the highest bits of two words (signs) may hide each other.
+    One changed word changes it for certain. Changes of the highest bits of two words (signs) may
+    hide each other.
     """
     flat = tensor.detach().contiguous().view(-1)
     words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
@@ -70,11 +82,11 @@ def hasty(tensor: Tensor) -> Tensor:
 
 
 WORD, HASTY = 8, 256
-"""Bytes of a word, and words of a row."""
+"""Number of bytes in a word, and of words in a row."""
 
 
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """`tensor` with one payload for all NaNs, and their count."""
+    """`tensor` with the same payload for all NaNs, and the number of NaNs."""
     # A sum that is not NaN had none in it. Elsewhere than on a CPU, asking would wait.
     if not tensor.is_floating_point() or (tensor.device.type == "cpu" and not tensor.sum().isnan()):
         return tensor, torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -83,7 +95,7 @@ def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bytes of `tensor` in order, as 32-bit words; the last is filled up with zeros."""
+    """The bytes of `tensor` in order, as 32-bit words, the last of them padded with zeros."""
     flat = tensor.contiguous().view(-1)
     # 32-bit words can be viewed only from a multiple of 4 bytes on, where a copy begins.
     if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % 4:
@@ -97,7 +109,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _wide(words: Tensor) -> Tensor:
-    """(rows, COLUMNS) fp64, on a CPU in memory that the next call writes over."""
+    """The words as (rows, COLUMNS) fp64, on a CPU in memory that the next call overwrites."""
     size = words.numel()
     rows = -(-size // COLUMNS)
     kept = words.device.type == "cpu"
@@ -114,18 +126,20 @@ def _wide(words: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _scratch(thread: int) -> Tensor:
-    """Room for the rows that are widened at a time, for each thread its own."""
+    """Memory for the rows that are widened at a time, separate for each thread."""
     return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
 
 def _at_least(count: int) -> int:
-    """A power of two from 1,024 on, so that few tables of multipliers are kept."""
+    """`count` rounded up to a power of two of at least 1,024, so that few tables of multipliers are
+    kept.
+    """
     return 1 << max(10, (count - 1).bit_length())
 
 
 @lru_cache(maxsize=64)
 def _multipliers(count: int, device: torch.device) -> Tensor:
-    """The first `count` odd multipliers, the same wherever they are computed."""
+    """The first `count` odd multipliers, which are the same on all devices."""
     return (_mixed(count, 1) | 1).to(device)
 
 
@@ -136,7 +150,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _mixed(count: int, salt: int) -> Tensor:
-    """int64 numbers without order, all different: splitmix64 of their places."""
+    """Distinct pseudo-random int64 numbers: splitmix64 of their indices."""
     # The constants are those of splitmix64, as signed 64-bit numbers.
     word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
@@ -145,6 +159,6 @@ def _mixed(count: int, salt: int) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    """Shifted right with zeros moving in."""
+    """`word` shifted right, with zeros moving in."""
     # torch shifts signed numbers, with copies of the sign moving in.
     return (word >> bits) & ((1 << (64 - bits)) - 1)

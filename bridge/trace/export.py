@@ -1,4 +1,4 @@
-"""Export: what a run logged as scalars for TensorBoard, or for Weights & Biases offline."""
+"""Export of a run's log as scalars for TensorBoard, or for Weights & Biases offline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ Step = tuple[int, dict[str, float]]
 
 
 def scalars(found: Series) -> Iterator[Step]:
-    """By step: the loss, the norms of all gradients, outputs and weights, and the largest norm of each layer over ranks."""
+    """Yield for each step the loss, the norms of all gradients, outputs and weights, and each
+    layer's largest norm.
+    """
     for at, step in enumerate(found.steps):
         losses = found.losses[at][~np.isnan(found.losses[at])]
         values = {"loss": float(losses.mean())} if len(losses) else {}
@@ -36,7 +38,10 @@ def scalars(found: Series) -> Iterator[Step]:
 
 
 def tensorboard(found: Series, folder: Path) -> int:
-    """Write event files into `folder`; how many scalars. Raises `BridgeError` without the package `tensorboard`."""
+    """Write event files into `folder`. Returns the number of scalars.
+
+    Raises `BridgeError` without the package `tensorboard`.
+    """
     if find_spec("tensorboard") is None:
         raise BridgeError("trace export: tensorboard is not installed; pip install tensorboard")
     from torch.utils.tensorboard import SummaryWriter
@@ -57,8 +62,10 @@ def tensorboard(found: Series, folder: Path) -> int:
 
 
 def wandb(found: Series, folder: Path) -> int:
-    """Write an offline run of Weights & Biases into `folder`, which `wandb sync` sends; nothing is sent here. How many scalars.
-    Raises `BridgeError` without the package `wandb`.
+    """Write an offline run of Weights & Biases into `folder`, for `wandb sync`.
+
+    Returns the number of scalars. Nothing is sent. Raises `BridgeError` without the package
+    `wandb`.
     """
     if find_spec("wandb") is None:
         raise BridgeError("trace export: wandb is not installed; pip install wandb")
@@ -93,8 +100,9 @@ TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": tensorboa
 
 
 def export(found: Series, target: str, out: Path) -> int:
-    """Into the folder `out`, which must not be there yet: it is there whole or not at all. How many scalars. Raises
-    `BridgeError`.
+    """Export a run into the new folder `out`, which is created whole or not at all.
+
+    Returns the number of scalars. Raises `BridgeError`.
     """
     if out.exists():
         raise BridgeError(f"{out}: it exists already; name a folder that does not")

@@ -1,4 +1,4 @@
-"""Filters: which tensors of a run are logged, and what a log says of that."""
+"""Filters: which tensors of a run are logged, and how a log records the selection."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from bridge.trace.record import Name
 
 @dataclass(frozen=True)
 class Filter:
-    """What is logged: layers whose name contains one of `layers`, kinds, and steps of a window; empty means all."""
+    """A selection of tensors: layers whose name contains one of `layers`, kinds, and a range of
+    steps. Empty: all.
+    """
 
     layers: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     steps: range | None = None
 
     def takes(self, name: Name) -> bool:
-        """Whether `name` passes."""
+        """Whether the tensor `name` is selected."""
         return (
             (not self.layers or any(part in name.layer for part in self.layers))
             and (not self.kinds or name.kind in self.kinds)
@@ -26,7 +28,7 @@ class Filter:
         )
 
     def notes(self) -> list[str]:
-        """What a log does not have, in words."""
+        """Sentences about the parts of a run that a log does not have."""
         steps = (
             f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
         )
@@ -35,7 +37,7 @@ class Filter:
         return [f"its log has {', of these '.join(told)} alone"] if told else []
 
     def about(self) -> dict[str, Any]:
-        """For the head of a run; empty where everything passes."""
+        """The filter as an entry for the head of a run; empty if everything is selected."""
         steps = None if self.steps is None else [self.steps.start, self.steps.stop, self.steps.step]
         return (
             {}
@@ -47,7 +49,7 @@ class Filter:
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Filter:
-        """That of the run whose head this is."""
+        """The filter in the head of a run."""
         found = about.get("filter", {})
         steps = found.get("steps")
         return cls(

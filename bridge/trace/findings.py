@@ -1,4 +1,4 @@
-"""Findings: what invariants found wrong in a run that nothing else is held against, each with its meaning."""
+"""Findings: violations of invariants in a single run, each with its meaning."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 Severity = Literal["fault", "remark"]
-"""A fault breaks what every training relies on; a remark is right in some trainings and should be meant."""
+"""A fault breaks an assumption of every training; a remark may be intended."""
 
 FILE = "findings.jsonl"
 PATIENCE = 60
-"""Seconds that a command may take over a finding, in which the training waits."""
+"""Largest time in seconds for a user's command on a finding, during which the training waits."""
 logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a finding says of a run, and what to look at."""
+    """The meaning of a finding, and its severity."""
 
     text: str
     severity: Severity = "fault"
@@ -145,12 +145,14 @@ MEANINGS: Mapping[str, Meaning] = {
         "a step had another number of passes than the run was set to: its gradients are scaled by the wrong number"
     ),
 }
-"""By id; an id never changes its meaning."""
+"""The meaning of each finding, by id. An id never changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found in a step: its id, the layer or parameter, the ranks that it concerns (none: all), and the numbers."""
+    """A finding in a step: its id, the layer or parameter, the ranks that it concerns (none: all),
+    and the evidence.
+    """
 
     id: str
     step: int
@@ -160,12 +162,12 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """Whether it is wrong for certain."""
+        """The severity of the finding."""
         return MEANINGS[self.id].severity
 
     @property
     def meaning(self) -> str:
-        """What it says of a run."""
+        """The meaning of the finding."""
         return MEANINGS[self.id].text
 
     def __str__(self) -> str:
@@ -175,9 +177,9 @@ class Finding:
 
 @dataclass
 class Findings:
-    """The findings of a run, each reported once for each place and written to `folder` (None: nowhere).
-    `command` is split as a shell would split it, and run for each finding, which it gets as a JSON
-    object on its stdin and in STAGEBRIDGE_FINDING.
+    """The findings of a run, each reported once for each place, and written to `folder` unless that
+    is None. `command` is split as a shell would split it, and run for each finding, which it gets
+    as a JSON object on its stdin and in STAGEBRIDGE_FINDING.
     """
 
     folder: Path | None = None
@@ -187,7 +189,7 @@ class Findings:
     _known: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
-        """Take note of those that are new, and log them unless somebody has."""
+        """Record the findings that are new and, with `aloud`, log them."""
         for finding in findings:
             # What is wrong in one step mostly is wrong in all that follow.
             if (finding.id, finding.where) not in self._known:
@@ -218,7 +220,10 @@ class Findings:
             self._run(self.command, text)
 
     def _run(self, command: str, text: str) -> None:
-        """Run the command without a shell. If it fails, a warning says so and the training goes on."""
+        """Run the command without a shell.
+
+        If it fails, there is a warning and the training continues.
+        """
         try:
             words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
             done = subprocess.run(

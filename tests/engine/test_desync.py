@@ -52,7 +52,10 @@ NAMED = "2/reduce/block0/weight/norm1.weight"
 def test_a_dump_has_the_tensors_of_all_ranks(run: Ranks, tmp_path: Path) -> None:
     for reports, steps in run(2, checked, Case(TENSOR), 1, Policy(action="dump", folder=tmp_path)):
         assert steps == 1
-        assert reports[-1] == f"desync: the tensors that differ lie in {tmp_path}/step-00000002, one file for each rank"
+        assert reports[-1] == (
+            f"desync: the tensors that differ are in {tmp_path}/step-00000002, with one file for "
+            "each rank"
+        )
     first, second = (load_file(tmp_path / "step-00000002" / f"rank-0000{rank}.safetensors") for rank in (0, 1))
     assert NAMED in first and set(first) == set(second)
     assert (first[NAMED] != second[NAMED]).nonzero().tolist() == [[2]]
