@@ -59,7 +59,7 @@ def convertible(shared: Path | None) -> Iterator[tuple[dict[str, Any], Result]]:
         try:
             yield row, to_deepspeed(row)
         except BridgeError as error:
-            assert "these ranks become data-parallel ranks" in str(error), row["recipe"]
+            assert "context ranks become data-parallel ranks" in str(error), row["recipe"]
 
 
 def data_ranks(result: Result) -> int:

@@ -110,9 +110,9 @@ def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (ACCELERATE, "name the training's own launch or config"),
-        (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "read zero.json"),
-        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "set deepspeed_config_file to the file"),
+        (ACCELERATE, "the config or the launch script of the training"),
+        (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "give zero.json"),
+        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "set deepspeed_config_file to this file"),
     ],
 )
 @pytest.mark.parametrize("stack", [(), ("--from", "deepspeed")], ids=["recognised", "named"])

@@ -1,4 +1,6 @@
-"""The DeepSpeed dialect: JSON configs of DeepSpeed 0.15.0 to 0.19.8, and the part of the run that stays in the script."""
+"""The DeepSpeed dialect: JSON configs of DeepSpeed 0.15.0 to 0.19.8, and the settings of the run
+that stay in the script.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedFile(Config):
-    """A DeepSpeed config. `ds_config` is the mapping that `deepspeed.initialize` takes, `script` a training script for it."""
+    """A DeepSpeed config. `ds_config` is the mapping for `deepspeed.initialize`, and `script` a
+    training script that fits it.
+    """
 
     @cached_property
     def ds_config(self) -> dict[str, Any]:
@@ -41,20 +45,18 @@ class DeepSpeedFile(Config):
 
 __all__ = ["DIALECT", "DeepSpeedDialect", "DeepSpeedFile", "install"]
 PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
-"""Settings of the code part that split the model over ranks."""
+"""Settings of the code part that divide the ranks of a run."""
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
-"""Sections of the training precision, and the dtype codes of safetensors."""
+"""Keys that switch on each training precision, with its dtype code in safetensors."""
 PARTIAL = "plan"
 """Entry point of a config made from a plan. Such a config may leave the batch open."""
 BATCH = "train_micro_batch_size_per_gpu"
 
 
 def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
-    """State of torch's LambdaLR, which the script builds, after
-    the hub's optimizer steps; empty if the script builds none.
-
-    None keeps the state that the source has.
+    """State of torch's LambdaLR after the hub's optimizer steps, for a script that builds one.
+    Empty if the script builds no scheduler; None keeps the source's state.
     """
     from compat.deepspeed.schedule import steers
 
@@ -103,12 +105,14 @@ class DeepSpeedDialect(PackagedDialect):
         code: Mapping[str, Any] | None = None,
         trainer: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that release does.
+        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that
+        release does.
 
-        `auto` resolves "auto": values by key, and facts for the Hugging Face rules (`compat.deepspeed.auto.FACTS`); without it
-        every "auto" is an error. `trainer` is for runs that Hugging Face's Trainer starts: its TrainingArguments by name, or a
-        dump of them. They fill in every "auto", and explicit values must agree with them.
-        `code` holds settings of the training script, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
+        `auto` gives values for "auto", by key, and facts for the rules of Hugging Face
+        (`compat.deepspeed.auto.FACTS`); without it every "auto" is an error. `trainer` is for runs
+        that Hugging Face's Trainer starts: its TrainingArguments by name, or a dump of them. They
+        fill in every "auto", and explicit values must agree with them. `code` holds settings of the
+        training script, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
         arguments = self._arguments(trainer)
@@ -151,7 +155,9 @@ class DeepSpeedDialect(PackagedDialect):
         return release(version)
 
     def effective(self, config: Config) -> Values:
-        """Values that DeepSpeedConfig of the release holds, with the defaults of the optimizer and the scheduler."""
+        """Values in the DeepSpeedConfig of the release, with the defaults of the optimizer and the
+        scheduler.
+        """
         from compat.deepspeed.effective import effective
 
         return Values(
@@ -161,7 +167,9 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def editor_schema(self) -> dict[str, Any]:
-        """JSON Schema of a file: it allows "auto" where Hugging Face's integrations fill it in, and leaves out the code part."""
+        """JSON Schema of a file. It allows "auto" for keys that Hugging Face's integrations fill
+        in, and does not contain the code part.
+        """
         from compat.deepspeed.editors import schema
 
         return schema()
@@ -193,20 +201,24 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """ZeRO's own files if the optimizer's groups are known, since these files need them; else universal ones."""
+        """The format to write: ZeRO's own files if the optimizer's groups are known, since these
+        files need them; else universal ones.
+        """
         values = config.effective
         parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
         # AutoTP splits tensors too, but by a key of the file rather than by the script.
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
-            f"{name}: found {size}; checkpoints are written for data-parallel ranks only: set it to 1"
+            f"{name}: found {size}; checkpoints can be written only for data-parallel ranks: set"
+            " it to 1"
             for name, size in parts.items()
             if size > 1
         )
         level = values.get("zero_optimization.stage") or 0
         if not level:
             raise BridgeError(
-                "zero_optimization.stage: found 0; checkpoints need stage 1 or more: set it to 1, which gives the same numbers"
+                "zero_optimization.stage: found 0, but checkpoints can be written only for stage 1"
+                " or more: set it to 1, which gives the same numbers"
             )
         dtype = next(
             (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
@@ -219,11 +231,13 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def grouped(self, file: str) -> Mapping[str, Any]:
-        """The code part names the file."""
+        """The launch command of the script; the code part holds the script's file name."""
         return {"code.parameter_groups": file}
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """A script written here takes the checkpoint folder as an option; any other script needs a call."""
+        """How a script gets the checkpoint folder: a script written here by an option, any other by
+        a call that the user adds.
+        """
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
         # The last bracket on a line of its own closes the call of
@@ -234,7 +248,7 @@ class DeepSpeedDialect(PackagedDialect):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """The user's own script, with the native engine behind the name `deepspeed`."""
+        """The user's own script, changed so that the name `deepspeed` means the native engine."""
         snippet = written.snippet.replace(
             "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
         )
@@ -252,21 +266,25 @@ class DeepSpeedDialect(PackagedDialect):
         return beside(written, config, plan, model)
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Plan fields of the model that the script holds,
-        because the model's config has no key for them."""
+        """Plan fields of the model that the script itself sets, because the model's config has no
+        key for them.
+        """
         from compat.deepspeed.program import held
 
         return held(plan, model)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """The HJSON file, or the script with a here-document, with new values. All other bytes stay."""
+        """The HJSON file, or the script with a here-document, with new values. All other bytes stay
+        the same.
+        """
         from compat.deepspeed.rewriting import reworded
 
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Number of top-level keys that are DeepSpeed's; 1 for a
-        script that gives a DeepSpeed config to a run."""
+        """Number of top-level keys that belong to DeepSpeed; 1 for a script that passes a DeepSpeed
+        config to a run.
+        """
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
 
@@ -278,8 +296,7 @@ class DeepSpeedDialect(PackagedDialect):
         return sum(isinstance(key, str) and key in own for key in data)
 
     def mistaken(self, data: Any) -> str:
-        """The message for a file of accelerate or of Hugging
-        Face's Trainer; empty for any other."""
+        """A message if the file belongs to accelerate or to Hugging Face's Trainer; else empty."""
         from compat.deepspeed.mistaken import mistaken
 
         return mistaken(data)
@@ -302,7 +319,9 @@ class DeepSpeedDialect(PackagedDialect):
         return path in NULLABLE
 
     def to_object(self, config: Config) -> Any:
-        """The installed DeepSpeed's own config object; `VersionError` if that is another release."""
+        """The installed DeepSpeed's own config object. Raises `VersionError` if another release is
+        installed.
+        """
         from compat.deepspeed.live import build
 
         return build(config)
@@ -316,8 +335,10 @@ listen()
 
 
 def __getattr__(name: str) -> Any:
-    """A name of DeepSpeed's, with the native engine behind it: `import compat.deepspeed as deepspeed` migrates a script.
+    """A name of DeepSpeed's, implemented by the native engine: `import compat.deepspeed as
+    deepspeed` migrates a script.
 
-    The engine is loaded when a script first asks for a name of it, so reading configs needs no torch.
+    The engine is loaded when a script first uses one of its names, so that reading configs needs no
+    torch.
     """
     return resolved("", name)

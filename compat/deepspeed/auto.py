@@ -1,4 +1,6 @@
-"""Replaces "auto": by values from the caller, then by the rules of Hugging Face's integrations."""
+"""Resolves "auto": first with values from the caller, then by the rules of Hugging Face's
+integrations.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ MICRO, STEPS, TOTAL = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one "auto" is filled in: the facts it needs, and the value they make."""
+    """How one "auto" is resolved: the facts that the rule needs, and the function of them that
+    gives the value.
+    """
 
     needs: tuple[str, ...]
     value: Callable[..., Any]
@@ -80,9 +84,12 @@ RULES: Mapping[str, Rule] = {
     ),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
-"""From transformers/integrations/deepspeed.py and
-accelerate/accelerator.py, `_prepare_deepspeed`. Sizes of buckets are in
-elements. For a model with several hidden sizes, both take the largest."""
+"""The integrations' rules for "auto" by key, from transformers/integrations/deepspeed.py and
+accelerate/accelerator.py (`_prepare_deepspeed`).
+
+Sizes of buckets are in elements. For a model with several hidden sizes, both integrations take the
+largest.
+"""
 
 SPELLED: Mapping[str, str] = {
     "per_device_train_batch_size": "micro_batch",
@@ -91,7 +98,7 @@ SPELLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "max_steps": "total_steps",
 }
-"""Names of facts in Hugging Face's TrainingArguments."""
+"""The fact for each name of Hugging Face's TrainingArguments."""
 SAMPLES: Mapping[str, Any] = {
     "micro_batch": 8,
     "accumulation": 1,
@@ -104,7 +111,7 @@ SAMPLES: Mapping[str, Any] = {
     "mixed_precision": "no",
     "save_16bit": False,
 }
-"""Defaults of TrainingArguments. The other facts have no default."""
+"""Facts whose TrainingArguments have a default, with that default."""
 WHOLE = frozenset(
     {
         "micro_batch",
@@ -119,7 +126,7 @@ WHOLE = frozenset(
 """Facts that are whole numbers."""
 
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
-"""Every fact that a rule can use. Sizes are in samples, ranks and optimizer steps."""
+"""Every fact that a rule can use. Sizes are in samples, in ranks, or in optimizer steps."""
 
 _KNOWN_AS: Mapping[str, str] = {
     "micro_batch": MICRO,
@@ -133,10 +140,10 @@ _KNOWN_AS: Mapping[str, str] = {
 def resolve(
     given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Any]:
-    """`given` with every "auto" replaced: first by `values` (by
-    path), then by rule from `facts` (names of `FACTS`).
+    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts`
+    (names of `FACTS`).
 
-    Raises `ConfigError` if an "auto" is left, with the facts that would resolve each.
+    Raises `ConfigError` if an "auto" is left. The error names the facts that would resolve it.
     """
     said = resolved(
         given,
@@ -148,7 +155,9 @@ def resolve(
 
 @dataclass(frozen=True)
 class Resolved:
-    """The value of each "auto", a problem for each that stays, and command-line words that would give the missing facts."""
+    """The value for each resolved "auto", a problem for each other one, and command-line arguments
+    that would give the missing facts.
+    """
 
     found: Mapping[str, Any]
     problems: tuple[str, ...]
@@ -161,11 +170,11 @@ def resolved(
     where: Mapping[str, str] | None = None,
     world: int | None = None,
 ) -> Resolved:
-    """Resolve each "auto" in `given` by `values` (paths and facts)
-    on `world` ranks; `where` has the file's place of each path.
+    """Resolve each "auto" in `given` with `values` (paths and facts) on `world` ranks; `where` is
+    the place in the file of each path.
 
-    Without `values` no rule applies, because nothing tells that
-    one of these integrations starts the run.
+    Without `values` no rule applies, because nothing shows that one of these integrations starts
+    the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
     said = _as_facts(values or {})
@@ -205,7 +214,7 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from the caller, and those that the config itself has."""
+    """Facts from the caller and from the config itself."""
     own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
     # Both the Trainer and accelerate make one micro batch a step unless told otherwise.
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
@@ -232,7 +241,7 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
 def _left(
     paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
 ) -> Iterator[str]:
-    """One problem for all keys that a rule could fill in, and one for each other key."""
+    """One problem for all keys that have a rule, and one for each other key."""
     ruled = [path for path in paths if path in RULES]
     if ruled:
         named = ", ".join(
@@ -243,18 +252,20 @@ def _left(
         )
         count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
         who = "Hugging Face's Trainer or accelerate fills in"
-        give = "give its TrainingArguments with --auto-from" + (
-            f", or give {', '.join(missing)} with --auto" if missing else ""
+        give = "pass its TrainingArguments with --auto-from" + (
+            f", or pass {', '.join(missing)} with --auto" if missing else ""
         )
         yield f'found "auto" for {count}, which {who}: {named}; {give}'
     for path in paths:
         if path not in RULES:
             place = f"{where[path]}: " if where.get(path) else ""
-            yield f'{place}{path}: found "auto", which DeepSpeed does not resolve; give a value'
+            yield f'{place}{path}: found "auto", which DeepSpeed does not resolve; write a value'
 
 
 def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Options that give the missing facts: the Trainer's default of each, or its name in capitals if there is no default."""
+    """Command-line options for the missing facts, with the Trainer's default of each, or the fact's
+    name in capitals if there is none.
+    """
     needs = dict.fromkeys(
         fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts
     )
@@ -273,7 +284,7 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
     names = [
-        f"auto: {name}: neither a key nor a fact{nearest(name, {*known, *SPELLED})}"
+        f"auto: {name}: neither a key of DeepSpeed nor a fact{nearest(name, {*known, *SPELLED})}"
         for name in values
         if name not in known
     ]

@@ -1,5 +1,6 @@
-"""DeepSpeed's batch arithmetic: train batch = micro batch x
-accumulation x the data-parallel ranks that DeepSpeed sees."""
+"""DeepSpeed's batch arithmetic: train batch = micro batch x accumulation steps x data-parallel
+ranks as DeepSpeed counts them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """World size, the ranks over which DeepSpeed divides the
-    batch, and in words the keys whose ranks share a batch."""
+    """World size, the number of ranks over which DeepSpeed divides the batch, and a text with the
+    keys whose ranks share a batch.
+    """
 
     world: int
     dividing: int
@@ -24,7 +26,9 @@ class Ranks:
 
 
 def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
-    """The ranks that DeepSpeed's batch arithmetic counts. Raises `ConfigError` if the world size does not divide evenly."""
+    """Ranks for DeepSpeed's batch arithmetic. Raises `ConfigError` if the world size does not fit
+    the axes.
+    """
     at = release(version)
     shared, mesh = _shared(values, at), _mesh(values)
     # Ranks that share one batch. AutoTP's are not among them:
@@ -39,7 +43,9 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     if mesh not in (0, world):
         data, sequence = values["data_parallel_size"], values["sequence_parallel_size"]
         product = f"data_parallel_size ({data}) x sequence_parallel_size ({sequence})"
-        raise ConfigError(f"{product} is not the world size ({world}); make them agree")
+        raise ConfigError(
+            f"{product} is not the world size ({world}); change the sizes or the number of ranks"
+        )
     if world % sharing:
         raise ConfigError(
             f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks"
@@ -50,22 +56,26 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """A problem if AutoTP's groups leave ranks over. Its mesh
-    needs all of them (utils/groups.py, _init_tp_mesh_device)."""
+    """A problem if the size of AutoTP's groups does not divide the ranks: every rank must be in one
+    (utils/groups.py, _init_tp_mesh_device).
+    """
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
         yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
 
 
 def _coded(values: Flat) -> int:
-    """Ranks that share a batch in the groups that the script
-    builds. DeepSpeed learns of them through an mpu."""
+    """Number of ranks that share a batch in the groups that the script builds. An mpu tells
+    DeepSpeed about these groups.
+    """
     axes = ("code.tensor_parallel", "code.context_parallel", "code.pipeline_stages")
     return math.prod(int(values[axis]) for axis in axes)
 
 
 def _sequence(values: Flat, at: Release) -> int:
-    """Sequence-parallel ranks that the batch arithmetic sees: the mpu's, or from 0.17.0 on also the file's."""
+    """Number of sequence-parallel ranks in the batch arithmetic: those of the mpu, and from 0.17.0
+    on also those of the file.
+    """
     seen = at.since("0.17.0") or _coded(values) > 1
     return max(
         int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1
@@ -73,10 +83,11 @@ def _sequence(values: Flat, at: Release) -> int:
 
 
 def _mesh(values: Flat) -> int:
-    """World size of the mesh that data_parallel_size and
-    sequence_parallel_size describe; 0 if DeepSpeed makes none.
+    """World size of the mesh given by data_parallel_size and sequence_parallel_size; 0 if DeepSpeed
+    makes no mesh.
 
-    An mpu wins over the mesh (runtime/config.py, DeepSpeedConfig.__init__).
+    DeepSpeed ignores the mesh if the script passes an mpu (runtime/config.py,
+    DeepSpeedConfig.__init__).
     """
     if values.get("data_parallel_size") is None or _coded(values) > 1:
         return 0
@@ -98,7 +109,9 @@ def _shared(values: Flat, at: Release) -> str:
 
 
 def _implied(values: Flat) -> int:
-    """Data-parallel ranks that the three batch keys imply; 0 if a key is missing or they do not divide evenly."""
+    """Number of data-parallel ranks that follows from the three batch keys; 0 if a key is missing
+    or they do not divide evenly.
+    """
     total, micro, steps = (values.get(path) for path in (TOTAL, MICRO, STEPS))
     if not (total and micro and steps) or total % (micro * steps):
         return 0
@@ -113,17 +126,17 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
         return list(error.problems)
     total, micro, steps = (given.get(path) for path in (TOTAL, MICRO, STEPS))
     if total is None and micro is None:
-        return [f"{MICRO}: missing; give it, or {TOTAL}"]
+        return [f"{MICRO}: missing; set it, or {TOTAL}"]
     values.update(_solved(total, micro, steps, data))
     return _uneven(values, data)
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """The missing batch keys from the given ones, with
-    DeepSpeed's floor division. `total` or `micro` is given.
+    """The three batch keys, with missing ones computed by DeepSpeed's floor division. `total` or
+    `micro` is given.
 
-    A remainder is no error here: the product then differs from
-    the total, and DeepSpeed refuses that (_batch_assertion).
+    A remainder is no error here: the product then differs from the total, and DeepSpeed refuses
+    that (_batch_assertion).
     """
     if micro is None:
         assert total is not None
@@ -141,17 +154,21 @@ def _uneven(values: Flat, data: int) -> list[str]:
         return []
     whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
     found = f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}"
-    return [f"{found}; give two of the three, or make them agree{_apart(values, data)}"]
+    return [f"{found}; set only two of the three keys, or make them agree{_apart(values, data)}"]
 
 
 def _apart(values: Flat, data: int) -> str:
-    """A hint if the sizes agree once several ranks share a batch;
-    else empty. Only the script tells that they share it."""
+    """A hint if the batch keys would agree with several ranks sharing each batch; else empty.
+    Whether ranks share a batch is known only from the script.
+    """
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
     # DeepSpeed expects `size` samples. If that is a multiple of
     # the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""
-    give = f"or give --code pipeline_stages={shared} or --code tensor_parallel={shared}"
-    return f"; they agree if {shared} ranks share a batch: is the .code.json missing? put it beside the file, {give}"
+    give = f"or pass --code pipeline_stages={shared} or --code tensor_parallel={shared}"
+    return (
+        f"; they agree if {shared} ranks share each batch: if the .code.json is missing, put it"
+        f" beside the file, {give}"
+    )

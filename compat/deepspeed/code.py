@@ -1,4 +1,6 @@
-"""The code part of a config: settings of the training script, as values, as a short script, and as a launch command."""
+"""The code part of a config, which holds settings of the training script: as values, as a short
+script, and as a launch command.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Flat = Mapping[str, Any]
 
 
 def settings(given: Flat) -> dict[str, Any]:
-    """The code part as nested values, without its leading `code`."""
+    """The values of the code part as nested mappings, without the leading `code`."""
     found: dict[str, Any] = nest(
         {path: value for path, value in given.items() if path.startswith("code.")}
     )
@@ -26,7 +28,7 @@ def settings(given: Flat) -> dict[str, Any]:
 
 
 def size(values: Flat, name: str) -> int:
-    """A size in the code part; 1 if it is not set."""
+    """The value of a size in the code part; 1 if it is not set."""
     return int(values.get(f"code.{name}") or 1)
 
 
@@ -35,14 +37,16 @@ def _piped(values: Flat) -> bool:
 
 
 def _mpu(values: Flat) -> bool:
-    """Whether the script passes an mpu to `deepspeed.initialize`. PipelineModule brings its own."""
+    """Whether the script passes an mpu to `deepspeed.initialize`. A PipelineModule brings its own
+    mpu.
+    """
     return not _piped(values) and (
         size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1
     )
 
 
 def script(values: Flat, world_size: int | None = None) -> str:
-    """A short training script for the JSON, with names for the parts that the user writes."""
+    """A short training script for the JSON file. It calls functions that the user has to write."""
     # Before anything is built, because the first weights are drawn then.
     seed = values.get("code.seed")
     seeded = (
@@ -79,7 +83,7 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
     if _piped(values):
         yield from _pipeline(values, world_size)
     else:
-        yield "model = build_model()  # your module"
+        yield "model = build_model()  # your torch.nn.Module"
     if _mpu(values):
         yield from _groups(values)
     if _mpu(values) and size(values, "context_parallel") > 1:
@@ -93,8 +97,9 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
 
 
 def _groups(values: Flat) -> Iterator[str]:
-    """The line that builds an mpu, with the groups that
-    DeepSpeed asks it for (runtime/config.py; utils/groups.py)."""
+    """The line that builds an mpu, with the groups that DeepSpeed requests from it
+    (runtime/config.py; utils/groups.py).
+    """
     sizes, asked = [], []
     if size(values, "tensor_parallel") > 1:
         sizes.append(f"tensor={size(values, 'tensor_parallel')}")
@@ -150,7 +155,9 @@ def _spares(values: Flat) -> bool:
 
 
 def groups(values: Flat) -> Iterator[str]:
-    """Lines that make the optimizer's parameter groups; empty if all parameters are in one."""
+    """Lines that build the optimizer's parameter groups; empty if all parameters are in
+    one group.
+    """
     if values.get(GROUPS):
         yield f"groups = json.loads(Path({json.dumps(values[GROUPS])}).read_text())  # names of parameters, and their settings"
         yield "named = dict(model.named_parameters())"
@@ -172,11 +179,11 @@ def _start(values: Flat) -> Iterator[str]:
     else:
         yield "    model_parameters=[p for p in model.parameters() if p.requires_grad],"
     if values.get("optimizer.type") is None:
-        yield "    optimizer=build_optimizer,  # the file names none"
+        yield "    optimizer=build_optimizer,  # your optimizer: the file names none"
     if schedule.steers(values):
         yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
     elif schedule.said(values).get("name") == schedule.OTHER:
-        yield "    lr_scheduler=build_scheduler,  # yours; no Plan knows it"
+        yield "    lr_scheduler=build_scheduler,  # your schedule: a Plan cannot express it"
     if _mpu(values):
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'
@@ -187,7 +194,7 @@ def _start(values: Flat) -> Iterator[str]:
     if _piped(values):
         yield "loss = engine.train_batch(iterator)" + (f"  # {length} times" if length else "")
     else:
-        each = "# for each micro batch" + (f", until {length} steps are made" if length else "")
+        each = "# for each micro batch" + (f", until {length} steps are done" if length else "")
         yield f"loss = engine(batch); engine.backward(loss); engine.step()  {each}"
 
 
@@ -197,8 +204,9 @@ def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
 
 
 def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The launcher's options for a number of ranks. Without
-    them it takes every device that it finds."""
+    """The launcher's options for a number of ranks. Without them, the launcher uses every device
+    that it finds.
+    """
     if world_size is None:
         return ()
     # Two names of one option (launcher/runner.py); the second reads better where there is no GPU.

@@ -1,4 +1,6 @@
-"""Length, seed and logs of a run: DeepSpeed's keys and the code part <-> the plan's fields."""
+"""Rules for the length, seed and logs of a run, between keys of DeepSpeed and the code part and
+fields of the plan.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,6 @@ RULES = (
         "run.loaders",
         "run.backend",
         "run.timeout",
-        note="the training script does it",
+        note="the training script decides this",
     ),
 )

@@ -1,4 +1,4 @@
-"""Contradictions between DeepSpeed's pages or docstrings and its code."""
+"""Contradictions between DeepSpeed's documentation or docstrings and its code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "zero_optimization.overlap_comm",
         "the default is false",
-        "unset, it is on at stage 3 and off below",
+        "the default is true at stage 3 and false at lower stages",
         PAGE,
         f"{ZERO}: overlap_comm_valid",
     ),
@@ -24,8 +24,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "zero_optimization.allgather_partitions",
-        "it chooses between an all-gather and broadcasts for updated parameters",
-        "it is stored and no optimizer looks at it",
+        "the key chooses between all-gather and broadcast for updated parameters",
+        "the value is stored, but no optimizer reads it",
         PAGE,
         "deepspeed/runtime/engine.py: zero_allgather_partitions has no caller",
     ),
@@ -33,7 +33,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         Disagreement(
             f"zero_optimization.{section}.device",
             "the default is cpu",
-            "the default is none, in a section that is given too: name the device",
+            "the default is none, even if the section is given: set the device",
             PAGE,
             "deepspeed/runtime/zero/offload_config.py",
         )
@@ -42,7 +42,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "activation_checkpointing.partition_activations",
         "spelled partitioned_activations in the docstring",
-        "only partition_activations is read; the other name is ignored silently",
+        "only partition_activations is read; the name in the docstring is silently ignored",
         "docstring of deepspeed/runtime/activation_checkpointing/config.py",
         "deepspeed/runtime/activation_checkpointing/config.py: get_scalar_param",
     ),

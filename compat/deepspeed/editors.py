@@ -9,7 +9,7 @@ from compat.deepspeed.auto import RULES
 from compat.deepspeed.schema import DeepSpeed
 
 CODE = "code"
-"""The code part. No file holds it."""
+"""The code part, which no file of DeepSpeed contains."""
 
 
 def schema() -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The values that DeepSpeed uses for a config: defaults of
-the release, renamed keys, and derived values."""
+"""The values that DeepSpeed would use for a config: defaults of the release, renamed keys, and
+derived values.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +32,15 @@ from compat.deepspeed.seen import (
 def effective(
     given: Flat, version: str, world_size: int | None = None, partial: bool = False
 ) -> dict[str, Any]:
-    """Values by path that DeepSpeed `version` uses for `given` on `world_size` ranks.
+    """Values by path that DeepSpeed `version` would use for `given` on `world_size` ranks.
 
-    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The
-    default world size is the one that the three batch keys imply, else the smallest
-    possible. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
+    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The default world
+    size follows from the three batch keys, or else is the smallest possible. Raises `ConfigError`
+    with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
     problems = [
-        f"{path}: not read by DeepSpeed {at.version}; drop it or name another release"
+        f"{path}: not read by DeepSpeed {at.version}; drop it, or name another release"
         for path in given
         if path not in at.keys and not path.startswith("code.")
     ]
@@ -114,8 +115,9 @@ def moved(given: Flat) -> dict[str, str]:
 
 
 def _move(values: dict[str, Any], at: Release) -> None:
-    """Replace old keys by new ones (runtime/config_utils.py,
-    deprecated fields; runtime/precision_config.py, bf16)."""
+    """Replace old keys by new ones, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
+    runtime/precision_config.py, bf16).
+    """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if values.pop(old, None):
             # The old switch makes a whole section with the defaults
@@ -129,7 +131,9 @@ def _move(values: dict[str, Any], at: Release) -> None:
 
 
 def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Write the canonical names of types, and the defaults of the constructors behind them."""
+    """Set the canonical names of optimizer and scheduler types, and the defaults of their
+    constructors.
+    """
     for kind, section in (("optimizers", "optimizer"), ("schedulers", "scheduler")):
         name = values.get(section + ".type")
         if name is not None and (form := form_of(values, at, kind, name)):
@@ -170,8 +174,9 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Reset values that take effect only in half precision or
-    with their own section (runtime/config.py)."""
+    """Reset settings that have an effect only in half precision, or only if their section is given
+    (runtime/config.py).
+    """
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if (
         not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0
@@ -188,8 +193,9 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
-    """Settle weight decay: type AdamW always decouples it, and
-    PyTorch's AdamW has a default of 0.01 (runtime/engine.py)."""
+    """Set the kind and default of weight decay: type AdamW is always decoupled, and PyTorch's AdamW
+    has a default of 0.01 (runtime/engine.py).
+    """
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":
         values[mode] = True

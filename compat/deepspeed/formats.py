@@ -1,5 +1,6 @@
-"""Reads JSON, HJSON, mappings and base64 into typed values by
-path, strictly at every level, and writes explicit JSON."""
+"""Reads JSON, HJSON, mappings and base64 into typed values by path, with strict checks at every
+level, and writes explicit JSON.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from compat.deepspeed.schema import DeepSpeed
 NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
 )
-"""Keys for which null differs from leaving them out."""
+"""Keys for which null has another meaning than a missing key."""
 NULL_SECTIONS = frozenset(
     {
         "bf16",
@@ -42,12 +43,12 @@ NULL_SECTIONS = frozenset(
         "expert_parallel",
     }
 )
-"""Sections for which null is the same as leaving them out."""
+"""Sections for which null means the same as a missing section."""
 KEYED = "a mapping of DeepSpeed keys"
 OBJECTS = frozenset(
     {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
 )
-"""Keys that take a live Python object. No file can hold one."""
+"""Keys whose value is a live Python object, which no file can hold."""
 DICTS = frozenset(
     {
         "amp",
@@ -84,19 +85,26 @@ PARTITION: Mapping[str, Any] = {
         )
     ),
 }
-"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py, AutoTPConfig.from_dict); None marks a value."""
+"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py,
+AutoTPConfig.from_dict); None stands for a plain value.
+"""
 
 UNSCHEDULED = (
-    "not given: Hugging Face's Trainer then builds its own scheduler, by default linear; it is read as a constant learning rate;"
-    " give the real one, as in --code scheduler.name=linear --code scheduler.total_steps=1000"
+    "not given, and Hugging Face's Trainer then builds its own scheduler, by default linear; here"
+    " the learning rate is read as constant; give the real schedule, for example with --code"
+    " scheduler.name=linear --code scheduler.total_steps=1000"
 )
-"""The finding for a file without a schedule whose "auto" shows that Hugging Face's Trainer or accelerate fills it in."""
+"""The finding for a file with "auto" and without a schedule: the "auto" shows that Hugging Face's
+Trainer or accelerate fills in the file.
+"""
 
 ABSENT = ("scheduler.type", "optimizer.type")
 """Keys that findings of reading are about only if the file lacks them."""
 
 Tree = dict[str, Any]
-"""Names at one level: a path for a leaf, a `Tree` for a section."""
+"""Names at one level of a config, each with its path (for a value) or with a `Tree` (for a
+section).
+"""
 
 
 @cache
@@ -114,7 +122,7 @@ def _tree(release: Release) -> Tree:
 
 
 def _alias(tree: Tree, alias: str, path: str) -> None:
-    """Put a second name beside the key at `path`, unless the release does not read that key."""
+    """Add a second name for the key at `path`, unless the release does not read that key."""
     *parents, name = alias.split(".")
     for parent in parents:
         tree = tree.get(parent, {})
@@ -135,10 +143,12 @@ def read(
     arguments: Mapping[str, Any] | None = None,
     world: int | None = None,
 ) -> Reading:
-    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig for `world` ranks. All problems are raised at once.
+    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig for `world` ranks. Raises all
+    problems at once.
 
-    `values` resolve "auto" (an empty mapping: by rule alone). `code` is the code part; it overrides the source's own.
-    `arguments` are the Trainer's, by name, if Hugging Face's Trainer starts the run.
+    `values` resolve "auto"; an empty mapping leaves that to the rules. `code` is the code part; it
+    overrides that of the source. `arguments` are the Trainer's, by name, if Hugging Face's Trainer
+    starts the run.
     """
     script = _script(source)
     # Values that the caller gives win over those of the script.
@@ -163,7 +173,9 @@ def read(
 
 
 def _script(source: Any) -> scripts.Found | None:
-    """The config that a launch script gives to its run; None if `source` is no launch script."""
+    """The config that a launch script passes to its run; None if `source` is not a
+    launch script.
+    """
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
         source = load(source)
     return (
@@ -174,8 +186,9 @@ def _script(source: Any) -> scripts.Found | None:
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
-    """The nested mapping, the document with its lines if there
-    is one, and the kind of source: a file or an object."""
+    """The nested mapping, its document with line numbers if there is one, and the kind of source: a
+    file or an object.
+    """
     if isinstance(source, Written):
         return {**mapping(load(source.text), KEYED), "code": dict(source.code)}, None, "file"
     # A live DeepSpeedConfig keeps the mapping that it was made from.
@@ -204,7 +217,9 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
 
 
 def _decoded(source: str) -> Document | None:
-    """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source` is no such string."""
+    """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source`
+    is not such a string.
+    """
     # A name such as `ds_config` is made of the same letters, so a file of
     # that name comes first, and what is decoded has to look like a mapping.
     if not re.fullmatch(r"[\w-]{8,}={0,2}", source) or os.path.exists(source):
@@ -218,13 +233,13 @@ def _decoded(source: str) -> Document | None:
 
 @dataclass
 class _Reader(Reader):
-    """Walks a nested config along the tree of its release."""
+    """Reads a nested config by the keys of its release."""
 
     release: Release
     world: int | None = None
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
-        """Read the mapping `data`, which stands at `path`."""
+        """Read the mapping `data`, the section at `path`."""
         taken: dict[str, str] = {}
         for name, value in self._entries(data, path):
             written = f"{path}.{name}" if path else name
@@ -232,13 +247,16 @@ class _Reader(Reader):
             # Two spellings of one key have one target: the canonical path.
             target = entry if isinstance(entry, str) else ALIASES.get(written, written)
             if target in taken:
-                self.problem(written, f"is another name of {taken[target]}; keep one")
+                self.problem(
+                    written,
+                    f"is another name of {taken[target]}, which is given too; keep one of the two",
+                )
                 continue
             taken[target] = written
             self._entry(written, target, value, entry)
 
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-        """The keys of a section with their values, without those that DeepSpeed never looks at."""
+        """The keys of a section with their values, without keys that DeepSpeed never reads."""
         # It reads bfloat16 only if bf16 is missing or null
         # (runtime/precision_config.py: get_bfloat16_config).
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
@@ -247,7 +265,8 @@ class _Reader(Reader):
             if not isinstance(name, str) or "." in name:
                 self.problem(
                     path or "config",
-                    f"found the key {shown(name)}, expected a plain name; nest sections",
+                    f"found the key {shown(name)}, expected a name without dots; write sections as"
+                    " nested mappings",
                 )
             elif hidden and name == "bfloat16":
                 self.finding(
@@ -271,7 +290,10 @@ class _Reader(Reader):
         if target in self.release.rejected:
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
-            message = f"removed in DeepSpeed {history.rejected}, and {version} refuses it even when empty; drop it{instead}"
+            message = (
+                f"removed in DeepSpeed {history.rejected}; {version} refuses the key even if it is"
+                f" empty; drop it{instead}"
+            )
             self.problem(written, message)
         elif entry is None:
             self.unknown(written, value)
@@ -286,7 +308,8 @@ class _Reader(Reader):
         if target in PRESENCE and not value:
             self.problem(
                 written,
-                f"an empty section switches it on with defaults; write out {next(iter(entry))} at least, or drop it",
+                "an empty section switches this feature on with all defaults; set at least"
+                f" {next(iter(entry))}, or drop the section",
             )
         elif target in PARAMS:
             self._params(written, target, value, entry)
@@ -296,7 +319,7 @@ class _Reader(Reader):
             self._renamed(written, target, value, entry)
 
     def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read a section with an old name, and keep its keys as the user spelled them."""
+        """Read a section with an old name. Messages show its keys as the user spelled them."""
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
@@ -305,15 +328,17 @@ class _Reader(Reader):
             )
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
-        """A value in the place of a section: an error, except
-        null or true where DeepSpeed takes them."""
+        """Handle a value in the place of a section: an error, except for null or true or false
+        where DeepSpeed accepts them.
+        """
         if value is None and target in NULL_SECTIONS:
             return
         if target == "zero_optimization" and isinstance(value, bool):
             self._set("zero_optimization.stage", int(value), written)
             self.finding(
                 target,
-                f"{str(value).lower()} is an old form of stage {int(value)}; write the stage",
+                f"{str(value).lower()} is an old form of stage {int(value)}; write"
+                " zero_optimization.stage instead",
                 Effect.NONE,
             )
             return
@@ -349,8 +374,9 @@ class _Reader(Reader):
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
-        """The number that DeepSpeed reads, such as 3 for a stage of
-        "3" or 1 for true. Other values are returned unchanged."""
+        """The number that DeepSpeed reads for `value`, such as 3 for a stage of "3" or 1 for true.
+        Other values are returned unchanged.
+        """
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(
@@ -364,7 +390,7 @@ class _Reader(Reader):
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
-        """Check a free-form value: it holds plain JSON, and DeepSpeed reads its keys."""
+        """Check that a free-form value is plain JSON and that DeepSpeed reads its keys."""
         if isinstance(value, dict | list | tuple):
             wrong = flaw(value, "JSON cannot")
             if wrong:
@@ -395,8 +421,9 @@ class _Reader(Reader):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Note an error for null, unless DeepSpeed's default is
-        None: then null is the same as leaving the key out."""
+        """Report null as an error, unless DeepSpeed's default is None: then null means the same as
+        a missing key.
+        """
         section, _, name = path.rpartition(".")
         if section in PARAMS:
             # Null goes to the constructor, which takes it if that is its own default.
@@ -416,7 +443,8 @@ class _Reader(Reader):
         if isinstance(value, str | int | float | Mapping | list | tuple):
             self.problem(
                 written,
-                f"found {shown(value)}; DeepSpeed takes a live object there, which a file cannot hold; drop it",
+                f"found {shown(value)}; DeepSpeed expects a live Python object here, which a file"
+                " cannot hold; drop it",
             )
         elif value is not None:
             self.opaque[written] = value
@@ -430,7 +458,9 @@ class _Reader(Reader):
     # Arguments of optimizers and schedulers
 
     def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read constructor arguments: those of a known type are checked, those of the user's own type are kept."""
+        """Read the arguments of a constructor. Arguments of a known type are checked, those of the
+        user's own type are kept as they are.
+        """
         forms = self._forms(target)
         names = [form.args for form in forms if form.args is not None]
         # Arguments without a type: DeepSpeed builds nothing of them, and a finding tells so.
@@ -457,8 +487,9 @@ class _Reader(Reader):
     def _own(
         self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]
     ) -> None:
-        """Keep the arguments of a type whose constructor is not
-        known, typed if they look like one of DeepSpeed's."""
+        """Keep the arguments of a type whose constructor is not known. Arguments that also
+        DeepSpeed's types have are read as typed values.
+        """
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
             if remark := inside.strange(
@@ -477,7 +508,9 @@ class _Reader(Reader):
     # Unknown keys
 
     def unknown(self, written: str, value: Any) -> None:
-        """A key that the release does not read is an error, or a finding if reading is lenient and DeepSpeed ignores it."""
+        """Report a key that the release does not read: as an error, or as a finding if reading is
+        lenient and DeepSpeed ignores it.
+        """
         parent = written.rpartition(".")[0]
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
         # No stack reads the code part, so no stack can ignore a key in it.
@@ -500,10 +533,12 @@ class _Reader(Reader):
         scheduled: bool = False,
         unscheduled: str = UNSCHEDULED,
     ) -> tuple[str, ...]:
-        """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a problem.
+        """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a
+        problem.
 
-        Returns the options that would give the missing facts. A file without a schedule gets a finding, because the Trainer
-        then brings its own. `scheduled` says that this schedule is known, and `unscheduled` why it is not.
+        Returns command-line options that would give the missing facts. A file without a schedule
+        gets the finding `unscheduled`, because the Trainer then builds its own; with `scheduled`
+        that schedule is known, and there is no finding.
         """
         lines = {
             path: f"{self.file} line {line}".strip()
@@ -526,7 +561,9 @@ class _Reader(Reader):
         return path not in ABSENT
 
     def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Replace "auto" as Hugging Face's Trainer does with these arguments; note its refusals and its own schedule."""
+        """Replace "auto" as Hugging Face's Trainer does with these arguments. Adds the Trainer's
+        refusals and its own schedule.
+        """
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
@@ -566,7 +603,9 @@ def _fits(path: str, value: Any) -> bool:
 
 
 def _elsewhere(written: str, release: Release) -> str:
-    """Message about a key or section that another release reads; empty if no release does."""
+    """Message about a key or section that only other releases read; empty if no release
+    reads it.
+    """
     path = ALIASES.get(written, written)
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
@@ -583,7 +622,10 @@ def _elsewhere(written: str, release: Release) -> str:
     later = [row.since for row in rows if not release.since(row.since)]
     if later:
         first = min(later, key=RELEASES.place)
-        return f"new in DeepSpeed {first}, and this is {release.version}; drop it or name a later release"
+        return (
+            f"new in DeepSpeed {first}, and this is {release.version}; drop it, or name a later"
+            " release"
+        )
     last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
     return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
 
@@ -612,5 +654,5 @@ def _place(path: str, order: Mapping[str, int]) -> int:
 
 
 def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
-    """Explicit JSON, two spaces deep, with a line break at the end."""
+    """Explicit JSON with an indentation of two spaces and a line break at the end."""
     return json.dumps(plain(given, opaque), indent=2, allow_nan=False) + "\n"

@@ -1,4 +1,6 @@
-"""Names inside values that are kept unchanged: free-form sections, and arguments of optimizers and schedulers."""
+"""Names of keys inside free-form sections and inside the arguments of optimizers and schedulers,
+whose values are kept unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from bridge.rules import Effect
 from compat.deepspeed.releases import Type, all_types
 
 ANY = "*"
-"""Stands for a name that the user chooses."""
+"""Stands for any name that the user chooses."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Parts of the compression section whose names hold sections,
-not values (compression/config.py, until 0.19.6)."""
+"""Parts of the compression section in which every name is a section, not a value
+(compression/config.py, until 0.19.6).
+"""
 Names = Mapping[str, Any]
-"""Names that DeepSpeed reads at one level: None for a value, further names for a section."""
+"""Names that DeepSpeed reads at one level of a section: None for a value, a mapping of further
+names for a section.
+"""
 
 
 @cache
@@ -40,7 +45,7 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         if value is not None and any(part in path for part in GROUPS):
             yield (
                 path,
-                f"found {shown(value)}, expected a section; DeepSpeed looks for settings in it",
+                f"found {shown(value)}, expected a section with settings",
             )
         return
     for before, (name, inner) in enumerate(value.items()):
@@ -50,18 +55,21 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         else:
             yield (
                 written,
-                f"DeepSpeed does not read it here and ignores it{nearest(str(name), names, before)}",
+                "DeepSpeed ignores this key, because it reads no such name"
+                f" here{nearest(str(name), names, before)}",
             )
 
 
 def strange(
     kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
 ) -> tuple[str, Effect] | None:
-    """Message and effect for an argument of a type whose arguments the release does not list; None: the argument is known.
+    """Message and effect for an argument that the release does not list for the type; None if the
+    argument is known.
 
-    `kind` is `optimizers` or `schedulers`; `given` is the type's name, and `forms` its implementations in this release. If only
-    other releases have the type, their arguments are allowed; if none has it, the arguments of all types are. `before` counts
-    the arguments in front of this one.
+    `kind` is `optimizers` or `schedulers`, `given` the type's name, and `forms` its implementations
+    in this release. If only other releases have the type, their arguments are allowed; if no
+    release has it, the arguments of all types are. `before` is the number of arguments in front of
+    this one.
     """
     torch = next(
         (names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()),
@@ -72,7 +80,8 @@ def strange(
         if argument in (*torch, "max_grad_norm"):
             return None
         return (
-            f"not an argument of torch 2.13's {given}, which refuses it{nearest(argument, torch, before)}",
+            f"not an argument of {given} in torch 2.13, which refuses"
+            f" it{nearest(argument, torch, before)}",
             Effect.STOPS,
         )
     rows = all_types(kind)
@@ -85,5 +94,5 @@ def strange(
     known |= {"max_grad_norm"}
     if argument in known:
         return None
-    whose = f"{given} as other releases have it" if elsewhere else f"any of DeepSpeed's {kind}"
+    whose = f"{given} in other releases" if elsewhere else f"any of DeepSpeed's {kind}"
     return f"not an argument of {whose}{nearest(argument, known, before)}", Effect.NUMBERS

@@ -1,4 +1,4 @@
-"""The values that each key of DeepSpeed takes, and the words for them in messages."""
+"""Types of the values of DeepSpeed's keys, and the names of these types in messages."""
 
 from __future__ import annotations
 

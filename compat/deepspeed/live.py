@@ -1,4 +1,6 @@
-"""The real config object of the installed DeepSpeed, built as on a given number of ranks."""
+"""The real config object of the installed DeepSpeed, built as it would be on a given number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ from compat.deepspeed.formats import plain
 
 
 def installed() -> str:
-    """Release of the installed DeepSpeed; `VersionError` if there is none."""
+    """Release of the installed DeepSpeed. Raises `VersionError` if DeepSpeed is not installed."""
     try:
         return version("deepspeed").partition("+")[0]
     except PackageNotFoundError:
         raise VersionError(
-            "deepspeed: not installed; pip install 'stagebridge[deepspeed]', or write the config as json"
+            "deepspeed: not installed; run pip install 'stagebridge[deepspeed]', or write the"
+            " config as json"
         ) from None
 
 
@@ -28,14 +31,17 @@ def build(config: Config) -> Any:
     found = installed()
     if found != config.version:
         raise VersionError(
-            f"deepspeed: the config is for {config.version}, but {found} is installed; read or write the config for {found}"
+            f"deepspeed: the config is for DeepSpeed {config.version}, but {found} is installed;"
+            f" read or write it for {found}"
         )
     counted = ranks(config.effective, config.version, config.world_size)
     return real(plain(config.given, config.opaque), counted.dividing)
 
 
 def real(data: dict[str, Any], data_parallel: int) -> Any:
-    """DeepSpeedConfig of `data` with the batch divided over `data_parallel` ranks; `ConfigError` if DeepSpeed refuses."""
+    """DeepSpeedConfig of `data`, with the batch divided over `data_parallel` ranks. Raises
+    `ConfigError` if DeepSpeed refuses it.
+    """
     from deepspeed.runtime.config import DeepSpeedConfig
 
     with _world(data_parallel):
@@ -50,7 +56,7 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
 
 
 class _Groups:
-    """The part of an mpu that DeepSpeedConfig uses."""
+    """Stands for an mpu, with the methods that DeepSpeedConfig calls."""
 
     def __init__(self, data_parallel: int) -> None:
         self._ranks = data_parallel
@@ -60,8 +66,9 @@ class _Groups:
 
 
 class _Ranks:
-    """Stands in for the process group. Without one DeepSpeedConfig
-    takes a world of one rank, and ignores the mpu."""
+    """Stands for the process group. Without one, DeepSpeedConfig assumes one rank and ignores the
+    mpu.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._ranks = world_size
@@ -75,7 +82,7 @@ class _Ranks:
 
 @contextmanager
 def _world(world_size: int) -> Iterator[None]:
-    """Within this context DeepSpeed's config module sees `world_size` ranks."""
+    """Context in which DeepSpeed's config module sees `world_size` ranks."""
     from deepspeed.runtime import config as module
 
     before = module.dist

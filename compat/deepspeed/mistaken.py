@@ -1,5 +1,6 @@
-"""Files that people take for a config of DeepSpeed: what each
-of them is, and what to name instead."""
+"""Recognizes files that people confuse with a config of DeepSpeed, and tells them which file to use
+instead.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from compat.deepspeed.trainer import DEFAULTS
 
 OWN = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer")
-"""A config of DeepSpeed has at least one of these keys."""
+"""Keys of which every config of DeepSpeed has at least one."""
 ACCELERATE = ("compute_environment", "distributed_type")
 """Keys of a file that `accelerate config` writes."""
 PLUGIN, PLUGIN_FILE = "deepspeed_config", "deepspeed_config_file"
@@ -25,12 +26,13 @@ TRAINER = frozenset(
 )
 """Names of TrainingArguments."""
 ENOUGH = 3
-"""A file with so many of these names is a dump of TrainingArguments."""
+"""Number of these names from which a file is taken for a dump of TrainingArguments."""
 
 
 def mistaken(data: Any) -> str:
-    """What parsed `data` is instead of a config of DeepSpeed,
-    and what to do; empty if it is neither kind of file."""
+    """A message with the kind of the parsed file `data` and what to do, if the file belongs to
+    accelerate or to the Trainer; else empty.
+    """
     if not isinstance(data, Mapping) or any(key in data for key in OWN):
         return ""
     if any(key in data for key in ACCELERATE):
@@ -41,13 +43,19 @@ def mistaken(data: Any) -> str:
 def _accelerate(data: Mapping[str, Any]) -> str:
     plugin = data.get(PLUGIN)
     if not isinstance(plugin, Mapping):
-        return "a config of accelerate, which says how processes start; name the training's own launch or config"
+        return (
+            "a config of accelerate, which only describes how processes are started; give the"
+            " config or the launch script of the training instead"
+        )
     file = plugin.get(PLUGIN_FILE)
     if isinstance(file, str) and file:
-        return f"a config of accelerate; it names DeepSpeed's own file: read {file} instead"
+        return (
+            f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
+        )
     return (
-        f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN}; write that config as JSON, "
-        f"set {PLUGIN_FILE} to the file, and read that file instead"
+        f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN};"
+        f" write that config as a JSON file, set {PLUGIN_FILE} to this file, and give the JSON"
+        " file instead"
     )
 
 
@@ -55,4 +63,4 @@ def _trainer(data: Mapping[str, Any]) -> str:
     file = data.get("deepspeed")
     named = file if isinstance(file, str) and file else "DEEPSPEED.json"
     stands = "TrainingArguments of Hugging Face's Trainer, which fill in a DeepSpeed file"
-    return f"{stands}; read {named}, and give this file with --auto-from"
+    return f"{stands}; give {named} instead, and pass this file with --auto-from"

@@ -1,9 +1,9 @@
-"""DeepSpeed's modules by name, with the native engine behind
-them, and advice for names that the engine does not have.
+"""DeepSpeed's modules by name, implemented by the native engine, and advice for names that the
+engine does not have.
 
-`import compat.deepspeed.comm as dist` finds a module of this table. After `install()`
-so does `import deepspeed.comm`, also in libraries that import DeepSpeed themselves.
-Nothing that needs torch is imported before a script asks for it.
+`import compat.deepspeed.comm as dist` finds a module of this table. After `install()`, `import
+deepspeed.comm` does so too, also in libraries that import DeepSpeed themselves. Nothing that needs
+torch is imported before a script uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ ENTRIES = (
     "log_dist",
     "logger",
 )
-"""Names of the package itself. They are listed here so that unknown names are refused without loading torch."""
+"""Names of the package itself. They are listed here so that other names can be refused without
+loading torch.
+"""
 _UTILS = ("names.utilities", "names.fragments")
 MODULES: Mapping[str, Sequence[str]] = {
     "": ("entries",),
@@ -88,43 +90,56 @@ MODULES: Mapping[str, Sequence[str]] = {
     "utils.zero_to_fp32": ("names.export",),
     "zero": ("names.zero",),
 }
-"""DeepSpeed's modules, each with the modules below `runtime`
-that replace it; `__all__` there lists the names."""
+"""DeepSpeed's modules. For each, the modules below `runtime` that replace it; their `__all__` lists
+the names.
+"""
 
-KERNELS = "the engine builds no operators of its own; use torch's"
+KERNELS = "the engine builds no operators; use torch's operators"
 ABSENT: Mapping[str, str] = {
-    "DeepSpeedHybridEngine": "generate with the model itself, within zero.GatheredParameters at level 3",
-    "autotuning": "stagebridge layout shows what fits before a run",
-    "compile": "the engine schedules gathers itself; leave the pass out",
-    "compression": "the engine trains no compressed models; DeepSpeed 0.19 has no compression left either",
-    "inference": "the engine serves no models; deepspeed.init_inference runs one on one rank",
-    "io": "checkpoints are safetensors: engine.save_checkpoint writes them",
-    "linear": "use peft for LoRA, and freeze the rest",
+    "DeepSpeedHybridEngine": (
+        "generate with the model itself; at level 3 do so within zero.GatheredParameters"
+    ),
+    "autotuning": "to see before a run how much memory it needs, use stagebridge layout",
+    "compile": "the engine schedules gathers itself; leave the compiler pass out",
+    "compression": (
+        "the engine does not train compressed models; DeepSpeed 0.19 has removed compression too"
+    ),
+    "inference": (
+        "the engine does not serve models; to run one on one rank, use deepspeed.init_inference"
+    ),
+    "io": "checkpoints are written as safetensors; use engine.save_checkpoint",
+    "linear": "use peft for LoRA, and freeze the other parameters",
     "model_implementations": KERNELS,
-    "module_inject": f"{KERNELS}; init_inference takes the model as it is",
-    "moe": "give the engine a model with its own experts (Mixtral and its like); all ranks hold them",
+    "module_inject": f"{KERNELS}; init_inference runs the model's own modules",
+    "moe": (
+        "give the engine a model with its own experts (Mixtral and its like); every rank holds all"
+        " experts"
+    ),
     "monitor": "read engine.native.progress, or stagebridge train --json",
-    "nvme": "the engine keeps everything on the device",
+    "nvme": "the engine keeps all state on the device",
     "ops": KERNELS,
     "profiling": "use torch.profiler",
-    "replace_transformer_layer": f"{KERNELS}; init_inference takes the model as it is",
-    "runtime.data_pipeline": "order and batch the data in a sampler of torch",
+    "replace_transformer_layer": f"{KERNELS}; init_inference runs the model's own modules",
+    "runtime.data_pipeline": "order and batch the data with a sampler of torch",
     "runtime.domino": "the engine overlaps communication itself",
-    "runtime.fp16": "deepspeed.initialize makes the optimizer that keeps masters",
+    "runtime.fp16": "the optimizer of deepspeed.initialize keeps the masters",
     "runtime.sequence_parallel": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
 }
-"""Names that DeepSpeed has and the engine does not, each with
-advice. A name covers everything below it."""
+"""Names that DeepSpeed has and the engine does not, each with advice. An entry also applies to all
+names below it.
+"""
 
 
 class Absent(BridgeError, ImportError):
-    """A name of DeepSpeed's that the engine does not have. Scripts with a fallback catch `ImportError`."""
+    """A name of DeepSpeed's that the engine does not have. It is an `ImportError` too, so that
+    scripts with a fallback catch it.
+    """
 
 
 class Names(ModuleType):
-    """A module of DeepSpeed's, made from the table."""
+    """A module of DeepSpeed's that is built from the table."""
 
     def __init__(self, path: str) -> None:
         super().__init__(".".join((OURS, path)).rstrip("."))
@@ -132,12 +147,13 @@ class Names(ModuleType):
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        """The object that the table has for a name. Python asks
-        here for every name that the module itself lacks."""
+        """The object that the table has for a name. Python calls this method for every name that
+        the module itself lacks.
+        """
         return resolved(self._path, name)
 
     def __dir__(self) -> list[str]:
-        """All names, those of the table included."""
+        """All names of the module, including those in the table."""
         return sorted({*super().__dir__(), *names_of(self._path)})
 
 
@@ -145,12 +161,12 @@ _made: dict[str, Names] = {}
 
 
 def module(path: str) -> Names:
-    """The module that stands for one of DeepSpeed's."""
+    """The module object for one of DeepSpeed's modules."""
     return _made.setdefault(path, Names(path))
 
 
 def names_of(path: str) -> Iterator[str]:
-    """Names in a module of the table, with the modules directly below it."""
+    """Names in a module of the table, including the modules directly below it."""
     lead = f"{path}." if path else ""
     for known in MODULES:
         inner = known.removeprefix(lead)
@@ -176,7 +192,7 @@ def resolved(path: str, name: str) -> Any:
     asked = path or name in ENTRIES
     if asked and find_spec("torch") is None:
         raise BridgeError(
-            f"{THEIRS}.{whole}: torch is not installed; pip install 'stagebridge[engine]'"
+            f"{THEIRS}.{whole}: torch is not installed; run pip install 'stagebridge[engine]'"
         )
     for behind in MODULES.get(path, ()) if asked else ():
         found = import_module(f"{RUNTIME}.{behind}")
@@ -186,7 +202,9 @@ def resolved(path: str, name: str) -> Any:
     if advice is not None:
         raise Absent(f"{THEIRS}.{whole}: the native engine has none; {advice}")
     kind, known = f"module {module(path).__name__!r}", ", ".join(sorted(set(names_of(path))))
-    raise AttributeError(f"{kind} has no attribute {name!r}; of DeepSpeed's names it has {known}")
+    raise AttributeError(
+        f"{kind} has no attribute {name!r}; the names of DeepSpeed that it has are {known}"
+    )
 
 
 def instead(path: str) -> str | None:
@@ -202,13 +220,17 @@ def instead(path: str) -> str | None:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the modules of the table below `compat.deepspeed`, or below `deepspeed` itself."""
+    """Import finder for the modules of the table, below `compat.deepspeed` or below `deepspeed`
+    itself.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of a module of the table. Raises `Absent` for others below `deepspeed`."""
+        """The import spec of a module of the table. Raises `Absent` for other modules below
+        `deepspeed`.
+        """
         if name != self.root and not name.startswith(f"{self.root}."):
             return None
         inner = name[len(self.root) + 1 :]
@@ -232,17 +254,18 @@ class Finder(MetaPathFinder, Loader):
         """Does nothing: names are looked up when a script asks for them."""
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        """The distribution that libraries find when they look for an installed DeepSpeed."""
+        """Finder of the distribution `deepspeed`, for libraries that look for an installed
+        DeepSpeed.
+        """
         if self.root == THEIRS and getattr(context, "name", None) in (None, THEIRS):
             yield _Installed()
 
 
 class _Installed(Distribution):
-    """DeepSpeed as a distribution, for libraries that compare
-    its release with the least that they need."""
+    """The distribution `deepspeed`, for libraries that require a minimum release of it."""
 
     def read_text(self, filename: str) -> str | None:
-        """Its metadata: the name and the release. It has no other file."""
+        """Its metadata, with only the name and the release; None for any other file."""
         return (
             f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n"
             if filename == "METADATA"
@@ -250,12 +273,15 @@ class _Installed(Distribution):
         )
 
     def locate_file(self, path: Any) -> Any:
-        """Raises `BridgeError`: no file belongs to it."""
-        raise BridgeError(f"{path}: the native engine stands for DeepSpeed, and has no such file")
+        """Raises `BridgeError`, because the distribution has no files."""
+        raise BridgeError(
+            f"{path}: the native engine replaces DeepSpeed and does not have this file"
+        )
 
 
 def install() -> None:
-    """From now on `import deepspeed` in this process imports the native engine, also in libraries such as accelerate.
+    """Make `import deepspeed` in this process import the native engine, also in libraries such as
+    accelerate.
 
     Raises `BridgeError` if DeepSpeed itself is imported already.
     """
@@ -263,14 +289,17 @@ def install() -> None:
         return
     if THEIRS in sys.modules:
         raise BridgeError(
-            "install: DeepSpeed itself is imported already; call compat.deepspeed.install() before all other imports"
+            "install: DeepSpeed itself is already imported; call compat.deepspeed.install() before"
+            " all other imports"
         )
     # In front of Python's own finders, which would find an installed DeepSpeed.
     sys.meta_path.insert(0, Finder(THEIRS))
 
 
 def listen() -> None:
-    """Let Python import the modules of the table below `compat.deepspeed`, which are no files."""
+    """Register the finder for the modules of the table below `compat.deepspeed`, which have no
+    files.
+    """
     if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
         # Behind Python's own finders: a module on disk comes first.
         sys.meta_path.append(Finder(OURS))

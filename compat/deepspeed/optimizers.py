@@ -1,4 +1,6 @@
-"""DeepSpeed's optimizer and scheduler sections <-> the plan's optimizer and learning-rate schedule."""
+"""Rules between DeepSpeed's sections `optimizer` and `scheduler` and the plan's optimizer and
+learning-rate schedule.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
     "muon": {"betas": (0.9, 0.95), "eps": 1e-10, "momentum": 0.95, "weight_decay": 0.0},
 }
-"""Defaults of the constructors (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim, zero/muon).
+"""Defaults of the constructors (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim,
+zero/muon).
 
-Muon has separate learning rates for matrices and for other parameters, so it has no default for `lr`."""
+Muon has separate learning rates for matrices and for other parameters, so it has no default for
+`lr`.
+"""
 
 TYPES = {
     "adamw": "AdamW",
@@ -35,20 +40,22 @@ TYPES = {
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {
     "muon": ("lr", "betas", "eps", "momentum", "weight_decay")
 }
-"""The Plan's hyperparameters that each type takes."""
+"""The plan's hyperparameters that each type has."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that send one bit of each number, and the optimizer with the same update. Their
+"""Types that communicate one bit for each element, and the optimizer with the same update. Their
 weight decay is decoupled (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
 """
 
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
 SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
-"""Keys of a scheduler that replaces the optimizer's learning rate."""
+"""Keys of a scheduler that may replace the optimizer's learning rate."""
 
 
 def _name(values: Group) -> str | None:
-    """DeepSpeed's Adam is AdamW unless `adam_w_mode` is off (runtime/engine.py: _configure_basic_optimizer)."""
+    """The plan's name of the optimizer. DeepSpeed's Adam is AdamW unless `adam_w_mode` is off
+    (runtime/engine.py: _configure_basic_optimizer).
+    """
     name = (values.get("optimizer.type") or "").lower()
     if name == "adam":
         return "adam" if values.get(f"{PARAMS}.adam_w_mode") is False else "adamw"
@@ -77,9 +84,9 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _peak(values: Group, lr: float | None, context: Context) -> float | None:
-    """The learning rate that WarmupLR and WarmupDecayLR set.
+    """The peak learning rate under WarmupLR and WarmupDecayLR.
 
-    Without warmup_max_lr only a WarmupLR of recent releases keeps the optimizer's.
+    Without warmup_max_lr, only WarmupLR from 0.17.2 on keeps the optimizer's rate.
     """
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
@@ -131,9 +138,14 @@ OPTIMIZER = convert(
         bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
     ),
     tells=lambda values: (
-        "it sends one bit of each number, and has no bias correction" if _compresses(values) else ""
+        "the optimizer communicates one bit for each element, and has no bias correction"
+        if _compresses(values)
+        else ""
     ),
-    lossy="a Plan has only optimizers that several stacks have; others stay in the training script",
+    lossy=(
+        "a Plan can express only optimizers that several stacks have; others stay in the training"
+        " script"
+    ),
     source="runtime/engine.py: _configure_basic_optimizer",
 )
 
@@ -147,11 +159,11 @@ SCHEDULE = (
     "decay_shape",
 )
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-"""Shape of each scheduler after its warmup."""
+"""The plan's shape for each scheduler after its warmup."""
 WARMUP_STEPS = 1000
 """DeepSpeed's default of warmup_num_steps (runtime/lr_schedules.py)."""
 COSINE_FLOOR = 0.0001
-"""DeepSpeed's default of cos_min_ratio, a share of the peak."""
+"""DeepSpeed's default of cos_min_ratio, as a share of the peak rate."""
 KEEPS_LR_SINCE = "0.17.2"
 """First release in which WarmupLR without warmup_max_lr warms up to the optimizer's own rate."""
 
@@ -174,7 +186,9 @@ def _read_schedule(values: Group, context: Context) -> Group:
 
 
 def _coded(values: Group) -> Group:
-    """The script's schedule. An optimizer of the file without any scheduler keeps its learning rate."""
+    """The schedule in the code part. With an optimizer in the file and no scheduler at all, the
+    learning rate is constant.
+    """
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
     if said.get("name") == OTHER:
@@ -191,8 +205,9 @@ def _coded(values: Group) -> Group:
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
-    """Learning rates at the start of warmup and at the end of
-    the decay; None: there is no decay."""
+    """Learning rates at the start of warmup and at the end of the decay; None if there
+    is no decay.
+    """
     if shape == "cosine":
         # WarmupCosineLR takes shares of the optimizer's rate; the other two take rates.
         peak = values.get(f"{PARAMS}.lr") or 1e-3
@@ -254,7 +269,10 @@ SCHEDULER = convert(
         else f"a Plan has no schedule like {values['scheduler.type']}"
     ),
     lossy="DeepSpeed's own schedulers lag one step behind and warm up over at least two steps, by default logarithmically",
-    note="the script builds it: DeepSpeed's own schedulers lag one step behind and warm up over at least two steps",
+    note=(
+        "the script builds the schedule, because DeepSpeed's own schedulers lag one step behind and"
+        " warm up over at least two steps"
+    ),
     source="runtime/lr_schedules.py",
 )
 
@@ -264,9 +282,11 @@ TAKING = {
     "amsgrad": ("adam", "adamw"),
     "bias_correction": ("adam", "adamw", "lamb"),
 }
-"""The optimizers that take each switch."""
+"""The optimizers that have each switch."""
 MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
-"""Settings that DeepSpeed's Muon always has (runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale)."""
+"""Settings that are always in effect in DeepSpeed's Muon (runtime/zero/muon/original_muon.py:
+muon_update, _aspect_ratio_scale).
+"""
 
 
 def _read_switches(values: Group, context: Context) -> Group:
@@ -300,8 +320,11 @@ SWITCHED = convert(
     _write_switches,
     sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name"),
     carries={f"{PARAMS}.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
-    lossy="nesterov is a switch of SGD and always on in Muon, which scales updates by shape; amsgrad is a switch of PyTorch's "
-    "Adam; bias_correction is one of DeepSpeed's own Adam and LAMB",
+    lossy=(
+        "only SGD has a switch for nesterov; Muon always uses it, and scales updates by shape;"
+        " amsgrad exists only in PyTorch's Adam, bias_correction only in DeepSpeed's own Adam and"
+        " LAMB"
+    ),
     source="runtime/engine.py: _configure_basic_optimizer hands all parameters to the class",
 )
 
@@ -332,13 +355,19 @@ DECAYED = (
             f"{PARAMS}.weight_decay",
         ),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
-        note="the script makes parameter groups that exclude biases and norms; with a flat list all parameters decay",
+        note=(
+            "the script builds parameter groups that exclude biases and norms from decay; with a"
+            " flat list all parameters decay"
+        ),
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
     ),
     lacks("optimizer.decay_ramp", "DeepSpeed's weight decay is constant"),
     only_theirs(
         "code.parameter_groups",
-        note="a Plan has no names of parameters; `stagebridge move` takes the groups from the checkpoint",
+        note=(
+            "a Plan has no names of parameters; `stagebridge move` reads the groups from the"
+            " checkpoint"
+        ),
         effect=Effect.NUMBERS,
     ),
 )

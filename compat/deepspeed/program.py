@@ -1,4 +1,6 @@
-"""A whole training script for DeepSpeed: model, parameter groups, schedule, data, checkpoints, and resuming."""
+"""Writes a whole training script for DeepSpeed: model, parameter groups, schedule, data,
+checkpoints, and resuming.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ HEAD = '''"""Trains the model of {model} under DeepSpeed, as {config} says.
 
     {command}
 
-The tokens are ids in one row: a .npy file, or numbers of two bytes (--dtype uint16) one after the other. A run that finds
-a checkpoint in the folder that --save names goes on from there.
+The data is a one-dimensional array of token ids: a .npy file, or a raw file of ids with two bytes
+each (--dtype uint16). A run that finds a checkpoint in the folder of --save continues from it.
 """
 '''
 
@@ -32,11 +34,11 @@ def options():
     parser.add_argument("--deepspeed_config", default=str(HERE / {config}))
     parser.add_argument("--model", default=str(HERE / {model}), help="config.json of the model")
     parser.add_argument("--data", required=True, help="file of token ids")
-    parser.add_argument("--dtype", default="uint16", help="how ids are stored in a file that is no .npy")
+    parser.add_argument("--dtype", default="uint16", help="number format of the ids in a raw file")
     parser.add_argument("--steps", type=int, default=STEPS, required=STEPS is None)
     parser.add_argument("--sequence", type=int, default=SEQUENCE, required=SEQUENCE is None, help="tokens in a sample")
     parser.add_argument("--save", help="folder of checkpoints")
-    parser.add_argument("--save-every", type=int, default={every}, help="steps between two; 0: at the end alone")
+    parser.add_argument("--save-every", type=int, default={every}, help="steps between checkpoints; 0: at the end")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
     return parser.parse_args()
 
@@ -46,13 +48,13 @@ def read(path, dtype):
 
 
 class Samples:
-    """Samples by number, in an order that the seed decides and every pass over the data draws anew."""
+    """Samples by number. The seed decides their order, which is drawn again for each epoch."""
 
     def __init__(self, tokens, length):
         self.tokens, self.length = tokens, length
         self.count = (len(tokens) - 1) // length
         if self.count < 1:
-            raise SystemExit(f"the data has {{len(tokens)}} tokens, fewer than one sample of {{length}} and its targets")
+            raise SystemExit(f"the data has {{len(tokens)}} tokens, fewer than a sample of {{length}} with its targets needs")
         self.passed, self.order = -1, None
 
     def __getitem__(self, number):
@@ -64,7 +66,7 @@ class Samples:
 
 
 def micro_batches(samples, step, engine, rank, ranks):
-    """Those of one step that this data rank takes: inputs and what comes behind each of them."""
+    """The micro batches of this data rank in one step: tokens, and the next tokens as targets."""
     rows, parts = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     for part in range(parts):
         first = ((step * parts + part) * ranks + rank) * rows
@@ -77,7 +79,7 @@ def exact(model):
 
 
 def restore(model, buffers):
-    """DeepSpeed rounds buffers with the weights; those of rotary positions must not be."""
+    """Undo DeepSpeed's rounding of buffers: those of rotary positions must stay exact."""
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(buffer.device)
 '''
@@ -91,7 +93,7 @@ def build(path):
 
 SCALED = '''
 def scaled(model, config):
-    """Projections into the residual start smaller, the more of them there are: no config.json of this family says so."""
+    """Scale initial weights by depth, which this family's config.json cannot express."""
     spread = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
     for name, weight in model.named_parameters():
         if name.removesuffix(".weight").endswith({ends}):
@@ -115,7 +117,7 @@ class First(nn.Module):
 
 ROTARY = '''
 class Block(nn.Module):
-    """One layer, with the angles of its positions."""
+    """One layer, which computes its own rotary angles."""
 
     def __init__(self, whole, config, index):
         super().__init__()
@@ -130,7 +132,7 @@ class Block(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm behind the last layer."""
+    """The norm after the last layer."""
 
     def __init__(self, whole, config):
         super().__init__()
@@ -143,7 +145,7 @@ class Norm(nn.Module):
 
 LEARNED = '''
 class Places(nn.Module):
-    """Adds what stands for the place of each token."""
+    """Adds the position embeddings."""
 
     def __init__(self, whole, config):
         super().__init__()
@@ -169,7 +171,7 @@ class Block(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm behind the last layer."""
+    """The norm after the last layer."""
 
     def __init__(self, whole, config):
         super().__init__()
@@ -254,7 +256,7 @@ def prepare(arguments):
 
 
 def place(engine):
-    """This rank's number among the data ranks, and how many there are."""
+    """This rank's index among the data ranks, and the number of data ranks."""
     return {place}
 
 
@@ -287,24 +289,33 @@ if __name__ == "__main__":
 PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
 """Families whose layers the script can put into a pipeline, each with the code of its layers.
 
-Rotary angles are computed again in each layer: a pipeline hands on hidden states alone."""
+Rotary angles are computed again in each layer, because a pipeline passes only hidden states on.
+"""
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons why no whole script can be written: it would need facts about the model that no config has."""
+    """Reasons why no whole script can be written: it would need facts about the model that no
+    config has.
+    """
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     # Outside a pipeline AutoTP splits the layers of any family; a
     # PipelineModule has to bring split layers.
     if piped and code.size(values, "tensor_parallel") > 1:
-        yield "a pipeline with tensor groups needs layers that share their weights"
+        yield "a pipeline with tensor groups needs layers that are split over tensor ranks"
     if code.size(values, "context_parallel") > 1:
         yield "ranks that share a sequence need Ulysses attention in the model (deepspeed.sequence)"
     if piped and family not in (None, *PIPELINES):
-        yield f"no template here puts the layers of a {family} model into a pipeline; do that by hand"
+        yield (
+            f"there is no template that puts the layers of a {family} model into a pipeline; do"
+            " that by hand"
+        )
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
-        yield "no template here gives a pipeline's layers sliding windows or attention dropout; do that by hand"
+        yield (
+            "there is no template for a pipeline's layers with sliding windows or attention"
+            " dropout; write them by hand"
+        )
     if values.get("optimizer.type") is None:
-        yield "the file names no optimizer, because DeepSpeed does not have this one"
+        yield "the file has no optimizer, because DeepSpeed does not have that of the plan"
     if schedule.said(values).get("name") == schedule.OTHER:
         yield "a Plan cannot express this learning-rate schedule"
 
@@ -345,11 +356,15 @@ RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("out_proj", "fc2"): ("opt",),
     (".dense", "fc2"): ("phi",),
 }
-"""Names of the last matrix of attention and of feed-forward layers, in families that initialise them like any other matrix."""
+"""Names of the last matrices of attention and of feed-forward layers, by families that initialise
+them like any other matrix.
+"""
 
 
 def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
-    """The matrices whose initial values the script must scale: the plan asks for it, and the family does not do so itself."""
+    """The two matrices whose initial values the script must scale; None unless the plan asks for
+    scaling and the family does not scale them itself.
+    """
     if not plan.get("model.init.scaled"):
         return None
     return next(
@@ -358,8 +373,9 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
-    """Plan fields of the model that the script holds, because
-    the model's config has no key for them."""
+    """Plan fields of the model that the script itself sets, because the model's config has no key
+    for them.
+    """
     found = {"model.sequence", PADDED}
     if model is not None and _ends(model.given, plan):
         found.add("model.init.scaled")
@@ -368,14 +384,15 @@ def held(plan: Flat, model: Config | None) -> frozenset[str]:
 
 PADDED = "model.embedding.padded_vocab"
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
-"""Endings of the files beside a config, and the name that
-stands for the user's data in the command."""
+"""Endings of the files beside a config, and the name in the command that stands for the user's
+data.
+"""
 
 
 def beside(
     written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
 ) -> Program:
-    """A config's file with its training script, and the model's config if it is known."""
+    """The file of a config with its training script, and with the model's config if it is known."""
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
     launch = tuple(
@@ -393,10 +410,8 @@ def beside(
 
 
 def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
-    """Findings for everything that the user must still give to the script."""
-    yield Finding(
-        "--data", f"add a file of token ids in the place of {DATA}", Effect.NONE, how=How.MISSING
-    )
+    """Findings for everything that the user still has to give to the script."""
+    yield Finding("--data", f"replace {DATA} by a file of token ids", Effect.NONE, how=How.MISSING)
     if model is None:
         yield Finding(
             described,
@@ -423,12 +438,14 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
     "code.expert_parallel": (
         lambda values: code.size(values, "expert_parallel") > 1,
-        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds all of them",
+        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds"
+        " all experts",
         Effect.COST,
     ),
     "code.manual_accumulation": (
         lambda values: bool(values.get("code.manual_accumulation")),
-        "set gradient_accumulation_steps: in this script the engine counts the micro batches",
+        "set gradient_accumulation_steps, because in this script the engine counts the micro"
+        " batches",
         Effect.NUMBERS,
     ),
     "code.checkpoint_interval": (
@@ -440,14 +457,18 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
         Effect.COST,
     ),
 }
-"""Keys of the code part that the script does not implement: when they matter, what the user must add, and the effect."""
+"""Keys of the code part that the script does not implement: when they matter, what the user must
+add, and the effect.
+"""
 
 
 def program(
     values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str
 ) -> str:
-    """The training script for the config file `name` and the model in the file `beside`; `course` holds values of the plan."""
-    instead = "or drop --script, and write a script of your own from the code part"
+    """The training script for the config file `name` and the model's config in the file `beside`.
+    `course` holds values of the plan.
+    """
+    instead = "or drop --script and write your own script from the code part"
     BridgeError.raise_if(f"script: {problem}; {instead}" for problem in refused(values, model))
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
@@ -457,7 +478,7 @@ def program(
     rows, words = course.get(PADDED), course.get("model.vocab")
     # Padding rows take part in every softmax, so a model without them has another loss.
     if rows and words and rows > words:
-        padded = f"    config.vocab_size = {rows}  # with rows that stand for no token\n"
+        padded = f"    config.vocab_size = {rows}  # with padding rows that no token uses\n"
     return "".join(
         (
             HEAD.format(model=beside, config=name, command=command),
@@ -501,8 +522,9 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
 
 
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """Values for the template of the model: the pipeline's
-    settings, and the scaling of initial weights."""
+    """Values for the template of the model: settings of the pipeline, and scaling of initial
+    weights.
+    """
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
         return {"begun": f"scaled({plain}, config)" if scaled else plain}
@@ -519,22 +541,25 @@ NAMED = "groups = grouped(model, HERE / {file})"
 GROUPED = '''
 
 def grouped(model, file):
-    """The optimizer's groups: names of parameters with their settings, as the file has them."""
+    """The optimizer's groups, with the settings and the names of parameters in the file."""
     rows, trained = json.loads(file.read_text()), {name for name, p in model.named_parameters() if p.requires_grad}
     named = dict(model.named_parameters())
     odd = sorted(trained.symmetric_difference(name for row in rows for name in row["params"]))
     if odd:
-        raise SystemExit(f"{file}: {odd[0]} is not both a trained parameter of the model and in a group; correct the file")
+        raise SystemExit(f"{file}: {odd[0]} is a trained parameter that is in no group, or the reverse; correct the file")
     return [{**row, "params": [named[name] for name in row["params"]]} for row in rows]
 '''
 RECOMPUTED = '    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})\n'
 SETTINGS = "    settings = json.loads(Path(arguments.deepspeed_config).read_text())\n"
-SPLIT = """    settings["tensor_parallel"] = {{"autotp_size": {size}}}  # DeepSpeed shares the layers among ranks itself,
-    settings.pop("train_batch_size", None)  # and counts all of these as data ranks: their product is another one
+SPLIT = """    # DeepSpeed splits the layers itself, and counts these ranks as data ranks too: a total
+    # for the true data ranks would not fit.
+    settings["tensor_parallel"] = {{"autotp_size": {size}}}
+    settings.pop("train_batch_size", None)
 """
 
 
-UNIVERSAL = """    settings["checkpoint"]["load_universal"] = not Path(arguments.save or "", "latest").is_file()  # not its own
+UNIVERSAL = """    # The first run loads the universal checkpoint, later ones load their own.
+    settings["checkpoint"]["load_universal"] = not Path(arguments.save or "", "latest").is_file()
 """
 
 

@@ -1,5 +1,6 @@
-"""Combinations that DeepSpeed refuses when it reads a config: a
-row each, with the place in its source that checks it."""
+"""Combinations of settings that DeepSpeed refuses when it reads a config. Each row names the place
+in its source with the check.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def _dynamic(seen: Seen) -> bool:
 
 
 def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
-    """`other`, for configs that switch the gradient norm off."""
+    """A condition that holds if the gradient norm is switched off and `other` holds."""
     return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
 
 
@@ -45,12 +46,11 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """A check that a section has the key `enabled`, which
-    DeepSpeed reads without asking whether it is there."""
+    """A check that a section has the key `enabled`, without which DeepSpeed fails."""
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
-        "missing; DeepSpeed stops with a KeyError at a section without it; add it, or drop the section",
+        "missing; without it DeepSpeed stops with a KeyError; add it, or drop the section",
         "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
         name="missing-and-deepspeed-trips-on",
     )
@@ -82,8 +82,9 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """Checks that a compression technique has groups of weights
-    with all their parameters, even if it is not enabled."""
+    """Checks that a compression technique has groups of weights with all required parameters. They
+    apply even if it is not enabled.
+    """
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
     def groups(seen: Seen) -> object:
@@ -213,7 +214,8 @@ REFUSALS = Checks(
     _refuse(
         AUTOTP,
         lambda seen: _split(seen) and seen.stage == 3,
-        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage or a later release",
+        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage, or"
+        " a later release",
         "runtime/engine.py",
         until="0.19.4",
     ),
@@ -254,7 +256,8 @@ REFUSALS = Checks(
     _refuse(
         "elasticity",
         lambda seen: (seen["elasticity"] or {}).get("enabled"),
-        "enabled, so the batch would be chosen at launch; write the batch keys it would choose and drop the section",
+        "enabled, so the batch would be chosen at launch, which is not supported; set the batch"
+        " keys that it would choose, and drop the section",
         "elasticity/elasticity.py, compute_elastic_config",
     ),
     _refuse(
@@ -272,16 +275,18 @@ REFUSALS = Checks(
         lambda seen: (
             seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
         ),
-        "a pipeline has no groups of sequence-parallel ranks and counts them as data-parallel ranks, so the batch sizes do not "
-        "agree; use data parallelism instead",
+        "a pipeline has no groups of sequence-parallel ranks; DeepSpeed counts these ranks as"
+        " data-parallel, so the batch sizes do not agree; use data parallelism instead",
         "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
     ),
 )
-"""The place of each row is the statement in DeepSpeed's source that it stands for."""
+"""Checks of combinations that DeepSpeed refuses. The place of each is the statement in DeepSpeed's
+source that refuses it.
+"""
 
 
 def refused(seen: Seen) -> Iterator[str]:
-    """Every combination that DeepSpeed refuses, a line each."""
+    """A line for every combination that DeepSpeed refuses."""
     yield from REFUSALS.refused(seen)
     yield from _twice(seen)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
@@ -292,15 +297,16 @@ def refused(seen: Seen) -> Iterator[str]:
 
 
 def _twice(seen: Seen) -> Iterator[str]:
-    """Problems of an old key beside the one that replaces it
-    (runtime/config_utils.py, _process_deprecated_field)."""
+    """Problems of an old key that is given together with its replacement (runtime/config_utils.py,
+    _process_deprecated_field).
+    """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in seen.given and seen.wrote(section):
-            yield f"{old}: given beside {section}, which replaces it; drop {old}"
+            yield f"{old}: given together with {section}, which replaces it; drop {old}"
     if seen.wrote("bfloat16") and seen.wrote("bf16"):
-        yield "bfloat16: given beside bf16, which hides it; keep one"
+        yield "bfloat16: given together with bf16, which takes precedence; keep one of the two"
     if OLD_GATHER in seen.given and GATHER in seen.given:
-        yield f"{OLD_GATHER}: given beside {GATHER}, which replaces it; drop the old one"
+        yield f"{OLD_GATHER}: given together with {GATHER}, which replaces it; drop {OLD_GATHER}"
 
 
 MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
@@ -308,8 +314,9 @@ MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_la
 
 
 def _arguments(seen: Seen) -> Iterator[str]:
-    """Problems of arguments that are missing, and without which
-    the scheduler cannot be built (runtime/lr_schedules.py)."""
+    """Problems of missing arguments without which the scheduler cannot be built
+    (runtime/lr_schedules.py).
+    """
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         if f"scheduler.params.{argument}" not in seen.given:

@@ -16,22 +16,27 @@ from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release
 
 VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
-"""A value on one line: a scalar, or a shell expansion such as `${LR}` in the place of one."""
+"""Pattern of a value on one line: a scalar, or a shell expansion such as `${LR}` in
+place of one.
+"""
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
-    """The text of `original`, read for release `was`, with the
-    values of `given`. Unchanged values are not touched.
+    """The text of `original`, read for release `was`, with the values of `given`. Unchanged values
+    are not touched.
 
-    Raises `TranslationError` if a key was removed or a value spans several lines:
-    the result is read back, and must have exactly the values of `given`.
+    The result is read back and must have exactly the values of `given`. Raises `TranslationError`
+    otherwise, for example if a key was removed or a value spans several lines.
     """
     before, document = _reading(original, was), original.document
     if isinstance(document.data, Script):
         # The config inside the script, whose lines are those of the script.
         document = scripts.read(document.data).document
     if before is None:
-        raise TranslationError(f"{document.name}: release {was.version} cannot read it; write JSON")
+        raise TranslationError(
+            f"{document.name}: cannot be read as a config of release {was.version}; write JSON"
+            " instead"
+        )
     text = original.text
     # Known keys first: each takes the first match on its line,
     # and a new key is put in front of what its line has.
@@ -41,7 +46,8 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
     after = _reading(replace(original, text=text), release)
     if after is None or _file_part(after.given) != _file_part(given):
         raise TranslationError(
-            f"{document.name}: its lines cannot be changed one by one; write JSON, or use --no-carry"
+            f"{document.name}: these changes cannot be made line by line; write JSON instead, or"
+            " use --no-carry"
         )
     return text
 
@@ -51,7 +57,7 @@ def _file_part(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reading(original: Original, release: Release) -> Reading | None:
-    """The values of the file or the script; None if the release refuses it."""
+    """The values in the file or the script; None if the release refuses it."""
     try:
         return read(original.document, release, lenient=True)
     except BridgeError:
@@ -59,7 +65,7 @@ def _reading(original: Original, release: Release) -> Reading | None:
 
 
 def _put(text: str, path: str, value: Any, before: Reading, document: Document) -> str:
-    """One value changed on its line, or a new key behind the bracket of its section."""
+    """Change one value on its line, or add a new key after the opening bracket of its section."""
     section, _, key = path.rpartition(".")
     lines, shown = text.split("\n"), json.dumps(value)
     if path in before.given:
@@ -85,7 +91,7 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
             rf'\g<1>"{key}": {shown}, ',
         )
     if line is None or line > len(lines):
-        raise TranslationError(f"{path}: has no line of its own; write JSON")
+        raise TranslationError(f"{path}: does not have a line of its own; write JSON instead")
     # `re.sub` reads \n in the replacement as a line break; JSON's own \n must stay two characters.
     lines[line - 1] = re.sub(pattern, new.replace("\\n", "\\\\n"), lines[line - 1], count=1)
     return "\n".join(lines)

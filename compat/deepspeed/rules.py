@@ -1,4 +1,4 @@
-"""The table between DeepSpeed's keys and `Plan`, one row for each group of fields."""
+"""The table of rules between DeepSpeed's keys and `Plan`: one rule for each group of fields."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000
-"""Elements in one bucket if the plan leaves it open:
-DeepSpeed's own default (runtime/zero/config.py)."""
+"""Number of elements in a bucket if the plan leaves it open: DeepSpeed's own default
+(runtime/zero/config.py).
+"""
 HALF = ("bf16", "fp16")
 
 
 def layout_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes. For most of them DeepSpeed has no key; the script sets them."""
+    """Rules for the sizes of the mesh axes. For most of them DeepSpeed has no key; the script sets
+    them.
+    """
     return (
         convert(
             ("code.tensor_parallel", "tensor_parallel.autotp_size"),
@@ -86,14 +89,16 @@ def layout_rules() -> tuple[Rule, ...]:
 
 HEADS = ("parallel.pipeline", "parallel.tensor", "model.heads")
 UNSERVED = (
-    "Ulysses splits whole heads over its ranks, and DeepSpeed's pipeline engine has no groups for it; if it cannot be used, "
-    "these ranks become data-parallel ranks"
+    "Ulysses gives whole heads to its ranks, and DeepSpeed's pipeline engine has no groups for it;"
+    " where Ulysses cannot be used, context ranks become data-parallel ranks"
 )
-"""The reason why a plan's context ranks may not be written."""
+"""The reason why a plan's context ranks may be lost."""
 
 
 def _unserved(values: Group) -> bool:
-    """Whether DeepSpeed cannot split these sequences: in a pipeline, or if the ranks do not divide the heads."""
+    """Whether DeepSpeed cannot split sequences as the plan says: in a pipeline, or if the ranks do
+    not divide the heads.
+    """
     ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
     if ranks == 1:
         return False
@@ -122,11 +127,11 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""Methods of PipelineModule and rules of a plan, by each other's name."""
+"""The plan's rule for each method of PipelineModule, and the method for each rule."""
 
 
 def pipeline_rules() -> tuple[Rule, ...]:
-    """Stages and schedule of the pipeline engine."""
+    """Rules for the stages and the schedule of the pipeline engine."""
     one = "DeepSpeed's pipeline engine runs 1F1B with one stage on each rank"
     return (
         convert(
@@ -200,15 +205,17 @@ BATCH = convert(
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
     lossy=(
-        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so its total is not the true one; without a batch the "
-        "number of data-parallel ranks is not known"
+        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so its train_batch_size is"
+        " too large; without batch keys the number of data-parallel ranks is not known"
     ),
     source="runtime/config.py: _configure_train_batch_size; data-parallel ranks are those that the mpu does not use",
 )
 
 
 def _write_batch(values: Group, context: Context) -> Group:
-    """The known batch keys. If context ranks become data-parallel ranks, DeepSpeed has to divide the batch anew."""
+    """The known batch keys. If context ranks become data-parallel ranks, DeepSpeed has to compute
+    the number of micro batches again.
+    """
     micro, steps, whole = (
         values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
     )
@@ -219,7 +226,8 @@ def _write_batch(values: Group, context: Context) -> Group:
         )
         if whole % (micro * data):
             fits = (
-                f"found {whole}, which micro batch ({micro}) x data ranks ({data}) does not divide"
+                f"found {whole}, which is not a multiple of micro batch ({micro}) x data ranks"
+                f" ({data})"
             )
             raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
@@ -278,15 +286,16 @@ ZERO = convert(
         "optimizer.clip",
     ),
     lossy=(
-        "DeepSpeed's pipeline engine takes ZeRO stage 0 and 1; stage 0 makes an extra optimizer step in half precision, and "
-        "clips by a wrong norm in a pipeline: stage 1 gives the right numbers"
+        "DeepSpeed's pipeline engine accepts only ZeRO stages 0 and 1; stage 0 makes an extra"
+        " optimizer step in half precision, and in a pipeline it clips by a wrong norm; stage 1"
+        " gives the right numbers"
     ),
     source="reference: stage 0 traps; runtime/pipe/engine.py refuses stage 2 and 3",
 )
 
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
-    """The ZeRO stage at or near `stage` at which DeepSpeed gets the numbers right."""
+    """The ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
     # Stage 0 makes a step too many in half precision, and in a
@@ -315,7 +324,7 @@ def _read_stage(values: Group) -> int:
 
 
 def exchange_rules() -> tuple[Rule, ...]:
-    """Buckets, overlap and offload of the sharded exchange."""
+    """Rules for buckets, overlap and offload of the sharded exchange."""
     return (
         convert(
             BUCKETS,
@@ -348,7 +357,10 @@ def exchange_rules() -> tuple[Rule, ...]:
             _write_replicas,
             effect=Effect.COST,
             sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
-            lossy="DeepSpeed shards over groups of ranks only with MiCS, at ZeRO stage 3 and up to 0.19.6",
+            lossy=(
+                "DeepSpeed shards over groups of ranks only with MiCS, which needs ZeRO stage 3 and"
+                " ends with 0.19.6"
+            ),
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
@@ -392,8 +404,9 @@ OVERLAP = convert(
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
-    """Replica groups of MiCS. Its key counts the ranks of one
-    group, the plan counts the groups; -1 is off."""
+    """The number of replica groups, from MiCS. DeepSpeed's key counts the ranks of one group and is
+    -1 if MiCS is off; the plan counts the groups.
+    """
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
     if size > 0 and data and data % size == 0 and _read_stage(values) == 3:
         return {"zero.replicas": data // size}
@@ -440,10 +453,10 @@ OFFLOAD = convert(
     # A plan has one switch for both sections.
     blurs=lambda values: len(_pinned(values)) > 1,
     lossy=(
-        "DeepSpeed offloads optimizer state only from ZeRO stage 1 on; it offloads parameters, or a part of that state, at "
-        "stage 3 alone"
+        "DeepSpeed offloads optimizer state only from ZeRO stage 1 on, and parameters, or only a"
+        " part of the optimizer state, only at stage 3"
     ),
-    source="reference: offload below these stages is accepted and ignored",
+    source="reference: DeepSpeed accepts and ignores offload below these stages",
 )
 
 
@@ -466,8 +479,9 @@ def _read_offload(values: Group) -> Group:
 
 
 def _devices(values: Group) -> dict[str, str]:
-    """The device of each section at the config's stage; none
-    if DeepSpeed ignores the section there."""
+    """The device of each offload section at the config's stage; "none" if DeepSpeed ignores the
+    section there.
+    """
     stage = values.get("zero_optimization.stage") or 0
     least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
     return {
@@ -477,8 +491,9 @@ def _devices(values: Group) -> dict[str, str]:
 
 
 def _pinned(values: Group) -> list[bool]:
-    """The pin_memory values of the sections that offload,
-    without repetition: two if they differ."""
+    """The different pin_memory values of the sections that offload: two if the sections
+    disagree.
+    """
     kept = [section for section, device in _devices(values).items() if device != "none"]
     return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
 
@@ -547,7 +562,10 @@ COMMUNICATION = convert(
         "precision.compute",
         "precision.reduce",
     ),
-    lossy="DeepSpeed has no fp64; reductions over sequence-parallel ranks have a format and a key of their own",
+    lossy=(
+        "DeepSpeed has no fp64; reductions over sequence-parallel ranks have a separate format with"
+        " its own key"
+    ),
     source=(
         "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
         "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
@@ -562,8 +580,9 @@ def _computed(values: Group) -> str:
 
 
 def _accumulated(values: Group, compute: str) -> str:
-    """Format in which gradients add up. Stage 0 has no other
-    than the model's (engine.py: _do_optimizer_sanity_check)."""
+    """Format in which gradients accumulate. Stage 0 allows only the model's format (engine.py:
+    _do_optimizer_sanity_check).
+    """
     given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return given or compute
 
@@ -579,7 +598,9 @@ def _read_precision(values: Group) -> Group:
 
 
 def _read_communication(values: Group, context: Context) -> Group:
-    """The format of gradient reductions, if it differs from that of accumulation and no sequence-parallel ranks use another."""
+    """The format of gradient reductions, if it differs from the format of accumulation and no
+    sequence-parallel ranks use a third one.
+    """
     compute = _computed(values)
     # Unset, the format is that of training, even if gradients
     # accumulate in fp32 (engine.py: communication_data_type).
@@ -615,8 +636,9 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""The window of a plan for one of 0. DeepSpeed accepts 0 only
-with a constant scale, and then uses no window."""
+"""The plan's window for a window of 0. DeepSpeed accepts 0 only with a constant scale, and then
+does not use the window.
+"""
 
 SCALES = ("static", "initial", "hysteresis")
 
@@ -749,9 +771,15 @@ RECOMPUTE = convert(
         "activation_checkpointing.partition_activations": "recompute.partition",
         "activation_checkpointing.cpu_checkpointing": "recompute.offload",
     },
-    lossy="DeepSpeed recomputes groups of whole layers: nothing selective, and no fixed number of layers in a stage",
+    lossy=(
+        "DeepSpeed recomputes groups of whole layers; it has no selective recomputation, and no"
+        " fixed number of recomputed layers in a stage"
+    ),
     note="reentrant recomputation in DeepSpeed's pipeline engine fails if the first layer takes token ids",
-    source="runtime/pipe/module.py: _is_checkpointable; activation_checkpointing has an effect only if the model calls it",
+    source=(
+        "runtime/pipe/module.py: _is_checkpointable; activation_checkpointing has an effect only if"
+        " the model calls deepspeed.checkpointing"
+    ),
 )
 
 
@@ -800,7 +828,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Plan fields for which DeepSpeed has no setting."""
+    """Rules for plan fields for which DeepSpeed has no setting."""
     return (
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
         only_ours(
@@ -808,7 +836,7 @@ def missing_rules() -> tuple[Rule, ...]:
             note="DeepSpeed recomputes groups of whole layers",
             effect=Effect.COST,
         ),
-        only_ours("precision.fp8", note="DeepSpeed has no 8-bit products"),
+        only_ours("precision.fp8", note="DeepSpeed has no 8-bit matrix products"),
         only_ours(
             "precision.frozen",
             note="DeepSpeed keeps frozen weights in the format of the model",
@@ -816,13 +844,14 @@ def missing_rules() -> tuple[Rule, ...]:
         ),
         only_ours(
             "recompute.kept_microbatches",
-            note="DeepSpeed recomputes in every micro batch",
+            note="DeepSpeed recomputes the layers in every micro batch",
             effect=Effect.COST,
         ),
         always(
             "loss",
             "mean_of_microbatches",
-            "DeepSpeed averages over microbatches; the script's loss decides about tokens",
+            "DeepSpeed averages over microbatches; the script's loss decides how tokens are"
+            " averaged",
         ),
     )
 
@@ -847,11 +876,17 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     ),
     "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
-    "zero_optimization.round_robin_gradients": ("which rank owns which gradient", Effect.COST),
+    "zero_optimization.round_robin_gradients": (
+        "it decides which rank owns which gradient",
+        Effect.COST,
+    ),
     "tensor_parallel": ("AutoTP replaces layers in its own way", Effect.COST),
     "expert_parallel": ("AutoEP replaces layers in its own way", Effect.COST),
     **{
-        f"expert_parallel.{name}": ("how AutoEP routes tokens to experts", Effect.NUMBERS)
+        f"expert_parallel.{name}": (
+            "it decides how AutoEP routes tokens to experts",
+            Effect.NUMBERS,
+        )
         for name in (
             "top_k",
             "score_func",
@@ -876,7 +911,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "data_efficiency": ("DeepSpeed's data sampling and layer dropping", Effect.NUMBERS),
     "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
     "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
-    "dataloader_drop_last": ("the last incomplete batch is dropped or trained on", Effect.NUMBERS),
+    "dataloader_drop_last": (
+        "it decides whether the last, incomplete batch is dropped",
+        Effect.NUMBERS,
+    ),
     "memory_breakdown": ("logs of memory, which take time", Effect.COST),
     "disable_python_gc": ("when Python collects garbage", Effect.COST),
     "graph_harvesting": ("the step runs as a CUDA graph", Effect.COST),
@@ -885,7 +923,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "fp16": ("a setting inside DeepSpeed's fp16 optimizer", Effect.NUMBERS),
     "bf16": ("a setting inside DeepSpeed's bf16 optimizer", Effect.ROUNDING),
     "weight_quantization": ("DeepSpeed's quantised weights", Effect.NUMBERS),
-    "checkpoint": ("checkpoints are written by DeepSpeed's engine", Effect.NONE),
+    "checkpoint": ("a setting of the checkpoints that DeepSpeed's engine writes", Effect.NONE),
     "flops_profiler": ("profiling by DeepSpeed's engine", Effect.NONE),
     "comms_logger": ("logs of DeepSpeed's engine", Effect.NONE),
     "tensorboard": ("logs of DeepSpeed's engine", Effect.NONE),
@@ -895,7 +933,8 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "timers": ("logs of DeepSpeed's engine", Effect.NONE),
     "code": ("a setting of the training script", Effect.NONE),
     "code.manual_accumulation": (
-        "only the script knows how often it calls backward before a step; multiply the micro batches of a step by that number",
+        "only the script knows how often it calls backward before a step; multiply"
+        " gradient_accumulation_steps by that number",
         Effect.NUMBERS,
     ),
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
@@ -911,15 +950,15 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
     "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
     "managed_gradient_accumulation": (
-        "either DeepSpeed's engine or the script counts micro batches",
+        "it decides whether DeepSpeed's engine or the script counts micro batches",
         Effect.NONE,
     ),
-    "sparse_gradients": ("sparse embedding gradients are DeepSpeed's own", Effect.COST),
+    "sparse_gradients": ("only DeepSpeed has sparse embedding gradients", Effect.COST),
 }
-"""Sections and keys without a Plan field: the reason why no
-plan has them, and the effect on the run if they are dropped.
+"""Sections and keys without a plan field. For each, the reason why no plan has one, and the effect
+on the run if the key is dropped.
 
-The longest entry that covers a key is the one for it.
+For a key with several entries, the longest one applies.
 """
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
@@ -928,7 +967,9 @@ OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for it",
-    "parallel.dispatcher": "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP puts in place",
+    "parallel.dispatcher": (
+        "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP inserts"
+    ),
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
     "optimizer": "the training script makes groups of parameters",
@@ -936,12 +977,12 @@ LACKS = {
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
     "run": "the training script decides",
 }
-"""The reason for each Plan field that no row above claims."""
+"""The reason for each plan field that no rule above claims."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each key, and each Plan path, is in exactly one."""
+    """Every rule. Each key, and each plan path, is in exactly one."""
     mapped = (
         BATCH,
         *OPTIMIZERS,

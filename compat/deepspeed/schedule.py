@@ -1,7 +1,7 @@
-"""A learning-rate schedule as Python text for
-`torch.optim.lr_scheduler.LambdaLR`, with a Plan's rate in every step.
+"""A learning-rate schedule as Python code for `torch.optim.lr_scheduler.LambdaLR`, with the plan's
+rate in every step.
 
-The script builds a schedule that came from another stack. DeepSpeed's own schedulers
+A script needs it for a schedule that came from another stack, because DeepSpeed's own schedulers
 start one step late and warm up over at least two steps (runtime/lr_schedules.py).
 """
 
@@ -21,15 +21,16 @@ DECAYS = {
     "cosine": "minimum + (peak - minimum) * (1 + math.cos(math.pi * done)) / 2",
     "inverse_sqrt": "max(minimum, peak * math.sqrt(max(warmup, 1) / max(step, 1))) if step <= total else minimum",
 }
-"""Learning rate after warmup, where `done` runs from 0 to 1."""
+"""Expressions for the learning rate after warmup, where `done` runs from 0 to 1."""
 SHARES = {
     "linear": "(1 - done)",
     "cosine": "(1 + math.cos(math.pi * done)) / 2",
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""Share of the range from minimum to peak that is left during
-the decay of wsd, where `done` runs from 0 to 1."""
+"""Expressions for the share of the range from minimum to peak that is left during wsd's decay,
+where `done` runs from 0 to 1.
+"""
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steers(values: Mapping[str, Any]) -> bool:
-    """Whether the schedule changes the learning rate and a Plan can express it."""
+    """Whether the schedule changes the learning rate and can be expressed by a plan."""
     found = said(values)
     # A constant rate without warmup is what the optimizer has anyway.
     still = found.get("name") == "constant" and not found.get("warmup_steps")
@@ -46,8 +47,8 @@ def steers(values: Mapping[str, Any]) -> bool:
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that define `lr_factor(step)`: the rate at a step,
-    counted from 0, as a share of the optimizer's rate.
+    """Lines of code that define `lr_factor(step)`: the rate at a step, counted from 0, as a share
+    of the optimizer's rate.
 
     LambdaLR multiplies the optimizer's rate by this share.
     """
@@ -60,7 +61,7 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield ""
         yield "def lr_factor(step):"
-        yield "    return 1.0  # of a rate that is 0"
+        yield "    return 1.0  # the rate is 0 in every step"
         return
     yield f"start, warmup, total = {found.get('warmup_from') or 0.0}, {warmup}, {total or 'STEPS'}"
     if name == "wsd":

@@ -1,5 +1,6 @@
-"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, typed
-and described. `releases` lists the keys of each release."""
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, with type and description. `releases`
+lists the keys of each release.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ DTYPES = {
     }.items()
     for name in names
 }
-"""DeepSpeed's spellings of a number format, and the short one (runtime/config.py, DtypeEnum)."""
+"""DeepSpeed's spellings of each number format, with the short one (runtime/config.py,
+DtypeEnum).
+"""
 
 
 def _lower(value: Any) -> Any:
@@ -77,7 +80,9 @@ class OffloadParam(Section):
     buffer_count: Size | None = field(
         None, description="Buffers in the pool for transfers to NVMe."
     )
-    buffer_size: Size | None = field(None, description="Elements in one buffer of that pool.")
+    buffer_size: Size | None = field(
+        None, description=("Elements in one buffer of the pool for transfers to NVMe.")
+    )
     max_in_cpu: Size | None = field(
         None, description="Elements kept in host memory when offloading to NVMe."
     )
@@ -96,20 +101,20 @@ class OffloadOptimizer(Section):
     )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
     pipeline_read: bool | None = field(
-        None, description="Read the next tile while this one is updated."
+        None, description="Read the next tile while the current one is updated."
     )
     pipeline_write: bool | None = field(
-        None, description="Write the last tile while this one is updated."
+        None, description="Write the previous tile while the current one is updated."
     )
     fast_init: bool | None = field(None, description="Shorter initialisation with NVMe.")
     ratio: Fraction | None = field(
         None, description="Share of the optimizer state on the CPU (stage 3)."
     )
     super_offload: bool | None = field(
-        None, description="Offload path for tightly coupled chips (stage 3)."
+        None, description="Offload path for superchips with tightly coupled CPU and GPU (stage 3)."
     )
     cpuadam_cores_perc: Fraction | None = field(
-        None, description="Share of the CPU cores for that path's Adam."
+        None, description="Share of the CPU cores for Adam with super_offload."
     )
 
 
@@ -120,55 +125,64 @@ class ZenFlow(Section):
         None, description="Share of gradient columns that count as important."
     )
     select_strategy: Literal["auto", "step", "epoch"] | None = field(
-        None, description="What triggers a new selection."
+        None, description="Event that triggers a new selection of important gradients."
     )
     select_interval: Whole | Auto | None = field(
-        None, description="Steps or epochs between selections."
+        None, description="Steps or epochs between two selections."
     )
     update_interval: Whole | Auto | None = field(
-        None, description="Steps between updates with the unimportant gradients."
+        None, description="Steps between two updates with the unimportant gradients."
     )
     overlap_step: bool | None = field(
-        None, description="CPU optimizer step overlaps forward and backward."
+        None, description="The optimizer step on the CPU overlaps forward and backward."
     )
-    offload: bool | None = field(None, description="Selected optimizer state is offloaded too.")
+    offload: bool | None = field(
+        None, description=("The state of the selected gradients is offloaded too.")
+    )
     auto_ratio: Fraction | None = field(
-        None, description="Threshold for an automatic update interval."
+        None, description="Threshold for an automatic interval between updates."
     )
     full_warm_up_rounds: Whole | None = field(
-        None, description="First rounds in which every gradient is applied."
+        None, description="Number of first rounds in which every gradient is applied."
     )
     pt_reserved_cores_perc: Fraction | None = field(
         None, description="Share of CPU cores left to PyTorch."
     )
     steps_per_epoch: Whole | None = field(
-        None, description="Set by the engine at run time, not by users."
+        None, description="Number of steps in an epoch, which the engine sets at run time."
     )
 
 
 class LeafModule(Section):
     """Modules that stage 3 fetches as a whole."""
 
-    classes: Names | None = field(None, description="Class names of such modules.")
+    classes: Names | None = field(
+        None, description=("Class names of modules that are fetched as a whole.")
+    )
     names: Names | None = field(None, description="Names of such modules.")
-    name_suffixes: Names | None = field(None, description="Endings of the names of such modules.")
+    name_suffixes: Names | None = field(
+        None, description=("Suffixes of the names of modules that are fetched as a whole.")
+    )
 
 
 class ZeroOptimization(Section):
     """ZeRO: sharding of optimizer state, gradients and parameters over data-parallel ranks."""
 
     stage: UpToThree | None = field(
-        None, description="0 replicates, 1 shards optimizer state, 2 gradients, 3 parameters too."
+        None,
+        description=(
+            "0: nothing is sharded; 1: optimizer state; 2: also gradients; 3: also parameters."
+        ),
     )
     contiguous_gradients: bool | None = field(
         None, description="Gradients are copied into one buffer as they are produced."
     )
     reduce_scatter: bool | None = field(
-        None, description="Gradients are reduced to their owner instead of to every rank."
+        None, description="Gradients are reduced only to their owner instead of to every rank."
     )
     reduce_bucket_size: Size | None = field(None, description="Elements reduced in one collective.")
     use_multi_rank_bucket_allreduce: bool | None = field(
-        None, description="One all-reduce for the buckets of several ranks."
+        None, description="One all-reduce for the gradient buckets of several ranks."
     )
     allgather_partitions: bool | None = field(
         None, description="No effect in any release covered here."
@@ -177,16 +191,16 @@ class ZeroOptimization(Section):
         None, description="Elements gathered in one collective."
     )
     overlap_comm: bool | None = field(
-        None, description="Gradient reduction overlaps the backward pass; unset: at stage 3."
+        None, description="Gradient reduction overlaps the backward pass. Default: only at stage 3."
     )
     compute_grad_norm: bool | None = field(
-        None, description="Global gradient norm in the step of stages 1 and 2."
+        None, description="The global gradient norm is computed in the step of stages 1 and 2."
     )
     load_from_fp32_weights: bool | None = field(
-        None, description="Master weights are loaded from fp32 copies in the checkpoint."
+        None, description="Master weights are loaded from the fp32 copies in the checkpoint."
     )
     elastic_checkpoint: bool | None = field(
-        None, description="Old form of checkpoints that load at another world size."
+        None, description="Old format of checkpoints that can be loaded at another world size."
     )
     offload_param: OffloadParam | None = field(None, description="Parameter offload.")
     offload_optimizer: OffloadOptimizer | None = field(None, description="Optimizer offload.")
@@ -194,31 +208,34 @@ class ZeroOptimization(Section):
     sub_group_size: Size | None = field(
         None, description="Elements in one tile of the stage 3 optimizer step."
     )
-    cpu_offload_param: bool | None = field(None, description="Old name: parameters on the CPU.")
-    cpu_offload_use_pin_memory: bool | None = field(
-        None, description="Old name: pinned memory; no effect."
+    cpu_offload_param: bool | None = field(
+        None, description=("Old switch for parameters on the CPU.")
     )
-    cpu_offload: bool | None = field(None, description="Old name: optimizer on the CPU.")
+    cpu_offload_use_pin_memory: bool | None = field(
+        None, description="Old switch for pinned memory; no effect."
+    )
+    cpu_offload: bool | None = field(None, description="Old switch for the optimizer on the CPU.")
     stage3_prefetch_bucket_size: Size | None = field(
-        None, description="Elements fetched ahead of use."
+        None, description="Number of elements that are fetched ahead of their use."
     )
     stage3_param_persistence_threshold: Size | None = field(
         None, description="Smaller parameters stay whole."
     )
     stage3_model_persistence_threshold: Size | None = field(
-        None, description="Bound on the elements that stay whole."
+        None, description="Largest number of elements in parameters that stay whole."
     )
     stage3_max_live_parameters: Size | None = field(
-        None, description="Elements that may be whole at once."
+        None, description="Largest number of elements that are whole at the same time."
     )
     stage3_max_reuse_distance: Size | None = field(
-        None, description="A parameter used again within so many elements stays."
+        None,
+        description=("Parameters that are used again within this number of elements stay whole."),
     )
     stage3_gather_16bit_weights_on_model_save: bool | None = field(
-        None, description="Whole 16-bit weights in save_16bit_model."
+        None, description="Weights in save_16bit_model are whole."
     )
     stage3_module_granularity_threshold: Whole | None = field(
-        None, description="Finer modules are fetched as a unit."
+        None, description="Modules with fewer elements for each submodule are fetched as a unit."
     )
     stage3_use_all_reduce_for_fetch_params: bool | None = field(
         None, description="Parameters are fetched by all-reduce."
@@ -227,10 +244,10 @@ class ZeroOptimization(Section):
         None, description="Parameters are gathered one by one, without buckets."
     )
     stage3_gather_fp16_weights_on_model_save: bool | None = field(
-        None, description="Old name: whole weights on saving."
+        None, description="Old name of stage3_gather_16bit_weights_on_model_save."
     )
     ignore_unused_parameters: bool | None = field(
-        None, description="Parameters without gradient are no error."
+        None, description="Parameters without a gradient are not an error."
     )
     legacy_stage1: bool | None = field(None, description="Old implementation of stage 1.")
     round_robin_gradients: bool | None = field(
@@ -240,7 +257,7 @@ class ZeroOptimization(Section):
         None, description="Parameters start at 16-byte boundaries of the flat buffers."
     )
     zero_hpz_partition_size: Size | None = field(
-        None, description="Ranks in a secondary group that holds whole weights."
+        None, description="Number of ranks in a secondary group that together hold all weights."
     )
     zero_quantized_weights: bool | None = field(
         None, description="Weights are gathered in quantized form."
@@ -255,23 +272,23 @@ class ZeroOptimization(Section):
         None, description="Error feedback for quantized gradients."
     )
     memory_efficient_linear: bool | None = field(
-        None, description="Linear layers that save less for backward (stage 3)."
+        None, description="Linear layers save less memory for backward (stage 3)."
     )
     pipeline_loading_checkpoint: bool | None = field(
         None, description="Checkpoint files are loaded one after the other."
     )
     override_module_apply: bool | None = field(
-        None, description="Module.apply gathers parameters (stage 3)."
+        None, description="Module.apply gathers the parameters first (stage 3)."
     )
     log_trace_cache_warnings: bool | None = field(
-        None, description="Warnings when the fetch order changes."
+        None, description="Log a warning when the order of fetches changes."
     )
     enable_sanity_checks: bool | None = field(None, description="Internal checks of the engine.")
     save_muon_momentum_buffer_in_memory: bool | None = field(
-        None, description="Muon momentum is not swapped to NVMe."
+        None, description="The momentum of Muon is not swapped to NVMe."
     )
     mics_shard_size: Whole | None = field(
-        None, description="Ranks in one shard group of MiCS; -1 is off."
+        None, description="Number of ranks in one shard group of MiCS; -1 switches MiCS off."
     )
     mics_hierarchical_params_gather: bool | None = field(
         None, description="Two-level gathering of MiCS."
@@ -284,12 +301,18 @@ class Fp16(Section):
 
     enabled: bool | None = field(None, description="Train in fp16.")
     auto_cast: bool | None = field(None, description="Inputs are cast to fp16.")
-    loss_scale: NonNegative | None = field(None, description="Constant loss scale; 0: dynamic.")
-    initial_scale_power: ScalePower | None = field(
-        None, description="The first dynamic scale is 2 to this power."
+    loss_scale: NonNegative | None = field(
+        None, description=("Constant loss scale; 0 makes it dynamic.")
     )
-    loss_scale_window: Size | None = field(None, description="Good steps before the scale doubles.")
-    hysteresis: Count | None = field(None, description="Overflows before the scale halves.")
+    initial_scale_power: ScalePower | None = field(
+        None, description="Exponent of the first dynamic scale, a power of two."
+    )
+    loss_scale_window: Size | None = field(
+        None, description=("Number of good steps before the scale doubles.")
+    )
+    hysteresis: Count | None = field(
+        None, description=("Number of overflows before the scale halves.")
+    )
     consecutive_hysteresis: bool | None = field(
         None, description="A good step refills the hysteresis."
     )
@@ -304,7 +327,7 @@ class Bf16(Section):
 
     enabled: bool | None = field(None, description="Train in bf16.")
     immediate_grad_update: bool | None = field(
-        None, description="Gradients are accumulated as they are produced."
+        None, description="Gradients are accumulated as soon as they are produced."
     )
     check_grad_overflow: bool | None = field(
         None, description="A step with inf or NaN gradients is skipped."
@@ -316,28 +339,33 @@ class Bf16(Section):
 
 
 class TensorParallelGroup(Section):
-    """Sizes for splitting a model by AutoTP."""
+    """Sizes for models that AutoTP splits."""
 
-    tp_size: Whole | None = field(None, description="Ranks that split the model.")
+    tp_size: Whole | None = field(
+        None, description=("Number of ranks over which the model is split.")
+    )
     tp_grain_size: Whole | None = field(
-        None, description="Granularity of split sizes; not used in training."
+        None, description="Granularity of the split sizes; not used in training."
     )
 
 
 class TensorParallel(Section):
-    """AutoTP: linear layers of a model split over ranks."""
+    """AutoTP: linear layers of a model are split over ranks."""
 
-    autotp_size: Size | None = field(None, description="Ranks that split each matrix; 0: off.")
+    autotp_size: Size | None = field(
+        None,
+        description=("Number of ranks over which each matrix is split; 0 switches AutoTP off."),
+    )
     tp_overlap_comm: bool | None = field(None, description="All-reduce overlaps compute.")
     vocab_parallel_lm_head: bool | None = field(
-        None, description="Output head split by vocabulary; unset: as the model says."
+        None, description="The output head is split by vocabulary. Default: as the model says."
     )
     vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(
-        None, description="Cross entropy of a split head."
+        None, description="Implementation of the cross entropy for a split output head."
     )
     tp: TensorParallelGroup | None = field(None, description="Sizes for the splitter.")
     injection_policy_tuple: Annotated[tuple[Any, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Names of layers whose output is reduced."
+        None, description="Names of layers whose output is reduced over the tensor ranks."
     )
     partition_config: Opaque | None = field(
         None, description="Rules that say how each parameter is split."
@@ -358,7 +386,7 @@ class CommsLogger(Section):
     prof_all: bool | None = field(None, description="Log all kinds.")
     prof_ops: list[Any] | None = field(None, description="Kinds to log.")
     verbose: bool | None = field(None, description="Log each call.")
-    debug: bool | None = field(None, description="Name the caller in the log.")
+    debug: bool | None = field(None, description="Show the caller's name in the log.")
 
 
 class Tensorboard(Section):
@@ -396,7 +424,7 @@ class Comet(Section):
     api_key: str | None = field(None, description="Key of the service.")
     experiment_name: str | None = field(None, description="Name of the run.")
     experiment_key: str | None = field(None, description="Key of the run.")
-    online: bool | None = field(None, description="Send at once, or keep on disk.")
+    online: bool | None = field(None, description="Send data at once, or keep it on disk.")
     mode: str | None = field(None, description="Continue a run or start a new one.")
 
 
@@ -405,17 +433,17 @@ class Compile(Section):
 
     deepcompile: bool | None = field(None, description="Compile with DeepSpeed's own passes.")
     autoep_non_moe: bool | None = field(
-        None, description="Compile around expert layers, which stay eager."
+        None, description="Compile around expert layers, which stay uncompiled."
     )
     free_activation: bool | None = field(None, description="Large activations are freed early.")
     free_activation_threshold: Whole | None = field(
-        None, description="Bytes from which an activation is large."
+        None, description="Size in bytes from which an activation is large."
     )
     offload_activation: bool | None = field(
         None, description="Saved activations move to host memory."
     )
     offload_activation_pin_memory: bool | None = field(
-        None, description="That host memory is pinned."
+        None, description="The host memory for saved activations is pinned."
     )
     offload_opt_states: bool | None = field(
         None, description="Optimizer state moves to host memory."
@@ -443,12 +471,14 @@ class HybridEngine(Section):
     """Training and generation in one engine."""
 
     enabled: bool | None = field(None, description="Use the hybrid engine.")
-    max_out_tokens: Whole | None = field(None, description="Tokens that generation may produce.")
+    max_out_tokens: Whole | None = field(
+        None, description=("Largest number of tokens that generation may produce.")
+    )
     inference_tp_size: Whole | None = field(
-        None, description="Ranks that split the model for generation."
+        None, description="Number of ranks over which the model is split for generation."
     )
     release_inference_cache: bool | None = field(
-        None, description="Free the cache after generation."
+        None, description="Free the cache after each generation."
     )
     pin_parameters: bool | None = field(
         None, description="Parameters stay gathered during generation."
@@ -461,7 +491,9 @@ class Throughput(Section):
     """Throughput timer."""
 
     enabled: bool | None = field(None, description="Measure throughput.")
-    synchronized: bool | None = field(None, description="Synchronise the device when measuring.")
+    synchronized: bool | None = field(
+        None, description=("Synchronise the device before times are measured.")
+    )
 
 
 class Timers(Section):
@@ -474,30 +506,30 @@ class WeightQuantization(Section):
     """Quantized weights for inference."""
 
     enabled: bool | None = field(
-        None, description="Weights are quantized, as the other keys of the section say."
+        None, description="Weights are quantized according to the other keys of the section."
     )
     num_bits: Whole | None = field(None, description="Bits of a weight.")
     q_type: Literal["symmetric", "asymmetric"] | None = field(
         None, description="Kind of quantization."
     )
-    q_groups: Whole | None = field(None, description="Groups with a scale of their own.")
+    q_groups: Whole | None = field(None, description="Number of groups with separate scales.")
     quantized_initialization: Opaque | None = field(
         None, description="Quantization while the model is built."
     )
     post_init_quant: Opaque | None = field(
-        None, description="Quantization of named layers after loading."
+        None, description="Quantization of the named layers after loading."
     )
 
 
 class OptimizerParams(Section):
-    """Arguments of the optimizer. Each type takes its own; see `OPTIMIZERS`."""
+    """Arguments of the optimizer. `OPTIMIZERS` lists the arguments of each type."""
 
     lr: NonNegative | None = field(
         None, description="Peak learning rate, unless a scheduler sets it."
     )
-    betas: Betas | None = field(None, description="Decay of the two moments.")
+    betas: Betas | None = field(None, description="Decay rates of the two moments.")
     eps: NonNegative | None = field(
-        None, description="Term added to the root of the second moment."
+        None, description="Term added to the square root of the second moment."
     )
     weight_decay: NonNegative | None = field(
         None, description="Weight decay, by the rule of the optimizer's type."
@@ -507,68 +539,69 @@ class OptimizerParams(Section):
     nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
     bias_correction: bool | None = field(None, description="Bias correction of the moments.")
     adam_w_mode: bool | None = field(
-        None, description="Decoupled weight decay; true also for type Adam."
+        None, description="Decoupled weight decay; the default is true even for type Adam."
     )
     torch_adam: bool | None = field(None, description="PyTorch's Adam instead of a fused one.")
     foreach: bool | None = field(None, description="PyTorch's multi-tensor path.")
     fp32_optimizer_states: bool | None = field(
-        None, description="CPU optimizer keeps its state in fp32."
+        None, description="The CPU optimizer keeps its state in fp32."
     )
-    amsgrad: bool | None = field(None, description="Largest second moment so far.")
+    amsgrad: bool | None = field(None, description="Use the largest second moment so far.")
     set_grad_none: bool | None = field(
-        None, description="Gradients are dropped rather than zeroed."
+        None, description="Gradients are set to None rather than zeroed."
     )
     lr_decay: NonNegative | None = field(None, description="Decay of the learning rate (Adagrad).")
     initial_accumulator_value: NonNegative | None = field(
-        None, description="Start of the squared sums (Adagrad)."
+        None, description="Initial value of the squared sums (Adagrad)."
     )
     maximize: bool | None = field(None, description="Ascend instead of descend.")
     differentiable: bool | None = field(None, description="Autograd through the step.")
-    capturable: bool | None = field(None, description="Step can be captured in a CUDA graph.")
+    capturable: bool | None = field(None, description="The step can be captured in a CUDA graph.")
     fused: bool | None = field(None, description="PyTorch's fused path.")
     max_grad_norm: NonNegative | None = field(
-        None, description="Not supported here: use gradient_clipping."
+        None, description="Not supported in DeepSpeed: use gradient_clipping."
     )
     max_coeff: NonNegative | None = field(None, description="Largest trust ratio (LAMB).")
     min_coeff: NonNegative | None = field(None, description="Smallest trust ratio (LAMB).")
-    eps_inside_sqrt: bool | None = field(None, description="eps is added under the root.")
-    muon_lr: NonNegative | None = field(
-        None, description="Learning rate of the matrices under Muon."
-    )
+    eps_inside_sqrt: bool | None = field(None, description="eps is added inside the square root.")
+    muon_lr: NonNegative | None = field(None, description="Learning rate of matrices under Muon.")
     adam_lr: NonNegative | None = field(
-        None, description="Learning rate of everything else under Muon."
+        None, description="Learning rate of all other parameters under Muon."
     )
     ns_method: Literal["gram", "standard"] | None = field(
         None, description="Newton-Schulz iteration of Muon."
     )
     freeze_step: Whole | None = field(None, description="Uncompressed steps (1-bit optimizers).")
     cuda_aware: bool | None = field(
-        None, description="MPI can send device memory (1-bit optimizers)."
+        None, description="The MPI library can send device memory (1-bit optimizers)."
     )
     comm_backend_name: Literal["nccl", "mpi", "hccl"] | None = field(
         None, description="Backend of 1-bit optimizers."
     )
-    coeff_beta: Beta | None = field(None, description="Average of the trust ratio (1-bit LAMB).")
+    coeff_beta: Beta | None = field(
+        None, description=("Decay rate of the average trust ratio (1-bit LAMB).")
+    )
     factor_max: NonNegative | None = field(
-        None, description="Largest scaling of the frozen trust ratio (1-bit LAMB)."
+        None, description="Upper bound on the scaling of the frozen trust ratio (1-bit LAMB)."
     )
     factor_min: NonNegative | None = field(
-        None, description="Smallest scaling of the frozen trust ratio (1-bit LAMB)."
+        None, description="Lower bound on the scaling of the frozen trust ratio (1-bit LAMB)."
     )
     factor_threshold: NonNegative | None = field(
-        None, description="Largest change of that scaling (1-bit LAMB)."
+        None,
+        description=("Bound on the change of the scaling of the frozen trust ratio (1-bit LAMB)."),
     )
     var_freeze_step: Whole | None = field(
-        None, description="Steps before the variance is frozen (0/1 Adam)."
+        None, description="Steps before the second moment is frozen (0/1 Adam)."
     )
     var_update_scaler: Whole | None = field(
-        None, description="Growth of the variance interval (0/1 Adam)."
+        None, description="Growth of the interval between updates of the second moment (0/1 Adam)."
     )
     local_step_scaler: Whole | None = field(
-        None, description="Growth of the local-step interval (0/1 Adam)."
+        None, description="Growth of the interval of local steps (0/1 Adam)."
     )
     local_step_clipper: Whole | None = field(
-        None, description="Largest local-step interval (0/1 Adam)."
+        None, description="Largest interval of local steps (0/1 Adam)."
     )
 
 
@@ -576,50 +609,59 @@ class Optimizer(Section):
     """The optimizer that DeepSpeed builds."""
 
     type: str | None = field(
-        None, description="DeepSpeed's own (any case) or a class of torch.optim."
+        None,
+        description=(
+            "Name of DeepSpeed's own optimizer (in any case) or of a class of torch.optim."
+        ),
     )
     params: OptimizerParams | None = field(None, description="Its arguments.")
     legacy_fusion: bool | None = field(
-        None, description="Old fusion of parameters in the fp16 wrapper."
+        None, description="Old switch for fused parameters in the fp16 wrapper."
     )
 
 
 class SchedulerParams(Section):
-    """Arguments of the learning-rate scheduler. Each type takes its own; see `SCHEDULERS`."""
+    """Arguments of the learning-rate scheduler. `SCHEDULERS` lists the arguments of each type."""
 
     warmup_min_lr: Rates | None = field(None, description="Learning rate at the start of warmup.")
     warmup_max_lr: Rates | None = field(
-        None, description="Learning rate after warmup; unset: the optimizer's."
+        None, description="Learning rate after warmup. Default: the optimizer's."
     )
     warmup_num_steps: Size | None = field(None, description="Steps of warmup.")
     warmup_type: Literal["log", "linear"] | None = field(None, description="Shape of warmup.")
     total_num_steps: Count | None = field(None, description="Step at which the decay ends.")
     warmup_min_ratio: Fraction | None = field(
-        None, description="Share of the peak at the start of warmup."
+        None, description="Learning rate at the start of warmup, as a share of the peak."
     )
     cos_min_ratio: Fraction | None = field(
-        None, description="Share of the peak at the end of the decay."
+        None, description="Learning rate at the end of the decay, as a share of the peak."
     )
     lr_range_test_min_lr: Rates | None = field(
-        None, description="First learning rate of the range test."
+        None, description="Learning rate at the start of the range test."
     )
     lr_range_test_step_size: Count | None = field(None, description="Steps between increases.")
     lr_range_test_step_rate: NonNegative | None = field(None, description="Size of an increase.")
     lr_range_test_staircase: bool | None = field(
-        None, description="Increase in steps instead of continuously."
+        None, description="The learning rate rises in steps instead of continuously."
     )
     cycle_min_lr: Rates | None = field(None, description="Lower learning rate of the cycle.")
     cycle_max_lr: Rates | None = field(None, description="Upper learning rate of the cycle.")
     decay_lr_rate: NonNegative | None = field(None, description="Decay after the cycle.")
-    cycle_first_step_size: Count | None = field(None, description="Steps of the rising half.")
-    cycle_second_step_size: Count | None = field(
-        None, description="Steps of the falling half; unset: as the rising one."
+    cycle_first_step_size: Count | None = field(
+        None, description=("Number of steps in the rising half of the cycle.")
     )
-    cycle_first_stair_count: Size | None = field(None, description="Stairs in the rising half.")
-    cycle_second_stair_count: Size | None = field(None, description="Stairs in the falling half.")
+    cycle_second_step_size: Count | None = field(
+        None, description="Number of steps in the falling half. Default: as in the rising half."
+    )
+    cycle_first_stair_count: Size | None = field(
+        None, description=("Number of stairs in the rising half.")
+    )
+    cycle_second_stair_count: Size | None = field(
+        None, description=("Number of stairs in the falling half.")
+    )
     decay_step_size: Size | None = field(None, description="Steps between decays.")
     cycle_momentum: bool | None = field(
-        None, description="Cycle momentum against the learning rate."
+        None, description="Momentum falls while the learning rate rises, and the reverse."
     )
     cycle_min_mom: NonNegative | None = field(None, description="Lower momentum of the cycle.")
     cycle_max_mom: NonNegative | None = field(None, description="Upper momentum of the cycle.")
@@ -627,7 +669,7 @@ class SchedulerParams(Section):
         None, description="Decay of the momentum after the cycle."
     )
     last_batch_iteration: Whole | None = field(
-        None, description="Step to continue from; -1: the start."
+        None, description="Step from which to continue; -1 starts from the beginning."
     )
 
 
@@ -635,19 +677,25 @@ class Scheduler(Section):
     """The learning-rate scheduler that DeepSpeed builds."""
 
     type: str | None = field(
-        None, description="DeepSpeed's own or a class of torch.optim.lr_scheduler."
+        None,
+        description=(
+            "Name of DeepSpeed's own scheduler or of a class of torch.optim.lr_scheduler."
+        ),
     )
     params: SchedulerParams | None = field(None, description="Its arguments.")
 
 
 class ActivationCheckpointing(Section):
-    """Settings of deepspeed.checkpointing. They have no effect unless the model's code calls it."""
+    """Settings of deepspeed.checkpointing, which take effect only if the model's code calls it."""
 
     partition_activations: bool | None = field(
         None, description="Saved activations are split over the tensor group."
     )
     number_checkpoints: Count | None = field(
-        None, description="Checkpoints in the model; sizes the contiguous buffer."
+        None,
+        description=(
+            "Number of checkpoints in the model, which sets the size of the contiguous buffer."
+        ),
     )
     contiguous_memory_optimization: bool | None = field(
         None, description="Saved activations share one buffer."
@@ -674,16 +722,19 @@ class Pipeline(Section):
         None, description="No effect: use PipelineModule(seed_layers=)."
     )
     activation_checkpoint_interval: Size | None = field(
-        None, description="Layers between checkpoints; 0: PipelineModule's."
+        None,
+        description=(
+            "Number of layers between activation checkpoints; 0 leaves it to PipelineModule."
+        ),
     )
     pipe_partitioned: bool | None = field(
-        None, description="Activations between stages are split over the tensor group."
+        None, description="Activations sent between stages are split over the tensor group."
     )
     grad_partitioned: bool | None = field(
-        None, description="Gradients between stages are split over the tensor group."
+        None, description="Gradients sent between stages are split over the tensor group."
     )
     use_reentrant: bool | None = field(
-        None, description="The reentrant form of torch's activation checkpointing."
+        None, description="Use the reentrant form of torch's activation checkpointing."
     )
 
 
@@ -691,7 +742,7 @@ class ParallelWrite(Section):
     """Ranks that write a checkpoint."""
 
     pipeline_stage: bool | None = field(
-        None, description="Data ranks of a pipeline stage share the writing."
+        None, description="The data ranks of a pipeline stage share the work of writing."
     )
 
 
@@ -703,12 +754,12 @@ class Writer(Section):
     )
     io_buffer_size: Whole | None = field(None, description="Bytes in the buffer.")
     io_buffer_double: bool | None = field(
-        None, description="Two buffers, so that one fills while the other is written."
+        None, description="Use two buffers, so that one fills while the other is written."
     )
     show_statistics: bool | None = field(None, description="Statistics of the writer are printed.")
     data_parallel: (
         Annotated[Literal["REPLICA", "SOCKET", "MACHINE"], BeforeValidator(_upper)] | None
-    ) = field(None, description="Ranks that share the writing.")
+    ) = field(None, description="Ranks that share the work of writing.")
     decoupled: bool | None = field(None, description="Write in another process.")
     io_multiplier: Whole | None = field(None, description="Writers for each rank.")
 
@@ -717,7 +768,7 @@ class Checkpoint(Section):
     """Checkpoints."""
 
     tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(_upper)] | None = (
-        field(None, description="What to do when ranks save under different tags.")
+        field(None, description="Reaction to ranks that save under different tags.")
     )
     load_universal: bool | None = field(None, description="Load a universal checkpoint.")
     use_node_local_storage: bool | None = field(
@@ -732,14 +783,16 @@ class DataTypes(Section):
     """Number formats beside the training precision."""
 
     grad_accum_dtype: Dtype | None = field(
-        None, description="Format in which gradients accumulate; unset: the model's."
+        None, description="Format in which gradients accumulate. Default: the model's."
     )
     param_dtype: Dtype | None = field(
-        None, description="Format of the parameters; must be the training precision."
+        None, description="Format of the parameters, which must be the training precision."
     )
-    buffer_dtype: Dtype | None = field(None, description="Format of the buffers; unset: as loaded.")
+    buffer_dtype: Dtype | None = field(
+        None, description=("Format of the buffers. Default: as loaded.")
+    )
     keep_in_fp32_modules: Auto | Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Buffers kept in fp32; auto: as the model says."
+        None, description="Buffers kept in fp32; auto leaves the choice to the model."
     )
 
 
@@ -749,7 +802,10 @@ class TorchAutocast(Section):
     enabled: bool | None = field(None, description="Run under autocast.")
     dtype: Dtype | None = field(None, description="Format of autocast.")
     lower_precision_safe_modules: Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = (
-        field(None, description="Modules whose parameters are communicated in that format.")
+        field(
+            None,
+            description=("Modules whose parameters are communicated in the format of autocast."),
+        )
     )
 
 
@@ -761,7 +817,9 @@ class FlopsProfiler(Section):
         None, description="Share of the forward pass that is recomputed."
     )
     profile_step: Whole | None = field(None, description="Step to profile.")
-    module_depth: Whole | None = field(None, description="Depth of modules in the report; -1: all.")
+    module_depth: Whole | None = field(
+        None, description=("Depth of modules in the report; -1 lists all.")
+    )
     top_modules: Whole | None = field(None, description="Modules listed at each depth.")
     detailed: bool | None = field(None, description="Print the whole tree.")
     output_file: str | None = field(None, description="File for the report.")
@@ -774,8 +832,12 @@ class Aio(Section):
     queue_depth: Count | None = field(None, description="Requests in flight.")
     thread_count: Count | None = field(None, description="Old name of intra_op_parallelism.")
     intra_op_parallelism: Count | None = field(None, description="Threads for one operation.")
-    single_submit: bool | None = field(None, description="Submit requests one by one.")
-    overlap_events: bool | None = field(None, description="Submit while waiting for completions.")
+    single_submit: bool | None = field(
+        None, description=("Submit requests one by one, not in batches.")
+    )
+    overlap_events: bool | None = field(
+        None, description=("Submit requests while waiting for completions.")
+    )
     use_gds: bool | None = field(None, description="GPUDirect storage; needs CUDA.")
 
 
@@ -783,7 +845,7 @@ class Autotuning(Section):
     """Search for batch size and ZeRO settings by the launcher."""
 
     enabled: bool | None = field(None, description="Tune before training.")
-    fast: bool | None = field(None, description="Tune micro batch and stage only.")
+    fast: bool | None = field(None, description="Tune only the micro batch and the stage.")
     results_dir: Annotated[str, field(min_length=1)] | None = field(
         None, description="Directory of results."
     )
@@ -791,24 +853,24 @@ class Autotuning(Section):
         None, description="Directory of experiments."
     )
     overwrite: bool | None = field(None, description="Overwrite earlier results.")
-    start_profile_step: Whole | None = field(None, description="First step that is timed.")
-    end_profile_step: Whole | None = field(None, description="Last step that is timed.")
+    start_profile_step: Whole | None = field(None, description="First step of the timed range.")
+    end_profile_step: Whole | None = field(None, description="Last step of the timed range.")
     metric: str | None = field(None, description="Quantity to maximise.")
     metric_path: str | None = field(None, description="File for the metric.")
     tuner_type: str | None = field(
-        None, description="How the tuner searches: through a grid, at random or by a model."
+        None, description="Method of the search: through a grid, at random, or guided by a model."
     )
     tuner_early_stopping: Whole | None = field(
-        None, description="Experiments without gain before the search ends."
+        None, description="Number of experiments without a gain after which the search ends."
     )
     tuner_num_trials: Whole | None = field(None, description="Experiments at most.")
     arg_mappings: Opaque | None = field(
-        None, description="Keys and the script arguments that set them."
+        None, description="Config keys, each with the script argument that sets it."
     )
     model_info: Opaque | None = field(None, description="Facts about the model.")
     model_info_path: str | None = field(None, description="File for facts about the model.")
     mp_size: Count | None = field(
-        None, description="Model-parallel ranks of the runs that are tuned."
+        None, description="Number of model-parallel ranks in the tuned runs."
     )
     max_train_batch_size: Count | None = field(None, description="Largest batch to try.")
     min_train_batch_size: Count | None = field(None, description="Smallest batch to try.")
@@ -825,11 +887,13 @@ class DataSampling(Section):
     """Curriculum and dynamic batches."""
 
     enabled: bool | None = field(None, description="Use the sampler.")
-    num_epochs: Count | None = field(None, description="Epochs that the sampler prepares.")
+    num_epochs: Count | None = field(
+        None, description=("Number of epochs that the sampler prepares.")
+    )
     num_workers: Size | None = field(None, description="Loader processes.")
     pin_memory: bool | None = field(None, description="Batches in pinned memory.")
     curriculum_learning: Opaque | None = field(
-        None, description="Curriculum learning by metrics and their difficulties."
+        None, description="Curriculum learning, with metrics and difficulties."
     )
     dynamic_batching: Opaque | None = field(None, description="Batches of varying size.")
 
@@ -853,75 +917,91 @@ class DataEfficiency(Section):
 class ExpertParallel(Section):
     """AutoEP: experts of a model split over ranks."""
 
-    enabled: bool | None = field(None, description="Experts are split over ranks.")
-    autoep_size: Count | None = field(None, description="Ranks that split the experts.")
+    enabled: bool | None = field(None, description="Split the experts over ranks.")
+    autoep_size: Count | None = field(
+        None, description=("Number of ranks over which the experts are split.")
+    )
     expert_tensor_parallel_size: Count | None = field(
-        None, description="Ranks that split each expert's matrices."
+        None, description="Number of ranks over which each expert's matrices are split."
     )
     validate_folding_routing: bool | None = field(
-        None, description="Check that tensor ranks route alike."
+        None, description="Check that tensor ranks route tokens alike."
     )
     async_split_plan: bool | None = field(
         None, description="Split sizes are copied asynchronously."
     )
     preset_model: str | None = field(None, description="Built-in rules for a model family.")
     moe_layer_pattern: str | None = field(None, description="Names of expert layers.")
-    expert_pattern: str | None = field(None, description="Names of experts in a layer.")
-    router_pattern: str | None = field(None, description="Names of routers in a layer.")
-    use_grouped_mm: bool | None = field(None, description="One grouped product for all experts.")
+    expert_pattern: str | None = field(None, description="Names of the experts in a layer.")
+    router_pattern: str | None = field(None, description="Names of the routers in a layer.")
+    use_grouped_mm: bool | None = field(
+        None, description=("Use one grouped matrix product for all experts.")
+    )
     disable_triton_grouped_mm: bool | None = field(
         None, description="Grouped products without Triton."
     )
-    route_norm: bool | None = field(None, description="Routing weights sum to one.")
-    route_scale: Real | None = field(None, description="Factor on the routing weights.")
+    route_norm: bool | None = field(
+        None, description=("Normalize the routing weights of a token to a sum of one.")
+    )
+    route_scale: Real | None = field(
+        None, description=("Factor by which routing weights are multiplied.")
+    )
     score_apply: Literal["auto", "pre", "post"] | None = field(
-        None, description="Weights applied before or after experts."
+        None, description="Apply routing weights before or after the experts."
     )
     combine_impl: Literal["auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"] | None = (
-        field(None, description="How expert outputs are summed.")
+        field(None, description="Way in which expert outputs are summed.")
     )
     row_weighting_impl: Literal["auto", "eager", "fused"] | None = field(
         None, description="How rows are weighted."
     )
     gate_up_impl: Literal["separate", "fused"] | None = field(
-        None, description="Gate and up projection in one product."
+        None, description="Compute the gate and up projections in one matrix product."
     )
     comm_backend: Literal["comm", "deepep"] | None = field(
         None, description="Library for the exchange of tokens."
     )
     comm_num_sm: Count | None = field(None, description="Multiprocessors for the exchange.")
-    comm_qp_margin: Size | None = field(None, description="Spare queue pairs for the exchange.")
-    comm_max_tokens_per_rank: Size | None = field(
-        None, description="Tokens that one rank may route."
+    comm_qp_margin: Size | None = field(
+        None, description=("Number of spare queue pairs for the exchange.")
     )
-    num_expert_groups: Count | None = field(None, description="Groups of experts for routing.")
-    num_limited_groups: Count | None = field(None, description="Groups that a token may reach.")
+    comm_max_tokens_per_rank: Size | None = field(
+        None, description="Largest number of tokens that one rank may route."
+    )
+    num_expert_groups: Count | None = field(
+        None, description=("Number of groups of experts for routing.")
+    )
+    num_limited_groups: Count | None = field(
+        None, description=("Largest number of groups that a token may reach.")
+    )
     score_func: Literal["auto", "softmax", "sigmoid"] | None = field(
         None, description="Function of the router."
     )
     top_k: Count | Auto | None = field(None, description="Experts for each token.")
     load_balance_coeff: Real | None = field(
-        None, description="Not supported by DeepSpeed: only null."
+        None, description="Not supported by DeepSpeed: only null is allowed."
     )
     routed_scaling_factor: Real | Auto | None = field(
-        None, description="Factor on the routed output."
+        None, description="Factor by which the routed output is multiplied."
     )
-    expert_w1: str | None = field(None, description="Name of the gate weights.")
-    expert_w2: str | None = field(None, description="Name of the down weights.")
+    expert_w1: str | None = field(None, description="Name of the gate projection's weights.")
+    expert_w2: str | None = field(None, description="Name of the down projection's weights.")
     expert_w3: str | None = field(
-        None, description="Name of the up weights; null: fused with the gate."
+        None,
+        description=("Name of the up projection's weights; null if they are fused with the gate."),
     )
     num_experts_attr: str | None = field(
-        None, description="Config attribute with the number of experts."
+        None, description="Attribute of the model's config with the number of experts."
     )
     top_k_attr: str | None = field(
-        None, description="Config attribute with the experts for each token."
+        None,
+        description=("Attribute of the model's config with the number of experts for each token."),
     )
     has_shared_experts: bool | None = field(None, description="Layers have shared experts.")
     shared_experts_pattern: str | None = field(None, description="Names of shared experts.")
     shared_experts_gate_pattern: str | None = field(None, description="Names of their gates.")
     expert_activation: str | None = field(
-        None, description="Activation of the experts; unset: the preset's."
+        None, description="Activation function of the experts. Default: that of the preset."
     )
 
 
@@ -929,7 +1009,7 @@ class CodeScheduler(Section):
     """A learning-rate schedule that the script builds itself, in optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
-        None, description="Shape after warmup; other: one that no Plan can express."
+        None, description="Shape after warmup; other stands for one that no plan can express."
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
     warmup_from: NonNegative | None = field(
@@ -940,30 +1020,37 @@ class CodeScheduler(Section):
     )
     minimum: NonNegative | None = field(None, description="Learning rate after the decay.")
     decay_steps: Size | None = field(
-        None, description="Steps of wsd's decay, the last of the schedule; unset: a tenth of it."
+        None,
+        description=(
+            "Number of steps in the decay of wsd, at the end of the schedule. Default: a tenth of"
+            " the schedule."
+        ),
     )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
-        None, description="Shape of wsd's decay; unset: linear."
+        None, description="Shape of the decay of wsd. Default: linear."
     )
 
 
 class Code(Section):
-    """Settings that are not in DeepSpeed's file but in the training script."""
+    """Settings that belong to the training script, not to DeepSpeed's file."""
 
     pipeline_stages: Count | None = field(
-        None, description="PipelineModule(num_stages=): ranks that split the layers."
+        None,
+        description=("PipelineModule(num_stages=): number of ranks over which layers are split."),
     )
     partition_method: str | None = field(
-        None, description="PipelineModule(partition_method=): rule that cuts the layers."
+        None, description="PipelineModule(partition_method=): rule that divides layers into stages."
     )
     tensor_parallel: Count | None = field(
-        None, description="Ranks in the mpu's model-parallel group (Megatron-style layers)."
+        None,
+        description=("Number of ranks in the mpu's model-parallel group (Megatron-style layers)."),
     )
     context_parallel: Count | None = field(
-        None, description="Ranks in the mpu's sequence-parallel group (Ulysses attention)."
+        None,
+        description=("Number of ranks in the mpu's sequence-parallel group (Ulysses attention)."),
     )
     expert_parallel: Count | None = field(
-        None, description="MoE(ep_size=): ranks that split the experts."
+        None, description="MoE(ep_size=): number of ranks over which experts are split."
     )
     checkpointing: bool | None = field(
         None, description="The model calls deepspeed.checkpointing.checkpoint."
@@ -977,14 +1064,21 @@ class Code(Section):
     )
     decay_scope: Literal["all", "matrices"] | None = field(
         None,
-        description="Parameters with weight decay in the script's groups: all, or all except biases and norms.",
+        description=(
+            "Parameters with weight decay in the script's groups: all, or all except biases and"
+            " norms."
+        ),
     )
     parameter_groups: str | None = field(
         None,
-        description="File of names and settings that the script builds the optimizer's groups from.",
+        description="File with names and settings of the parameter groups that the script builds.",
     )
-    steps: Count | None = field(None, description="Optimizer steps that the script makes.")
-    epochs: Positive | None = field(None, description="Passes over the data that the script makes.")
+    steps: Count | None = field(
+        None, description=("Number of optimizer steps that the script makes.")
+    )
+    epochs: Positive | None = field(
+        None, description=("Number of passes over the data that the script makes.")
+    )
     seed: Whole | None = field(None, description="Seed that the script sets.")
     accelerator: (
         Literal["cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa"] | None
@@ -992,23 +1086,28 @@ class Code(Section):
 
 
 class DeepSpeed(Section):
-    """A DeepSpeed config. Keys that are not set have the release's default."""
+    """A DeepSpeed config. A key that is not set has the release's default."""
 
-    train_batch_size: Count | None = field(None, description="Samples in one step over all ranks.")
+    train_batch_size: Count | None = field(
+        None, description=("Number of samples in one step over all ranks.")
+    )
     train_micro_batch_size_per_gpu: Count | None = field(
-        None, description="Samples in one micro batch on one rank."
+        None, description="Number of samples in one micro batch on one rank."
     )
     gradient_accumulation_steps: Count | None = field(
-        None, description="Micro batches in one step."
+        None, description="Number of micro batches in one step."
     )
     managed_gradient_accumulation: bool | None = field(
-        None, description="The engine, not the script, finds the last micro batch."
+        None,
+        description=("The engine, and not the script, determines the last micro batch of a step."),
     )
-    steps_per_print: Count | None = field(None, description="Steps between two lines of progress.")
+    steps_per_print: Count | None = field(
+        None, description=("Number of steps between two lines of progress.")
+    )
     optimizer: Optimizer | None = field(None, description="Optimizer.")
     scheduler: Scheduler | None = field(None, description="Learning-rate scheduler.")
     gradient_clipping: NonNegative | None = field(
-        None, description="Bound on the global gradient norm; 0: off."
+        None, description="Bound on the global gradient norm; 0 switches clipping off."
     )
     fp16: Fp16 | None = field(None, description="fp16 training.")
     bf16: Bf16 | None = field(None, description="bf16 training.")
@@ -1023,37 +1122,37 @@ class DeepSpeed(Section):
         None, description="Format of reductions over sequence-parallel ranks."
     )
     seq_parallel_comm_data_type: CommDtype | None = field(
-        None, description="Name of that key before 0.16.5."
+        None, description="Name of seq_parallel_communication_data_type before 0.16.5."
     )
     prescale_gradients: bool | None = field(
         None, description="Gradients are divided before the reduction."
     )
     gradient_predivide_factor: Positive | None = field(
-        None, description="Part of that division done before the reduction."
+        None, description="Part of the gradients' division that is made before the reduction."
     )
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = (
-        field(None, description="Mean or sum over data-parallel ranks.")
+        field(None, description="Gradients are averaged or summed over data-parallel ranks.")
     )
     sparse_gradients: bool | None = field(
         None, description="Embedding gradients are reduced sparsely."
     )
     zero_optimization: ZeroOptimization | None = field(None, description="ZeRO.")
     zero_allow_untested_optimizer: bool | None = field(
-        None, description="ZeRO with an optimizer it was not tested with."
+        None, description="Allow ZeRO with an optimizer that it was not tested with."
     )
     zero_force_ds_cpu_optimizer: bool | None = field(
-        None, description="Offload only with DeepSpeed's CPU optimizers."
+        None, description="Allow offload only with DeepSpeed's CPU optimizers."
     )
     sequence_parallel_size: Count | None = field(
-        None, description="Ranks that split each sequence (Ulysses)."
+        None, description="Number of ranks over which each sequence is split (Ulysses)."
     )
     data_parallel_size: Count | None = field(
-        None, description="Data-parallel ranks of the mesh beside sequence_parallel_size."
+        None, description="Number of data-parallel ranks in the mesh with sequence_parallel_size."
     )
     tensor_parallel: TensorParallel | None = field(None, description="AutoTP.")
     expert_parallel: ExpertParallel | None = field(None, description="AutoEP.")
     use_data_before_expert_parallelism: bool | None = field(
-        None, description="Order of data and expert ranks."
+        None, description="Order of the data and expert ranks."
     )
     pipeline: Pipeline | None = field(None, description="Pipeline engine.")
     activation_checkpointing: ActivationCheckpointing | None = field(
@@ -1065,21 +1164,21 @@ class DeepSpeed(Section):
         None, description="No effect in any release covered here."
     )
     fp32_allreduce: bool | None = field(None, description="Key of releases before 0.6; no effect.")
-    graph_harvesting: bool | None = field(None, description="Step captured in a CUDA graph.")
-    dataloader_drop_last: bool | None = field(
-        None, description="The last incomplete batch is dropped."
-    )
+    graph_harvesting: bool | None = field(None, description="Capture the step in a CUDA graph.")
+    dataloader_drop_last: bool | None = field(None, description="Drop the last, incomplete batch.")
     vocabulary_size: Size | None = field(
         None, description="No effect except a check that it is a multiple of 8."
     )
     dump_state: bool | None = field(None, description="Print the engine's state.")
-    disable_python_gc: bool | None = field(None, description="Python's garbage collector is off.")
+    disable_python_gc: bool | None = field(
+        None, description=("Switch Python's garbage collector off.")
+    )
     log_level: str | None = field(None, description="Level of DeepSpeed's log.")
     wall_clock_breakdown: bool | None = field(
-        None, description="Time of forward, backward and step."
+        None, description="Log the times of forward, backward and step."
     )
     memory_breakdown: bool | None = field(
-        None, description="Memory after forward, backward and step."
+        None, description="Log the memory after forward, backward and step."
     )
     flops_profiler: FlopsProfiler | None = field(
         None, description="Profile of floating-point operations."
@@ -1092,18 +1191,18 @@ class DeepSpeed(Section):
     timers: Timers | None = field(None, description="Timers.")
     checkpoint: Checkpoint | None = field(None, description="Checkpoints.")
     datastates_ckpt: Opaque | bool | None = field(
-        None, description="DataStates checkpoint engine; any value but false is on."
+        None, description="Checkpoint engine DataStates; any value but false switches it on."
     )
     nebula: Opaque | None = field(None, description="Nebula checkpoint service.")
     aio: Aio | None = field(None, description="Asynchronous file access.")
     autotuning: Autotuning | None = field(None, description="Autotuning.")
     elasticity: Opaque | None = field(
-        None, description="Elastic training: batch sizes that fit several numbers of ranks."
+        None, description="Elastic training, with batch sizes that fit several numbers of ranks."
     )
     data_efficiency: DataEfficiency | None = field(None, description="Data efficiency library.")
     curriculum_learning: Opaque | None = field(None, description="Old form of curriculum learning.")
     progressive_layer_drop: Opaque | None = field(
-        None, description="Layers are dropped with rising probability."
+        None, description="Drop layers with a rising probability."
     )
     eigenvalue: Opaque | None = field(None, description="Eigenvalues for mixed quantization.")
     quantize_training: Opaque | None = field(
@@ -1114,11 +1213,11 @@ class DeepSpeed(Section):
         description="Settings of the compression library: quantization, pruning, fewer layers.",
     )
     sparse_attention: Opaque | None = field(
-        None, description="Layout of blocks for sparse attention."
+        None, description="Layout of the blocks in sparse attention."
     )
     weight_quantization: WeightQuantization | None = field(None, description="Quantized weights.")
     code: Code | None = field(None, description="Settings of the training script.")
 
 
 SCHEMA = DeepSpeed
-"""The name under which the dialect finds the schema."""
+"""The schema under the name that the dialect expects."""

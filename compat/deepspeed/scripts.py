@@ -1,4 +1,6 @@
-"""Launch scripts: the DeepSpeed config of a run, from a here-document or a file, and the settings on its command line."""
+"""Reads launch scripts: the DeepSpeed config of a run, from a here-document or a file, and the
+settings on its command line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from compat.deepspeed.trainer import DEFAULTS, arguments
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 TRAINER = "--deepspeed"
-"""This option names a file if the script uses Hugging Face's Trainer; otherwise it is a switch."""
+"""The option that names a config file if the script uses Hugging Face's Trainer. In other scripts
+it is a switch.
+"""
 
 CODE: Mapping[str, str] = {
     # `ds-sequence-parallel-size` is Ulysses: it splits samples.
@@ -25,12 +29,13 @@ CODE: Mapping[str, str] = {
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
 }
-"""Flags of Megatron-DeepSpeed that belong to the code part (its megatron/arguments.py)."""
+"""Flags of Megatron-DeepSpeed for settings of the code part (its megatron/arguments.py)."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: the document, arguments of Hugging Face's Trainer, the code part, ranks, and findings.
+    """The config of a run: its document, the arguments of Hugging Face's Trainer, the code part,
+    the number of ranks, and findings.
 
     `file` is the name of the document's file if it is not the script itself.
     """
@@ -44,12 +49,14 @@ class Found:
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a run of the script gets a DeepSpeed config."""
+    """Whether a command of the script gets a DeepSpeed config."""
     return _config(launch) is not None
 
 
 def read(script: Script) -> Found:
-    """The config of the only run of `script` that gets one. Raises `BridgeError` with the line of every problem."""
+    """The config of the only command in `script` that gets one. Raises `BridgeError` with the line
+    of every problem.
+    """
     launch = script.launch(is_launch, "--deepspeed_config")
     path, line = _config(launch) or ((), launch.line)
     content = launch.file(path)
@@ -68,7 +75,7 @@ def read(script: Script) -> Found:
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:
-    """The word that names the config, and its line."""
+    """The command-line word that names the config, and its line."""
     for index, (word, text) in enumerate(zip(launch.words, launch.texts, strict=True)):
         option, tied, _ = text.partition("=")
         if option in OPTIONS and tied:
@@ -84,7 +91,7 @@ def _names_file(word: Pieces) -> bool:
 
 
 def _here(script: Script, content: Pieces) -> Document:
-    """The text that the script itself writes to the config file."""
+    """The document that the script itself writes to the config file."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
@@ -97,7 +104,7 @@ def _here(script: Script, content: Pieces) -> Document:
 
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
-    """The config file, in the script's folder or in one that the user allowed."""
+    """The config file, found in the script's folder or in one that the user allowed."""
     path = cut_folder(path)
     name = known(path)
     if name is None:
@@ -107,17 +114,18 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
         )
     found = find(name, folder_of(script.name))
     if found is None:
-        here = "no such file in the script's folder, or where this command runs"
+        here = "no such file in the script's folder or in the current folder"
         give = (
-            "put it there, or give the folder in which the script starts with --allow-path FOLDER"
+            "put it there, or pass the folder in which the script starts with --allow-path FOLDER"
         )
         raise SourceError(f"{script.name}: line {line}: {name}: {here}; {give}")
     return load(found)
 
 
 def cut_folder(path: Pieces) -> Pieces:
-    """The path without a leading `$PWD/`, so relative to the
-    folder in which the script starts; other paths unchanged."""
+    """The path relative to the script's starting folder, if it begins with `$PWD/`; other paths
+    unchanged.
+    """
     first = spelled(path[:1])
     return (
         cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
@@ -125,7 +133,7 @@ def cut_folder(path: Pieces) -> Pieces:
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Options with one known value, without their dashes; switches are `true`."""
+    """Options with one known value, without their dashes. Switches have the value `true`."""
     words: Sequence[str | None] = [known(word) for word in launch.words]
     for index, word in enumerate(words):
         if word is None or not word.startswith("--"):
@@ -140,8 +148,7 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:
-    """The code part by the flags of Megatron-DeepSpeed. An
-    axis of one rank splits nothing and is left out."""
+    """The code part from flags of Megatron-DeepSpeed. An axis with one rank is left out."""
     sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
     # With this flag the model is no PipelineModule, whatever the
     # size of the axis (its pretrain_gpt.py, model_provider).

@@ -1,4 +1,6 @@
-"""A config as DeepSpeed's checks see it, and keys that many of them need."""
+"""The form in which checks see a config of DeepSpeed, and names of keys that several
+checks need.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ HALF = ("fp16", "bf16")
 
 
 class Seen(checks.Seen):
-    """A config of DeepSpeed as a check sees it."""
+    """A config of DeepSpeed, as its checks see it."""
 
     @property
     def at(self) -> Release:
@@ -74,7 +76,9 @@ def wanted(values: Flat) -> str:
 
 
 def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:
-    """The implementation that DeepSpeed picks for a type (runtime/engine.py, `get_optimizer_configuration`)."""
+    """The implementation of a type that DeepSpeed chooses (runtime/engine.py,
+    `get_optimizer_configuration`).
+    """
     forms = at.forms(kind, name)
     fitting = [form for form in forms if form.form == wanted(values)]
     # Adagrad has no fused form: without offload it is torch's,

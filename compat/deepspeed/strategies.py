@@ -1,5 +1,6 @@
-"""Generated DeepSpeed configs: batches, axes, optimizers and
-schedulers that fit together, and the keys of each release."""
+"""Hypothesis strategies for DeepSpeed configs: batches, axes, optimizers and schedulers that fit
+together, and keys of each release.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def _field(path: str) -> SearchStrategy[Any]:
 
 @st.composite
 def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
-    """All of `must`, and most of `may`; `own` has values that are not drawn by their type."""
+    """A group with all of the `must` keys and most of the `may` keys. `own` has strategies for keys
+    that are not drawn by their type.
+    """
     chosen = {path: own[path] if path in own else _field(path) for path in may if draw(LIKELY)}
     return {path: draw(value) for path, value in {**must, **chosen}.items()}
 
@@ -46,7 +49,7 @@ def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Axes and batch first, then groups of settings that each fit together."""
+    """Axes and batch first, then groups of settings. The settings of each group fit together."""
     # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
     data = (
@@ -70,7 +73,7 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
-    """AutoTP. The batch arithmetic does not see its ranks."""
+    """The size of AutoTP's groups, whose ranks the batch arithmetic does not count."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
     nested = (
@@ -82,8 +85,9 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
-    """The mesh of data and sequence ranks that the file
-    describes. The batch divides by it from 0.17.0 on."""
+    """The mesh of data and sequence ranks in the file. From 0.17.0 on, DeepSpeed divides the batch
+    by it.
+    """
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
     counted = sequence if release(case.version).since("0.17.0") else 1
@@ -97,7 +101,7 @@ TRIANGLES = (
     lambda micro, steps, data: {STEPS: steps, TOTAL: micro * steps * data},
     lambda micro, steps, data: {TOTAL: micro * data},
 )
-"""Ways to give the batch."""
+"""Functions that give the batch by two or three of its keys, or by the total only."""
 
 
 @cache
@@ -160,7 +164,9 @@ CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps",
 
 
 def _built(section: str, version: str) -> list[Groups]:
-    """One strategy for each type that the release builds, with the arguments that it takes; its own types more often."""
+    """One strategy for each type that the release builds, with the arguments of the type.
+    DeepSpeed's own types are drawn more often.
+    """
     at = release(version)
     found: list[Groups] = []
     for name in at.types[section + "s"]:
@@ -173,7 +179,7 @@ def _built(section: str, version: str) -> list[Groups]:
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
-    """A section with this type, required arguments, and some of the others."""
+    """A section with this type, its required arguments, and some of its other arguments."""
     own = forms[0].args is not None
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
@@ -231,13 +237,13 @@ UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Keys that the release reads, and those of the code part."""
+    """Keys that the release reads, and keys of the code part."""
     return settable(case.version)
 
 
 @cache
 def settable(version: str) -> tuple[str, ...]:
-    """Keys that can be set, those of the core included."""
+    """Keys that can be set, including the keys of the core."""
     own = release(version).keys
     return tuple(
         path
@@ -253,7 +259,7 @@ SPECS = st.lists(
     max_size=2,
 )
 SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
-"""Free-form sections, each with the switch that DeepSpeed reads in it."""
+"""Strategy of a free-form section with the switch that DeepSpeed reads in it."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(
         ("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)
@@ -271,11 +277,11 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
         {"layer_specs": SPECS}, optional={"tp_size": SMALL}
     ),
 }
-"""Meaningful values of keys whose type allows others too."""
+"""Strategies for keys whose type also allows values that make no sense."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of a field, from its type or from the tables above."""
+    """Strategy for the values of a key, if it is in a table above."""
     return OWN.get(path)
 
 
@@ -288,11 +294,13 @@ BESIDE: Mapping[str, Group] = {
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }
-"""Other keys that a key needs."""
+"""Other settings that a key needs, by key."""
 
 
 def required(config: Config) -> Iterable[str]:
-    """Keys that the file cannot do without: the only batch size, and arguments that a scheduler needs."""
+    """Keys that the file needs: the batch size if it has only one, and required arguments of the
+    scheduler.
+    """
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
     needed = [f"scheduler.params.{name}" for form in forms for name in form.required]
@@ -300,7 +308,7 @@ def required(config: Config) -> Iterable[str]:
 
 
 COERCED = (ZERO + "stage",)
-"""DeepSpeed takes true for stage 1."""
+"""Keys for which DeepSpeed also accepts another type: true for stage 1."""
 
 PART = Part(
     core,

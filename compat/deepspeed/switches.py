@@ -1,4 +1,6 @@
-"""Switches of DeepSpeed's engine that other stacks have too: logs, autocast, format of moments, context parallelism."""
+"""Rules for switches of DeepSpeed's engine that other stacks have too: logs, autocast, format of
+moments, context parallelism.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ OFF: Group = {}
 
 
 def _write_moments(values: Group) -> Group:
-    """DeepSpeed keeps moments in bf16 only together with bf16 master weights, and only from ZeRO stage 1 on."""
+    """The key for bf16 moments. DeepSpeed has them only together with bf16 master weights, and only
+    from ZeRO stage 1 on.
+    """
     fits = values.get("precision.compute") == values.get(
         "precision.master"
     ) == "bf16" and values.get("zero.stage")
@@ -43,7 +47,7 @@ RULES: tuple[Rule, ...] = (
             f"{WANDB}.project": "run.project",
             f"{WANDB}.team": "run.entity",
         },
-        lossy="a project name is dropped if logging to it is off",
+        lossy="a project name is lost if logging to W&B is off",
         source="monitor/config.py: WandbConfig; monitor/wandb.py",
     ),
     convert(
@@ -72,7 +76,10 @@ RULES: tuple[Rule, ...] = (
         lambda values, context: _write_moments(values),
         effect=EFFECTS["precision.moments"],
         sees=("precision.compute", "precision.master", "zero.stage"),
-        lossy="DeepSpeed keeps both moments in bf16 or neither, and needs bf16 master weights and ZeRO for it",
+        lossy=(
+            "DeepSpeed keeps both moments in bf16 or neither of them; for bf16 moments it needs"
+            " bf16 master weights and ZeRO"
+        ),
         source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
     ),
     convert(
@@ -88,7 +95,7 @@ RULES: tuple[Rule, ...] = (
         lambda values, context: OFF,
         effect=EFFECTS["parallel.context_method"],
         sees=("code.context_parallel", "sequence_parallel_size"),
-        note="Ulysses exchanges heads for tokens (all-to-all)",
+        note="Ulysses uses an all-to-all, which exchanges heads for tokens",
         source="sequence/layer.py: DistributedAttention",
     ),
 )

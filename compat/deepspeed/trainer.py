@@ -1,9 +1,9 @@
-"""Hugging Face's Trainer: the values that its TrainingArguments
-fill into a DeepSpeed file, and contradictions between both.
+"""Hugging Face's Trainer: the values that its TrainingArguments fill into a DeepSpeed file, and
+contradictions between the two.
 
-It follows HfTrainerDeepSpeedConfig in transformers/integrations/deepspeed.py:
-`trainer_config_process`, `trainer_config_finalize` and `fill_match`. It also
-follows `TrainingArguments.get_warmup_steps` and `Trainer.create_scheduler`.
+The module follows `trainer_config_process`, `trainer_config_finalize` and `fill_match` of
+HfTrainerDeepSpeedConfig (transformers/integrations/deepspeed.py),
+`TrainingArguments.get_warmup_steps`, and `Trainer.create_scheduler`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_scheduler_kwargs": None,
     "optim": "adamw_torch",
 }
-"""The arguments that affect a DeepSpeed file, each with its default."""
+"""The TrainingArguments that affect a DeepSpeed file, each with its default."""
 
 SCHEDULES: Mapping[str, str] = {
     "linear": "linear",
@@ -46,17 +46,20 @@ SCHEDULES: Mapping[str, str] = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-"""Schedules of the Trainer that a plan knows (transformers/optimization.py). They start at 0 and decay to 0."""
+"""The plan's name for each schedule of the Trainer (transformers/optimization.py). These schedules
+warm up from 0 and decay to 0.
+"""
 WITHOUT_WARMUP = "constant"
-"""The Trainer's schedule that takes no warmup, whatever its
-arguments say (optimization.py: get_scheduler)."""
+"""The Trainer's schedule that never has a warmup, whatever its arguments say (optimization.py:
+get_scheduler).
+"""
 
 ADAMW = frozenset(
     {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
 )
-"""Names of `optim` that mean AdamW without further arguments
-(Trainer.get_optimizer_cls_and_kwargs); recent releases take the
-fused one by default, which differs in rounding alone."""
+"""Names of `optim` that mean AdamW without further arguments (Trainer.get_optimizer_cls_and_kwargs).
+The default of recent releases is the fused one, which differs only in rounding.
+"""
 OWN_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds its own AdamW of its arguments, without decay of biases and norms;"
     " it is read as DeepSpeed's"
@@ -75,13 +78,13 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 @dataclass(frozen=True)
 class Filling:
-    """How the Trainer changes a file.
+    """The changes that the Trainer makes to a file.
 
-    `values` replace "auto", by key, and `facts` resolve the "auto" of further
-    keys. An explicit value must equal the one in `demands`, which also names the
-    arguments that it comes from. `sets` are written even over explicit values.
-    `schedule` is the Trainer's own schedule, by names of the code part, and `unscheduled` says why
-    it is not known; `optimizer` is its own optimizer, by key, and `said_of_it` what there is to say.
+    `values` replace "auto", by key, and `facts` resolve the "auto" of further keys. An explicit
+    value must equal the one in `demands`, which also names the arguments that it comes from. `sets`
+    replace even explicit values. `schedule` is the Trainer's own schedule, by names of the code
+    part, and `unscheduled` the reason if it is not known. `optimizer` is the Trainer's own
+    optimizer, by key, and `said_of_it` the message about it.
     """
 
     values: Mapping[str, Any]
@@ -94,19 +97,23 @@ class Filling:
     said_of_it: str = ""
 
     def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Keys whose explicit value differs from that of the arguments, with the reason why the Trainer refuses each."""
+        """Keys whose explicit value differs from that of the arguments, each with the message for
+        the Trainer's refusal.
+        """
         for path, (wanted, names) in self.demands.items():
             found = given.get(path)
             if found not in (None, "auto") and found != wanted:
                 said = f"found {shown(found)}, but {names} of TrainingArguments {'make' if '+' in names else 'makes'} it"
                 yield (
                     path,
-                    f'{said} {shown(wanted)}, which the Trainer refuses; make them alike, or write "auto"',
+                    f"{said} {shown(wanted)}, which the Trainer refuses; use the same value for"
+                    ' both, or write "auto"',
                 )
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """The arguments in `said` that are used here, checked. A `whole` dump may hold further names.
+    """The arguments in `said` that are used here, checked. If `said` is a `whole` dump, other names
+    are allowed.
 
     Raises `ConfigError` with every problem.
     """
@@ -118,7 +125,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     ]
     if whole and not known:
         problems.append(
-            f"--auto-from: found none of TrainingArguments, expected {', '.join(list(DEFAULTS)[:4])} or the like"
+            "--auto-from: found none of the used TrainingArguments, expected for example"
+            f" {', '.join(list(DEFAULTS)[:4])}"
         )
     problems += [
         f"--auto-from: {name}: {flaw}"
@@ -131,8 +139,9 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 
 
 def _flaw(value: Any, usual: Any) -> str:
-    """The problem with an argument's value, judged by its
-    default `usual`; empty if there is none."""
+    """The problem with an argument's value, whose type has to be that of its default `usual`; empty
+    if there is none.
+    """
     # lr_scheduler_kwargs, whose default is None, takes anything.
     if usual is None:
         return ""
@@ -153,7 +162,9 @@ def _flaw(value: Any, usual: Any) -> str:
 
 
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
-    """The effect of the arguments `given` on `world` ranks in a run of `total` optimizer steps (None: not known)."""
+    """The changes that the arguments `given` make, on `world` ranks and in a run of `total`
+    optimizer steps (None: not known).
+    """
     # A dump of JSON may hold 8.0 for a batch of 8, and the sizes below go into messages and files.
     sizes = {
         name
@@ -217,7 +228,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
 def _optimizer(
     args: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The Trainer's own optimizer by key, and what there is to say of it; the keys are empty if no Plan knows it."""
+    """The Trainer's own optimizer by key, and the message about it. There are no keys if a plan
+    cannot express the optimizer.
+    """
     # A dump may hold the name of the enum's member: OptimizerNames.ADAMW_TORCH.
     own = args["optim"].removeprefix("OptimizerNames.").lower()
     if own not in ADAMW:
@@ -229,7 +242,9 @@ def _optimizer(
 
 
 def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
-    """Why the Trainer's own schedule is not known: its kind, or its length; empty if it is known."""
+    """The message if the Trainer's own schedule is not known, because of its kind or its length; else
+    empty.
+    """
     kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
     own = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
     read = "it is read as a constant learning rate"
@@ -241,7 +256,9 @@ def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
-    """Steps of warmup. Values below 1 are a share of all steps; older releases have a separate argument for the share."""
+    """Number of warmup steps; None if it is not known. A value below 1 is a share of all steps;
+    older releases have a separate argument for the share.
+    """
     said = args["warmup_steps"] or args["warmup_ratio"]
     if said >= 1:
         return int(said)
@@ -251,7 +268,9 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 
 
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
-    """The Trainer's own schedule by names of the code part; empty if no plan knows it or if its length is not known."""
+    """The Trainer's own schedule by names of the code part; empty if a plan cannot express it or if
+    its length is not known.
+    """
     # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
     own = kind.removeprefix("SchedulerType.").lower()
     name = SCHEDULES.get(own)

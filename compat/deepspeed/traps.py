@@ -1,4 +1,6 @@
-"""Settings that DeepSpeed accepts and then ignores or gets wrong: a row each, with the effect and the place in its source."""
+"""Settings that DeepSpeed accepts and then ignores or gets wrong. Each check has the effect and the
+place in DeepSpeed's source.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from compat.deepspeed.seen import (
 
 ADAM = ("adam", "adamw")
 TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
-"""Optimizers that ZeRO takes without a switch (runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS)."""
+"""Optimizers that ZeRO accepts without zero_allow_untested_optimizer (runtime/zero/utils.py,
+ZERO_SUPPORTED_OPTIMIZERS).
+"""
 
 
 def _dead(
@@ -42,20 +46,23 @@ FUSED_ON = ("cuda", "npu", "supa")
 
 
 def _fused(seen: Seen) -> bool:
-    """Whether the optimizer needs a kernel that few accelerators have. Offloaded Lion does not: every CPU compiles that one."""
+    """Whether the optimizer needs a kernel that only few accelerators have. Offloaded Lion does
+    not, because DeepSpeed compiles its CPU kernel on every machine.
+    """
     name = str(seen["optimizer.type"]).lower()
     return name in FUSED and not (name == "lion" and offloaded(seen.values))
 
 
 WARMUP_MAX_LR = 0.001
-"""DeepSpeed's default of warmup_max_lr: always for WarmupDecayLR,
-and before 0.17.2 for WarmupLR (runtime/lr_schedules.py)."""
+"""DeepSpeed's default of warmup_max_lr: in all releases for WarmupDecayLR, and before 0.17.2 for
+WarmupLR (runtime/lr_schedules.py).
+"""
 
 
 def _lr_overridden(seen: Seen) -> bool:
-    """Whether the scheduler replaces the optimizer's learning rate by another one.
+    """Whether the scheduler replaces the optimizer's learning rate.
 
-    WarmupDecayLR does so always, WarmupLR if warmup_max_lr is given.
+    WarmupDecayLR always does, WarmupLR does if warmup_max_lr is given.
     """
     kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
     sets = kind == "WarmupDecayLR" or (
@@ -67,7 +74,9 @@ def _lr_overridden(seen: Seen) -> bool:
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
-"""DeepSpeedConfig accepts the setting; the run stops later."""
+"""The end of messages about settings that DeepSpeedConfig accepts and at which the run
+stops later.
+"""
 
 TRAPS = Checks(
     RELEASES,
@@ -153,7 +162,8 @@ TRAPS = Checks(
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] is None,
-        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on any other accelerator, and on a CPU, the run stops",
+        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on other accelerators and on"
+        " CPUs the run stops",
         Effect.COST,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
@@ -218,7 +228,8 @@ TRAPS = Checks(
         lambda seen: (
             seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"]
         ),
-        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of them off",
+        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of the two"
+        " off",
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
@@ -267,8 +278,8 @@ TRAPS = Checks(
             and seen.precision == "fp32"
             and seen["gradient_clipping"] > 0
         ),
-        "with a pipeline at stage 0 in fp32 the gradient norm covers only the first pipeline stage; use ZeRO stage 1 or "
-        "gradient_clipping 0",
+        "with a pipeline at stage 0 in fp32 the gradient norm is computed only from the first"
+        " pipeline stage; use ZeRO stage 1 or gradient_clipping 0",
         Effect.NUMBERS,
         "runtime/utils.py: clip_grad_norm_",
     ),
@@ -301,8 +312,8 @@ TRAPS = Checks(
     Check(
         TOTAL,
         lambda seen: (seen["tensor_parallel.autotp_size"] or 0) > 1 and TOTAL in seen.given,
-        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the batch is smaller by a factor of "
-        f"autotp_size; give only {MICRO} and {STEPS}",
+        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the"
+        f" batch is too small by a factor of autotp_size; give only {MICRO} and {STEPS}",
         Effect.NUMBERS,
         "runtime/config.py: built before the tensor-parallel groups",
     ),
@@ -330,7 +341,8 @@ TRAPS = Checks(
             and seen.stage > 0
             and not any(path in seen.given for path in SCALE_KEYS)
         ),
-        "not given, nor any other scaling key: before DeepSpeed 0.17.1 ZeRO then starts at 2**32 with hysteresis 1; write it out",
+        "not given, nor any other scaling key: before DeepSpeed 0.17.1 ZeRO then starts at a scale"
+        " of 2**32 with hysteresis 1; write it out",
         Effect.NUMBERS,
         "runtime/fp16/loss_scaler.py: CreateLossScaler",
         until="0.17.1",
@@ -354,8 +366,9 @@ TRAPS = Checks(
         lambda seen: (
             seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler")
         ),
-        "not given: taken as a constant learning rate, as DeepSpeed itself keeps it; if the script or a trainer builds a "
-        "scheduler, give it, as in --code scheduler.name=linear --code scheduler.total_steps=1000",
+        "not given: taken as a constant learning rate, which is DeepSpeed's own behaviour; if the"
+        " script or a trainer builds a scheduler, give its settings, for example with --code"
+        " scheduler.name=linear --code scheduler.total_steps=1000",
         Effect.NONE,
         "runtime/engine.py: _configure_lr_scheduler",
     ),
@@ -373,7 +386,7 @@ TRAPS = Checks(
             and "optimizer.params.adam_w_mode" not in seen.given
             and bool(seen["optimizer.params.weight_decay"])
         ),
-        "Adam decays weights as AdamW does unless adam_w_mode is false; write adam_w_mode",
+        "Adam decays weights as AdamW does unless adam_w_mode is false; set adam_w_mode explicitly",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_basic_optimizer",
     ),
@@ -443,11 +456,13 @@ TRAPS = Checks(
         "runtime/pipe/module.py",
     ),
 )
-"""The place of each row is where DeepSpeed's source ignores the setting or gets it wrong."""
+"""Checks of settings that DeepSpeed accepts. The place of each is where DeepSpeed's source ignores
+the setting or gets it wrong.
+"""
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings about settings of a config that DeepSpeed ignores or gets wrong."""
+    """Findings about settings in a config that DeepSpeed ignores or gets wrong."""
     seen = Seen(config.effective, config.given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
     for found in (_strange(seen), _old_names(seen), _arguments(seen), _world(seen)):
@@ -472,7 +487,7 @@ def _strange(seen: Seen) -> Iterator[Remark]:
 
 
 def _old_names(seen: Seen) -> Iterator[Remark]:
-    """Remarks on old names that still work (runtime/config_utils.py)."""
+    """Remarks on old names that DeepSpeed still reads (runtime/config_utils.py)."""
     for path in seen.given:
         instead = KEYS[path].instead if path in KEYS else ""
         if path.startswith("bfloat16."):
@@ -486,7 +501,7 @@ def _old_names(seen: Seen) -> Iterator[Remark]:
 
 
 def _arguments(seen: Seen) -> Iterator[Remark]:
-    """Remarks on arguments that only another implementation of the same optimizer takes."""
+    """Remarks on arguments that only another implementation of the same optimizer has."""
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next(
@@ -500,18 +515,21 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
         if argument not in (*form.args, *form.ignored):
             yield (
                 path,
-                f"not an argument of the {form.form} {name} that these settings choose: {NOT_THERE}",
+                f"not an argument of the {form.form} implementation of {name}, which these"
+                f" settings select: {NOT_THERE}",
                 Effect.STOPS,
             )
 
 
 def _world(seen: Seen) -> Iterator[Remark]:
-    """A remark if the batch was solved for an assumed number of ranks."""
+    """A remark if the world size is not given, so that the batch keys were solved for an assumed
+    number of ranks.
+    """
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
         how = (
-            "as the batch keys imply"
+            "it follows from the batch keys"
             if all(key in seen.given for key in (TOTAL, STEPS, MICRO))
             else "the least possible"
         )
-        yield "world_size", f"not given; taken as {assumed.world} ({how})", Effect.NONE
+        yield "world_size", f"not given; {assumed.world} is assumed ({how})", Effect.NONE

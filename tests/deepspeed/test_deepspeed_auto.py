@@ -99,7 +99,7 @@ def test_leftovers_are_all_named(deepspeed: Dialect) -> None:
     with pytest.raises(ConfigError) as raised:
         _read(deepspeed, HF, world_size=8, auto={name: fact for name, fact in SAID.items() if name != "hidden_size"})
     (problem,) = raised.value.problems
-    assert "3 values" in problem and "or give hidden_size with" in problem
+    assert "3 values" in problem and "or pass hidden_size with" in problem
     assert raised.value.words == ("--auto", "hidden_size=HIDDEN_SIZE")
 
 
@@ -132,7 +132,7 @@ def test_a_count_that_is_none_is_refused(deepspeed: Dialect, fact: str) -> None:
 
 def test_keys_without_a_rule_need_a_value(deepspeed: Dialect) -> None:
     data = {"train_batch_size": 8, "zero_optimization": {"stage3_max_live_parameters": "auto"}}
-    with pytest.raises(ConfigError, match=r'stage3_max_live_parameters: found "auto", .*; give a value$'):
+    with pytest.raises(ConfigError, match=r'stage3_max_live_parameters: found "auto", .*; write a value$'):
         _read(deepspeed, data, auto=SAID)
     given = _read(deepspeed, data, auto={"zero_optimization.stage3_max_live_parameters": 7})
     assert given["zero_optimization.stage3_max_live_parameters"] == 7
@@ -144,7 +144,7 @@ def test_resolved_values_are_checked(deepspeed: Dialect) -> None:
 
 
 def test_unknown_facts_are_named(deepspeed: Dialect) -> None:
-    with pytest.raises(ConfigError, match=r"auto: hiden_size: neither a key nor a fact; did you mean hidden_size\?"):
+    with pytest.raises(ConfigError, match=r"auto: hiden_size: neither a key of DeepSpeed nor a fact; did you mean hidden_size\?"):
         _read(deepspeed, {"train_batch_size": 8}, auto={"hiden_size": 3})
 
 
@@ -159,7 +159,7 @@ def test_resolve_by_hand() -> None:
     given = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": "auto", "zero_optimization.reduce_bucket_size": "auto"}
     found = resolve(given, {"zero_optimization.reduce_bucket_size": 3}, world_size=4)
     assert found == {**given, "train_batch_size": 8, "zero_optimization.reduce_bucket_size": 3}
-    with pytest.raises(ConfigError, match="give hidden_size"):
+    with pytest.raises(ConfigError, match="pass hidden_size"):
         resolve(given, world_size=4)
 
 

@@ -274,4 +274,4 @@ def test_an_assumed_world_is_told(deepspeed: Dialect) -> None:
     config = deepspeed.read({"train_batch_size": 8, "gradient_clipping": 1.0, "sequence_parallel_size": 2})
     (finding,) = config.findings
     assert (finding.path, finding.effect) == ("world_size", S)
-    assert "taken as 2" in finding.message
+    assert "2 is assumed" in finding.message

@@ -73,12 +73,12 @@ def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
 
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
     for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
-        assert called.startswith("model(...): its weights are whole only while their layer runs; call engine(...) to train")
+        assert called.startswith("model(...): each layer's weights are whole only while that layer runs")
         assert part.startswith("0(...): its weights are whole only")
         assert state.startswith("state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()")
         assert whole.startswith("[[")
-        assert half.startswith("engine.to: 0.weight would go from torch.float32 on cpu to torch.float16 on cpu")
-        assert load.startswith("load_module_state_dict: 0.bias of the model is missing; pass strict=False")
+        assert half.startswith("engine.to: 0.weight would change from torch.float32 on cpu to torch.float16 on cpu")
+        assert load.startswith("load_module_state_dict: 0.bias of the model is missing from the given state")
         assert compiled.startswith("engine.compile: ")
         assert (evaluated, loaded) == ("True", "{2.0}")
 
@@ -163,7 +163,7 @@ def test_files_are_read_and_written_beside_other_work(tmp_path: Path) -> None:
     found = torch.zeros(500, dtype=torch.bfloat16)
     assert handle.async_pread(found, str(tmp_path / "two")) == 0 and handle.wait() == 1
     assert torch.equal(found, second)
-    with pytest.raises(BridgeError, match=r"one: found 4000 bytes from 0 on, expected 8000; read a file that is as large"):
+    with pytest.raises(BridgeError, match=r"one: found 4000 bytes after offset 0, expected 8000; read a larger file"):
         handle.sync_pread(torch.zeros(2000), str(tmp_path / "one"))
 
 
@@ -203,7 +203,7 @@ def test_the_switch_is_refused_once_deepspeed_is_imported() -> None:
         "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')\nimport compat.deepspeed as d; d.install()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "DeepSpeed itself is imported already; call compat.deepspeed.install() before" in found.stderr
+    assert "DeepSpeed itself is already imported; call compat.deepspeed.install() before" in found.stderr
 
 
 @pytest.mark.skipif(not (find_spec("transformers") and find_spec("accelerate")), reason="accelerate is not installed")

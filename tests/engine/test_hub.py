@@ -156,7 +156,7 @@ def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) 
         if masters:
             assert [name for name, held in formats.read(folder).parameters.items() if held.trained] == ["b"]
         else:
-            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and shapes leave several choices"):
+            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not tell which"):
                 formats.read(folder)
 
 
@@ -663,7 +663,7 @@ def test_every_file_of_a_universal_checkpoint_counts(made: Made, tmp_path: Path)
         (place / "zero" / name / "fp32.pt").unlink()
     with pytest.raises(SourceError) as told:
         formats.read(tmp_path / "out")
-    assert len(told.value.problems) == 2 and all("fp32.pt: not there" in line for line in told.value.problems)
+    assert len(told.value.problems) == 2 and all("fp32.pt: missing" in line for line in told.value.problems)
 
 
 def test_files_are_held_against_their_digests(made: Made, tmp_path: Path) -> None:
@@ -731,4 +731,4 @@ def test_a_shard_of_another_run_of_the_same_config_is_named(made: Made, run: Run
     shutil.copy(tmp_path / "other" / "global_step3" / name, tmp_path / "run" / "global_step3" / name)
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
         assert command(["checkpoint", "convert", str(tmp_path / "run"), "--to", "native", "-o", str(tmp_path / "out")]) == 1
-    assert name in said.getvalue() and "it is of another run, or of another step" in said.getvalue()
+    assert name in said.getvalue() and "the file belongs to another run or another step" in said.getvalue()

@@ -14,7 +14,7 @@ from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 
 History = tuple[tuple[str, Any], ...]
-"""Values by the release that introduced them, oldest first."""
+"""Values by the first release that had them, oldest release first."""
 
 
 _KEYS = table(__name__, "keys.json")
@@ -28,7 +28,7 @@ KNOWN: tuple[str, ...] = RELEASES.known
 class Key:
     """History of one key: read in the releases [since, until), an error from `rejected` on.
 
-    The key `instead` replaces it. A release without a `default` leaves the key unset.
+    The key `instead` replaces it. In a release without a `default` the key is unset by default.
     `bound` has, by release, limits that the schema does not have, such as `>0`.
     """
 
@@ -45,7 +45,7 @@ class Key:
         return RELEASES.within(version, self.since, self.until)
 
     def at(self, version: str) -> Any:
-        """The default at release `version`; None: unset."""
+        """The default at release `version`; None if it is unset by default."""
         return next(
             (value for start, value in reversed(self.default) if RELEASES.since(version, start)),
             None,
@@ -58,7 +58,9 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """History of one section. Unknown keys in it are an error from `refuses` on. An `optional` section is off if it is absent."""
+    """History of one section. Unknown keys in it are an error from release `refuses` on. An
+    `optional` section is off unless it is given.
+    """
 
     section: str
     refuses: str | None = None
@@ -68,9 +70,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """An optimizer or a scheduler: its arguments with their defaults. If `args` is None, it takes any arguments.
+    """An optimizer or a scheduler with its arguments and their defaults. If `args` is None, any
+    argument is allowed.
 
-    `form` names the implementation (fused, torch, cpu), since one name can have several. `ignored` arguments have no effect.
+    `form` names the implementation (fused, torch, cpu), since one name can have several. `ignored`
+    arguments have no effect.
     """
 
     type: str
@@ -101,7 +105,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 ALIASES: Mapping[str, str] = MappingProxyType(
     {row["alias"]: row["key"] for row in _KEYS["aliases"]}
 )
-"""Second spellings that DeepSpeed accepts, and the canonical path."""
+"""Second spellings that DeepSpeed accepts, each with the canonical path."""
 
 
 def key(path: str) -> Key | None:
@@ -111,7 +115,7 @@ def key(path: str) -> Key | None:
 
 @dataclass(frozen=True)
 class Release(AnyRelease):
-    """One release: the keys that it reads, and the defaults that it fills in."""
+    """One release: the keys that it reads, and its defaults."""
 
     among: ClassVar[Releases] = RELEASES
 
@@ -149,23 +153,25 @@ class Release(AnyRelease):
 
     @cached_property
     def rejected(self) -> frozenset[str]:
-        """Paths that it refuses by name, whatever their value."""
+        """Paths that the release refuses by name, whatever their value."""
         return frozenset(
             path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
         )
 
     def refuses(self, section: str) -> bool:
-        """Whether an unknown key in `section` is an error for it; otherwise it is ignored."""
+        """Whether the release refuses an unknown key in `section`; otherwise it ignores the key."""
         part = PARTS.get(section)
         return part is not None and part.refuses is not None and self.since(part.refuses)
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
-        """Implementations of `name` among its `optimizers` or `schedulers`; empty if it has none."""
+        """Implementations of `name` among the release's `optimizers` or `schedulers`; empty if
+        there is none.
+        """
         return self.having(_named(kind, name))
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of its `optimizers` and `schedulers`."""
+        """Names of the release's `optimizers` and `schedulers`."""
         return {
             # A type with several implementations has a row for each.
             kind: tuple(dict.fromkeys(row.type for row in self.having(rows)))
@@ -206,13 +212,15 @@ def _types() -> Mapping[str, tuple[Type, ...]]:
 
 
 def all_types(kind: str) -> tuple[Type, ...]:
-    """Every row of `optimizers` or `schedulers`, of whatever release."""
+    """Every row of `optimizers` or `schedulers`, of any release."""
     return _types()[kind]
 
 
 @cache
 def _named(kind: str, name: str) -> tuple[Type, ...]:
-    """Rows for `name`: exact, or DeepSpeed's own optimizers in any case (engine.py, `_configure_basic_optimizer`)."""
+    """Rows for `name`, which has to match exactly, except for DeepSpeed's own optimizers, which
+    match in any case (engine.py, `_configure_basic_optimizer`).
+    """
     rows = _types()[kind]
     lower = tuple(
         row

@@ -1,10 +1,12 @@
-"""What runs: DeepSpeed itself behind the engines' interface, and everything else of this stack that needs torch."""
+"""Code that needs torch: DeepSpeed itself behind the interface of an engine, and the names of
+DeepSpeed over the native engine.
+"""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """A module of DeepSpeed's `runtime`."""
+    """The module `name` of DeepSpeed's package `deepspeed.runtime`."""
     from compat.deepspeed.names import resolved
 
     return resolved("runtime", name)

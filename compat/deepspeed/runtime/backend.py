@@ -1,4 +1,6 @@
-"""Real DeepSpeed as a backend: a config runs as it is written, a plan by the JSON and the code part that we write for it."""
+"""Real DeepSpeed as a backend: it runs a config as written, and a plan by the JSON and the code
+part made from it.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,27 @@ PASSES = 2
 """Calls of `backward` before each step in a script with manual accumulation (`code.manual_accumulation`)."""
 
 CODE = {
-    "parallel.context": "attention over a part of the sequence is up to the model's code (Ulysses), and this model's is not",
+    "parallel.context": (
+        "the model's own code has to implement attention over parts of the sequence (Ulysses), and"
+        " this model does not"
+    ),
     "parallel.expert": "this model has no experts",
     "model.experts": "this model has no experts",
 }
-"""Sizes above one that the training script would have to bring along."""
+"""The reason why this backend cannot run each plan field above 1: the training script would have to
+implement it.
+"""
 
 
 COUNTED = ("batch.accumulation", "batch.global_")
 OFFLOADED = frozenset({"zero.offload.optimizer", "zero.offload.parameters"})
 OFFLOADS = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
-"""Old switches for the same."""
+"""Old switches for the offloads in `OFFLOADED`."""
 LENGTHS = {
     "optimizer.schedule.warmup_steps": "scheduler.params.warmup_num_steps",
     "optimizer.schedule.total_steps": "scheduler.params.total_num_steps",
 }
-"""What a schedule's lengths are called in DeepSpeed's own schedulers."""
+"""The key of DeepSpeed's own schedulers for each length of a schedule in the plan."""
 
 
 class _DropIn(Backend):
@@ -64,7 +71,9 @@ class _DropIn(Backend):
         from compat.deepspeed.runtime.native import DropInTrainer
 
         if isinstance(run, Plan):
-            raise VersionError("deepspeed: its interface takes a config of DeepSpeed's own")
+            raise VersionError(
+                "deepspeed: the drop-in interface runs a DeepSpeed config, not a plan"
+            )
         return DropInTrainer(run, workload)
 
     @override
@@ -114,12 +123,14 @@ class DeepSpeedBackend(Backend):
         return script.opened(written, config, workload)  # type: ignore[arg-type]
 
     def written(self, plan: Plan, world: int) -> DeepSpeedFile:
-        """The config that stands for `plan` on so many ranks."""
+        """The DeepSpeed config made from `plan` for `world` ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 
     @override
     def taken(self, hub: Hub) -> Hub:
-        """Parameters are not dealt out, and on CPU torch's Adam runs, which keeps its step as a tensor."""
+        """`hub` for a run of this backend: without round-robin dealing, and on CPU with
+        `torch_adam`, which keeps its step as a tensor.
+        """
         from torch.cuda import is_available
 
         from compat.deepspeed.runtime.trainers import undealt
@@ -146,8 +157,9 @@ class DeepSpeedBackend(Backend):
 
     @override
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """A scheduler of DeepSpeed's own keeps its kind, only its lengths change; batches of a script that
-        accumulates by itself are counted as the file counts them.
+        """`config` with `changes`. A scheduler of DeepSpeed's own keeps its type, and only its
+        lengths change. For a script with manual accumulation, batch sizes are divided by its calls
+        of `backward` in a step, because the file does not count these.
         """
         if config.effective.get("code.manual_accumulation"):
             changes = {
@@ -173,7 +185,9 @@ class DeepSpeedBackend(Backend):
 
     @override
     def meaning(self, config: Config) -> Plan:
-        """A script that accumulates by itself means all of its calls of `backward`."""
+        """The plan of `config`. For a script with manual accumulation, it counts all calls of
+        `backward` in a step.
+        """
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
             return plan
@@ -185,7 +199,9 @@ class DeepSpeedBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """The installed release where our tables know it, else the newest that they know."""
+        """The installed release if our tables have it, else None, which stands for the newest
+        release in the tables.
+        """
         return self.release if self.release in DIALECT.versions else None
 
 
@@ -198,8 +214,9 @@ def _code(plan: Plan) -> Iterator[str]:
     )
     if (plan.parallel.tensor or 1) > 1 and (plan.parallel.pipeline or 1) > 1:
         yield (
-            f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline ranks; AutoTP does not go with"
-            " a PipelineModule, and tensor-parallel layers are up to the model's code"
+            f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline"
+            " ranks; AutoTP cannot be combined with a PipelineModule; the model's own code would"
+            " have to implement tensor-parallel layers"
         )
 
 

@@ -1,4 +1,6 @@
-"""What a script hands to `initialize` beside its model: parameters, an optimizer and a scheduler, as the engine takes them."""
+"""Arguments of `initialize` beside the model (parameters, optimizer, scheduler), converted for the
+native engine.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ CLASSES: Mapping[str, Callable[..., Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
 }
-"""Torch's classes of the update rules that the engine runs."""
+"""The torch class of each update rule that the engine runs."""
 CHOICE = "torch.optim.AdamW, Adam or SGD"
 OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
-"""Settings of these classes that the engine has only switched off."""
+"""Settings of these classes that the engine supports only if they are switched off."""
 
 
 def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
-    """A torch optimizer over `parameters`, tensors or groups of them, that stands for what the engine does with them."""
+    """A torch optimizer with these `settings` over `parameters` (tensors or groups), which shows
+    the script what the engine does.
+    """
     known = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
     taken = known([nn.Parameter(torch.zeros(()))]).param_groups[0]
@@ -39,8 +43,9 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
 
 
 def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
-    """The optimizer that a script passes, an instance or a function of parameters. Raises `ConfigError` if the engine has no
-    such update rule.
+    """The optimizer that a script passes: an instance, or a function of parameters that makes one.
+
+    Raises `ConfigError` if the engine does not have its update rule.
     """
     found = (
         optimizer(list(parameters))
@@ -61,7 +66,10 @@ def name_of(optimizer: Any) -> str | None:
 def _unfit(optimizer: Any) -> Iterator[str]:
     if name_of(optimizer) is None:
         found = type(optimizer).__name__
-        yield f"optimizer: found {found}; the engine updates slices of all weights by its own kernels; use {CHOICE}"
+        yield (
+            f"optimizer: found {found}; the engine has its own kernels, and none for this update"
+            f" rule; use {CHOICE}"
+        )
         return
     for number, group in enumerate(optimizer.param_groups):
         for name in OFF:
@@ -90,9 +98,10 @@ def _plain(value: Any) -> Any:
 
 
 def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
-    """The optimizer's groups by names of the model's parameters; their settings stay those of the optimizer, live.
+    """The optimizer's groups, with the names of the model's parameters. Each group keeps the
+    optimizer's own dictionary of settings, so that later changes take effect.
 
-    Raises `ConfigError` for tensors that are not the model's.
+    Raises `ConfigError` for tensors that do not belong to the model.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
     strays = [
@@ -103,8 +112,8 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
     ]
     if strays:
         raise ConfigError(
-            f"model_parameters: {len(strays)} of the tensors are no parameters of the model, the first of shape"
-            f" {tuple(strays[0].shape)}; put them into the model"
+            f"model_parameters: tensors that are not in the model: {len(strays)}, the first of"
+            f" shape {tuple(strays[0].shape)}; register them in the model"
         )
     return tuple(
         Group(frozenset(names[id(weight)] for weight in group["params"]), group)
@@ -113,7 +122,7 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
 
 
 def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
-    """Freeze parameters that no group names; a finding says how many."""
+    """Freeze the parameters that are in no group. Yields a finding with their number."""
     named = frozenset[str]().union(*(group.names for group in groups))
     others = [
         name
@@ -123,14 +132,16 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
-        message = f"{others[0]} is not among them, so it is frozen" + (
+        message = f"they do not contain {others[0]}, so it is frozen" + (
             f" (and {len(others) - 1} more)" if others[1:] else ""
         )
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 
 def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
-    """The scheduler that a script passes: an instance with `step`, or a function of the optimizer."""
+    """The scheduler that a script passes: an object with `step`, or a function that makes one for
+    the optimizer.
+    """
     found = (
         scheduler
         if hasattr(scheduler, "step")
@@ -140,36 +151,50 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
     )
     if found is None or not hasattr(found, "step"):
         raise ConfigError(
-            f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or a function that makes one of"
-            " the optimizer"
+            f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or a"
+            " function of the optimizer that returns one"
         )
     own = getattr(found, "optimizer", optimizer)
     if own is not optimizer:
         raise ConfigError(
-            "lr_scheduler: it was made for another optimizer than the engine's; pass that optimizer too, or a function:"
-            " lr_scheduler=lambda optimizer: ..."
+            "lr_scheduler: it belongs to another optimizer; pass that optimizer to initialize too,"
+            " or pass a function: lr_scheduler=lambda optimizer: ..."
         )
     return found
 
 
-SLICES = "the optimizer's state lies in slices on all ranks"
+SLICES = "the optimizer's state is sharded over all ranks"
 REFUSED = {
-    "add_param_group": "the engine's buffers are laid out once; pass all groups to initialize, or save_checkpoint and start anew",
-    "state_dict": f"{SLICES}; engine.save_checkpoint(folder) keeps it, and engine.load_checkpoint brings it back",
-    "load_state_dict": f"{SLICES}; engine.load_checkpoint(folder) brings back what engine.save_checkpoint kept",
+    "add_param_group": (
+        "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a"
+        " checkpoint and restart with them"
+    ),
+    "state_dict": (
+        f"{SLICES}; save it with engine.save_checkpoint(folder), and restore it with"
+        " engine.load_checkpoint"
+    ),
+    "load_state_dict": (
+        f"{SLICES}; restore it with engine.load_checkpoint(folder) from a checkpoint of"
+        " engine.save_checkpoint"
+    ),
 }
-"""Calls of the optimizer that a script sees which would be without effect, or tell what is not so."""
+"""Methods of the script's optimizer that are refused, because they would have no effect or return
+wrong state; each with advice.
+"""
 
 
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
-    """Have calls of `optimizer` that the engine could not follow raise `BridgeError`, also its `step` unless `stepping`."""
+    """Make the methods in `REFUSED` raise `BridgeError`, and also `step`, unless `stepping` tells
+    that the engine itself calls it.
+    """
     for name, advice in REFUSED.items():
         setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))
 
     def stepped(*_: Any) -> None:
         if not stepping():
             raise BridgeError(
-                "optimizer.step: the engine updates the weights; call engine.step() instead"
+                "optimizer.step: the engine updates the weights; call engine.step() instead of"
+                " optimizer.step()"
             )
 
     optimizer.register_step_pre_hook(stepped)

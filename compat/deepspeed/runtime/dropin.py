@@ -1,4 +1,6 @@
-"""DeepSpeed's own entry points with the native engine behind them: `import compat.deepspeed as deepspeed` is the migration."""
+"""DeepSpeed's entry points over the native engine. To migrate, a script writes `import
+compat.deepspeed as deepspeed`.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ from compat.deepspeed.runtime.names.pipe import PipelineModule
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500
 NEVER = 2**31 - 1
-"""Steps that no run comes to."""
+"""A number of steps that no run reaches."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
-"""Settings that no plan holds and the drop-in runs as they are."""
+"""Settings without a plan field that the drop-in implements exactly; an entry with a dot at its end
+is a whole section.
+"""
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
 """Settings that the drop-in reads itself."""
 WEIGHTY = {
@@ -46,7 +50,9 @@ WEIGHTY = {
     "zero_optimization.offload_optimizer.device": Effect.COST,
     "zero_optimization.offload_param.device": Effect.COST,
 }
-"""What settings that change no plan do to DeepSpeed's own run, where that is anything."""
+"""Settings that do not change the plan but affect DeepSpeed's own run, with the effect. All others
+have no effect.
+"""
 SIZES = tuple(
     f"get_{kind}_parallel_world_size"
     for kind in ("model", "tensor_model", "pipeline_model", "pipe")
@@ -69,15 +75,18 @@ def initialize(
     mesh_param: Any = None,
     config_params: str | Path | dict[str, Any] | None = None,
 ) -> Launch:
-    """`deepspeed.initialize` of DeepSpeed 0.19.8: engine, optimizer, training data loader and scheduler (None where there is
-    none).
+    """Replaces `deepspeed.initialize` of DeepSpeed 0.19.8. Returns engine, optimizer, training data
+    loader and scheduler, with None for each that the run does not have.
 
-    The optimizer is a torch optimizer whose groups (learning rates and all) the engine reads at every step. An
-    `nn.Sequential` is cut into stages, and so is a model of Hugging Face; any other is one, which ZeRO 3 cannot shard.
-    Settings that would change the numbers and cannot run are refused, others are in `engine.findings`. Raises `BridgeError`.
+    The optimizer is a torch optimizer; the engine reads its groups, learning rates included, at
+    every step. The engine cuts an `nn.Sequential` and models of Hugging Face into stages. Any other
+    model is a single stage, which ZeRO 3 cannot shard.
+
+    Raises `BridgeError` for settings that would change the numbers and that the engine cannot run.
+    Other settings that it does not run are in `engine.findings`.
     """
     if model is None:
-        raise ConfigError("model: none given; deepspeed.initialize requires a model")
+        raise ConfigError("model: missing; deepspeed.initialize requires a model")
     here = _environment(distributed_port, dist_init_required)
     code = model.code if isinstance(model, PipelineModule) else None
     read = _read(args, config, config_params, here.world, code)
@@ -111,7 +120,10 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Join the process group that the launcher's environment describes, as `deepspeed.init_distributed` does, unless done."""
+    """Join the process group that the launcher's environment describes, as
+    `deepspeed.init_distributed` does. Does nothing if a group exists or `dist_init_required` is
+    False.
+    """
     if comm.joined() is not None or dist_init_required is False:
         return
     found = detect()
@@ -130,12 +142,12 @@ def init_distributed(
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Give `parser` the arguments that DeepSpeed's scripts take."""
+    """Add the command-line arguments of DeepSpeed's scripts to `parser`."""
     group = parser.add_argument_group("DeepSpeed")
     group.add_argument(
         "--deepspeed",
         action="store_true",
-        help="Use DeepSpeed (for the script; nothing else reads it).",
+        help="Use DeepSpeed (only the script itself reads this flag).",
     )
     group.add_argument(
         "--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON."
@@ -144,14 +156,17 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 
 
 def _environment(port: int, required: bool | None) -> Environment:
-    """This process among those started, as `deepspeed.init_distributed` finds it."""
+    """Rank, world and address of this process, from its process group or from the launcher's
+    environment.
+    """
     here = comm.joined()
     if here is not None:
         return replace(detect(), rank=here[0], world=here[1])
     found = detect()
     if required is False and found.world > 1:
         raise BridgeError(
-            "dist_init_required: False, but no process group is there; call init_distributed() first, or leave it"
+            "dist_init_required: found False, but there is no process group; call"
+            " init_distributed() first, or leave the argument out"
         )
     return found
 
@@ -159,13 +174,16 @@ def _environment(port: int, required: bool | None) -> Environment:
 def _read(
     args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None
 ) -> Config:
-    """The one config among those that may be given."""
+    """The config, read from the only argument that gives one. Raises `ConfigError` if none or
+    several do.
+    """
     named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
     given = [one for one in (config if config is not None else params, *named) if one is not None]
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
         raise ConfigError(
-            f"config: found {found}, expected one: config=, config_params=, or args.deepspeed_config"
+            f"config: found {found}, expected exactly one of config=, config_params= and"
+            " args.deepspeed_config"
         )
     one = given[0]
     # accelerate writes infinity for "never", which is no number of JSON.
@@ -175,7 +193,9 @@ def _read(
 
 
 def opened(plan: Plan, own: bool) -> Plan:
-    """The plan without what others decide: a scheduler sets learning rates, and the script may have its `own` optimizer."""
+    """`plan` without settings that come from elsewhere: a scheduler sets the learning rates, and an
+    `own` optimizer of the script sets the update rule.
+    """
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
     return Plan.of(
         {path: value for path, value in plan.values().items() if not path.startswith(left)}
@@ -183,33 +203,42 @@ def opened(plan: Plan, own: bool) -> Plan:
 
 
 def _lost(config: Config) -> Iterator[Finding]:
-    """What the config sets and neither a plan holds nor the drop-in runs."""
+    """Findings for settings of the config that no plan can hold and that the drop-in
+    does not run.
+    """
     return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
 
 
 def beyond(config: Config) -> Iterator[str]:
-    """Settings of which the numbers depend and that the engine cannot run."""
+    """Problems of settings that change the numbers and that the engine cannot run."""
     for finding in _lost(config):
         if finding.effect is Effect.NUMBERS:
-            yield f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run it; leave it out"
+            yield (
+                f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does"
+                " not implement it; leave it out"
+            )
     kind = config.effective.get("optimizer.type")
     if kind is not None and lift(config).optimizer.name is None:
         yield f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD"
     if config.effective.get(MANAGED) is False:
         yield (
-            f"{MANAGED}: found false; the engine counts microbatches itself: set gradient_accumulation_steps to the number of"
-            " backward() calls in a step, and leave it out"
+            f"{MANAGED}: found false; the engine counts microbatches itself: leave the key out,"
+            " and set gradient_accumulation_steps to the number of backward() calls in a step"
         )
 
 
 def left(config: Config) -> Iterator[Finding]:
-    """Settings that are left behind and change no numbers, and those that say nothing beside the others."""
+    """Findings for settings that the engine leaves out without a change of the numbers, and for
+    settings without effect.
+    """
     yield from (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
     yield from _silent(config)
 
 
 def _silent(config: Config) -> Iterator[Finding]:
-    """Settings that a plan has a field for, and that it would be the same without."""
+    """Findings for settings that have a plan field, but without which the plan would be
+    the same.
+    """
     meant, rules = lift(config).values(), claims(config.dialect)
     for path in config.given:
         if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
@@ -222,18 +251,25 @@ def _silent(config: Config) -> Iterator[Finding]:
         if value != other.effective.get(path) and lift(other).values() == meant:
             effect = WEIGHTY.get(path, Effect.NONE)
             yield Finding(
-                path, "it changes nothing beside the other settings", effect, True, before=value
+                path,
+                "it has no effect with the other settings of this config",
+                effect,
+                True,
+                before=value,
             )
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
-    """A script that splits its model by itself brings groups of its own, which the engine does not take."""
+    """Problems of `mpu` and `mesh_param`. The engine does not use process groups that a script
+    makes itself.
+    """
     for name in SIZES:
         size = getattr(mpu, name, lambda: 1)()
         if size > 1:
             yield (
-                f"mpu: {name}() is {size}; the engine splits models itself: give it the whole model with a method tensor_plan,"
-                " tensor_parallel.autotp_size in the config, and no mpu"
+                f"mpu: {name}() is {size}; the engine splits models itself: leave mpu out, pass"
+                " the whole model with a method tensor_plan, and set tensor_parallel.autotp_size"
+                " in the config"
             )
     if mesh_param:
         yield f"mesh_param: found {mesh_param}; the engine has no sequence axis; leave it out"
@@ -242,7 +278,9 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
 def _face(
     plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module
 ) -> torch.optim.Optimizer | None:
-    """The optimizer that the script sees: its own, or one made from the config; None where neither names one."""
+    """The optimizer that the script sees: the script's own, or one made from the config; None if
+    neither names one.
+    """
     trained = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
         return client.given(optimizer, trained)
@@ -267,8 +305,9 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
-    """The native engine; like DeepSpeed, it rounds weights (since 0.19.2 no buffers) to the compute format before it copies
-    masters, and divides losses before backward (runtime/engine.py: _cast_module_mixed_precision, backward).
+    """The native engine, with two steps that DeepSpeed makes too: it rounds weights (since 0.19.2
+    no buffers) to the compute format before it copies masters, and it divides losses before
+    backward (runtime/engine.py: _cast_module_mixed_precision, backward).
     """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
@@ -292,22 +331,29 @@ def _native(
 
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
-"""A model in double precision trains in it, where the config names no format."""
+"""Precision of the plan for a model in double precision, if the config names no format."""
 
 
 def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
-    """The formats of the weights that a model brings, where the config names none to compute in."""
+    """The formats of the model's floating-point weights; empty if the config itself names a compute
+    format.
+    """
     if plan.precision.compute in ("bf16", "fp16"):
         return set()
     return {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
 
 
 def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
-    """DeepSpeed computes in the formats that a model brings; the engine has one for all weights."""
+    """A finding for a model with 16-bit weights and a config without a format: DeepSpeed computes
+    in the format of each weight, but the engine has one format for all weights.
+    """
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, found in TORCH.items() if found is kind)
-            said = f"weights come in {name} and the config names no format: DeepSpeed computes in theirs, the engine in fp32"
+            said = (
+                f"the model's weights are in {name}, and the config names no format: DeepSpeed"
+                f" computes in {name}, the engine in fp32"
+            )
             yield Finding(
                 "model",
                 f"{said}; set {name}.enabled, or call model.float()",
@@ -317,8 +363,8 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Have the loss scale follow DeepSpeed's rule in what no plan says: a good step may refill the hysteresis, which there is
-    none of without ZeRO (runtime/fp16/unfused_optimizer.py).
+    """Give the loss scaler DeepSpeed's rules that no plan holds: a good step may refill the
+    hysteresis, and without ZeRO there is no hysteresis (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler
     if scaler.window is None:
@@ -329,7 +375,7 @@ def _scale(engine: Engine, config: Config) -> None:
 
 
 def _warn(engine: Engine, config: Config) -> None:
-    """Say on the first rank what is done otherwise than the config itself says."""
+    """Warn on the first rank about each setting of the config that the engine runs differently."""
     rules = plan_claims(config.dialect)
     for finding in engine.findings if engine.comm.rank == 0 else ():
         rule = rules.get(finding.path)

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, method for method, over the native one."""
+"""DeepSpeed's engine with all its methods, over the native engine."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamSta
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
 EPOCHS = ("last_batch_iteration", "last_epoch")
-"""The attribute in which a scheduler of DeepSpeed, or of torch, keeps the number of its last step.
-"""
+"""Attributes in which DeepSpeed's schedulers, and torch's, keep the number of their last step."""
 CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
 
 
 def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
-    """State of the scheduler, and settings of the groups, in a converted checkpoint. DeepSpeed's
-    own schedulers need no more than the number of updates.
+    """State of the scheduler and settings of the groups, from a converted checkpoint. DeepSpeed's
+    own schedulers need only the number of updates.
     """
     saved = read_state(path, path)
     carried: Any = tagged.decoded(saved.carried)
@@ -54,9 +53,10 @@ def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
 
 
 class DeepSpeedEngine(nn.Module):
-    """What `deepspeed.initialize` returns first: a module around the model, whose attributes it has too.
+    """The engine that `deepspeed.initialize` returns: a module around the model, which also has the
+    model's attributes.
 
-    The native engine is `native`. `findings` tell what it does differently from the config.
+    `native` is the native engine. `findings` list its differences from the config.
     """
 
     native: Engine
@@ -102,7 +102,7 @@ class DeepSpeedEngine(nn.Module):
         self.tput_timer = Throughput(self.train_batch_size)
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the model."""
+        """The attribute `name` of the model."""
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
         if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get(
@@ -119,8 +119,8 @@ class DeepSpeedEngine(nn.Module):
             return self.native(*inputs, **named)
 
     def _guarded(self) -> Iterator[Any]:
-        """Guard calls that go past the engine: the model gathers its weights first, a part of it
-        refuses while its own are away.
+        """Guard direct calls of the model and of its modules. A call of the model gathers its
+        weights first; a call of a module is refused if its weights are not gathered.
         """
         model = self.native.model
         by_itself = model.forward
@@ -131,7 +131,8 @@ class DeepSpeedEngine(nn.Module):
                 return by_itself(*inputs, **named)
             if torch.is_grad_enabled() and model.training:
                 raise BridgeError(
-                    "model(...): its weights are whole only while their layer runs; call engine(...) to train"
+                    "model(...): each layer's weights are whole only while that layer runs; call"
+                    " engine(...) to train"
                 )
             if self.native.line.size == 1:
                 away = [
@@ -142,7 +143,8 @@ class DeepSpeedEngine(nn.Module):
                 with self._ours(), GatheredParameters(away):
                     return by_itself(*inputs, **named)
             raise BridgeError(
-                "model(...): other pipeline ranks have its layers; call engine.eval_batch(batches)"
+                "model(...): some of its layers are on other pipeline ranks; call"
+                " engine.eval_batch(batches)"
             )
 
         model.forward = forward
@@ -166,7 +168,9 @@ class DeepSpeedEngine(nn.Module):
     def backward(
         self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> Tensor:
-        """Gradients of a microbatch's mean loss; returns it divided by the number of microbatches, as DeepSpeed does."""
+        """Compute the gradients of a microbatch's mean loss. Returns the loss divided by the number
+        of microbatches, as DeepSpeed does.
+        """
         self._needs_optimizer("backward")
         if retain_graph:
             raise BridgeError(
@@ -180,8 +184,8 @@ class DeepSpeedEngine(nn.Module):
             )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
-        """After the last microbatch of a step, update the weights and move the scheduler. After the
-        others, only count.
+        """After the last microbatch of a step, update the weights and advance the scheduler. After
+        any other microbatch, only count it.
         """
         self._needs_optimizer("step")
         if not self.native.is_gradient_accumulation_boundary():
@@ -191,7 +195,9 @@ class DeepSpeedEngine(nn.Module):
         self._told(lr_kwargs or {})
 
     def _told(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Let optimizer and scheduler know of a step."""
+        """Record a finished step in the engine's counters, the optimizer and the scheduler, and
+        print progress if it is due.
+        """
         self._skipped = self.native.progress.skipped
         self.native.weights.settle()  # scripts hold parameters of their own and read them
         if self._applied:
@@ -204,11 +210,12 @@ class DeepSpeedEngine(nn.Module):
             print(said, flush=True)
 
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> Tensor:
-        """One step over the next microbatches of `data_iter` (default: the training data, over and over); the mean loss over
-        all ranks.
+        """Run one step over the next microbatches of `data_iter` (default: the training data,
+        repeated without end). Returns the mean loss over all ranks.
 
-        With a `loss_fn` of the model, as DeepSpeed's PipelineModule has, a batch is (inputs, labels); else it is what the
-        model takes (a tuple or a mapping: argument by argument), and the model returns the loss.
+        If the model has a `loss_fn`, as DeepSpeed's PipelineModule does, a batch is (inputs,
+        labels). Otherwise a batch holds the model's arguments (a tuple, a mapping or a single
+        value), and the model returns the loss.
         """
         self.train()
         if self.native.line.size > 1:
@@ -233,9 +240,11 @@ class DeepSpeedEngine(nn.Module):
         bcast_loss: bool = True,
         num_micro_batches: int | None = None,
     ) -> Any:
-        """The mean loss over the next microbatches of `data_iter` and all ranks; with `return_logits`, outputs too.
+        """The mean loss over the next microbatches of `data_iter` and over all ranks; with
+        `return_logits`, a pair of this loss and the list of outputs.
 
-        Without `compute_loss`: a list of outputs. `reduce_output` None: a list of this rank's losses.
+        Without `compute_loss` the result is a list of outputs. If `reduce_output` is None, the loss
+        is a list of this rank's losses.
         """
         training, source = self.native.module.training, iter(data_iter)
         self.eval()
@@ -259,7 +268,7 @@ class DeepSpeedEngine(nn.Module):
         return (answer, [output for _, output in found]) if return_logits else answer
 
     def _piped(self, batches: Iterable[Any]) -> Tensor:
-        """One step of a model in stages, whose microbatches all run together."""
+        """Run one step of a model in pipeline stages, with all of its microbatches in one call."""
         self._needs_optimizer("train_batch")
         with self._ours():
             loss = self.native.train_batch(batches)
@@ -274,31 +283,37 @@ class DeepSpeedEngine(nn.Module):
         return self
 
     def compile(self, *_: Any, **__: Any) -> None:
-        """Refused: the engine hooks into the model's own calls."""
+        """Raises `BridgeError`: a compiled model would bypass the engine's hooks on
+        module calls.
+        """
         raise BridgeError(
-            "engine.compile: the engine runs layers as they are; compile the model's blocks before initialize"
+            "engine.compile: the engine cannot compile a model that it holds; compile the model's"
+            " blocks before initialize"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
-        """Called by `to`, `cuda`, `half` and `float` with their change of a tensor. Raises
-        `BridgeError` if it changes any.
+        """Refuse `to`, `cuda`, `half` and `float`, which call this method with `fn`, if they would
+        change the device or format of a parameter. Raises `BridgeError`.
         """
         for name, weight in self.native.model.named_parameters():
             found = fn(weight.data)
             if found.device != weight.device or found.dtype != weight.dtype:
                 raise BridgeError(
-                    f"engine.to: {name} would go from {weight.dtype} on {weight.device} to {found.dtype} on {found.device}, out"
-                    " of the engine's buffers; name the format in the config, and leave the device to initialize"
+                    f"engine.to: {name} would change from {weight.dtype} on {weight.device} to"
+                    f" {found.dtype} on {found.device}, but it has to stay in the engine's"
+                    " buffers; set the format in the config; initialize chooses the device"
                 )
         return self
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Nothing: the engine reduces gradients to their owners when its buffers ask for it, and counts microbatches itself."""
+        """Does nothing, because the engine itself decides when gradients are reduced, and counts
+        microbatches itself.
+        """
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: every step begins with gradients of its own."""
+        """Does nothing, because every step begins with new gradients."""
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
@@ -307,10 +322,10 @@ class DeepSpeedEngine(nn.Module):
             group["lr"] = lr
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
-        """Nothing: gradients are reduced with the last microbatch of a step."""
+        """Does nothing, because gradients are reduced with the last microbatch of a step."""
 
     def offload_states(self, *_: Any, **__: Any) -> None:
-        """A warning: everything stays on the device, which costs memory and changes no numbers."""
+        """Warn that everything stays on the device, which costs memory and changes no numbers."""
         warnings.warn(
             "offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2
         )
@@ -328,8 +343,9 @@ class DeepSpeedEngine(nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Set whether the next microbatch is the last of its step.
 
-        A step may end early. Its gradients are divided by the config's number of microbatches all
-        the same, as in DeepSpeed. Raises `BridgeError` for a step that is longer.
+        A step may end early. Its gradients are divided by the config's number of microbatches
+        nevertheless, as in DeepSpeed. Raises `BridgeError` if the step would be longer than in the
+        config.
         """
         place, number = self.native.microbatch + 1, self.gradient_accumulation_steps()
         if is_boundary and place < number:
@@ -353,22 +369,22 @@ class DeepSpeedEngine(nn.Module):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the engine does differently from the config."""
+        """Findings about differences between the engine and the config."""
         return self.native.findings
 
     @property
     def global_steps(self) -> int:
-        """Steps taken, skipped ones too."""
+        """Number of steps, including skipped ones."""
         return self.native.progress.steps + self.native.progress.skipped
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped for an overflow."""
+        """Number of steps that were skipped because of an overflow."""
         return self.native.progress.skipped
 
     @property
     def global_samples(self) -> int:
-        """Samples consumed over all ranks."""
+        """Number of samples consumed over all ranks."""
         return self.native.progress.samples
 
     @property
@@ -382,7 +398,7 @@ class DeepSpeedEngine(nn.Module):
         return self.native.scaler.scale
 
     def train_batch_size(self) -> int:
-        """Samples in a step over all ranks."""
+        """Number of samples in a step over all ranks."""
         return (
             self.train_micro_batch_size_per_gpu()
             * self.gradient_accumulation_steps()
@@ -390,7 +406,7 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples in a microbatch on one rank."""
+        """Number of samples in a microbatch on one rank."""
         return int(self._values["train_micro_batch_size_per_gpu"])
 
     def gradient_accumulation_steps(self) -> int:
@@ -398,7 +414,9 @@ class DeepSpeedEngine(nn.Module):
         return self.native.accumulation
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Samples in a step, samples in a microbatch on one rank, microbatches in a step."""
+        """Numbers of samples in a step, of samples in a microbatch on one rank, and of microbatches
+        in a step.
+        """
         return (
             self.train_batch_size(),
             self.train_micro_batch_size_per_gpu(),
@@ -406,19 +424,19 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def get_lr(self) -> list[float]:
-        """Learning rates, group by group."""
+        """Learning rate of each group."""
         return self._each("lr")
 
     def get_mom(self) -> list[Any]:
-        """Momentum or betas, group by group."""
+        """Momentum (SGD) or betas of each group."""
         return self._each("momentum" if isinstance(self.optimizer, torch.optim.SGD) else "betas")
 
     def get_global_grad_norm(self) -> float | None:
-        """Norm of all gradients of the last step before clipping; None before the first."""
+        """Norm of all gradients of the last step before clipping; None before the first step."""
         return self.native.progress.grad_norm if self.global_steps else None
 
     def gradient_clipping(self) -> float:
-        """Bound on the gradient norm; 0 is none."""
+        """Bound on the gradient norm; 0 switches clipping off."""
         return self.native.plan.optimizer.clip or 0.0
 
     def zero_optimization_stage(self) -> int:
@@ -430,25 +448,27 @@ class DeepSpeedEngine(nn.Module):
         return self.zero_optimization_stage() > 0
 
     def optimizer_name(self) -> str | None:
-        """What the config calls the optimizer."""
+        """The optimizer's type in the config, in lower case."""
         kind = self._values.get("optimizer.type")
         return kind.lower() if kind else None
 
     def scheduler_name(self) -> str | None:
-        """What the config calls the scheduler."""
+        """The scheduler's type in the config."""
         found: str | None = self._values.get("scheduler.type")
         return found
 
     def steps_per_print(self) -> Any:
-        """Steps between two lines of progress."""
+        """Number of steps between two lines of progress."""
         return self._values.get("steps_per_print")
 
     def wall_clock_breakdown(self) -> bool:
-        """Whether the config asks for times of parts, which the engine does not take."""
+        """Whether the config asks for times of forward, backward and step. The engine does not
+        measure them.
+        """
         return bool(self._values.get("wall_clock_breakdown"))
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        """Whether the config has weights gathered where a model is saved."""
+        """Whether the config asks for whole weights in a saved model."""
         return bool(self._values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save"))
 
     @property
@@ -460,36 +480,36 @@ class DeepSpeedEngine(nn.Module):
 
     @property
     def communication_data_type(self) -> torch.dtype:
-        """The format that gradients are exchanged in."""
+        """The format in which ranks exchange gradients."""
         return TORCH[self.native.layout.flats[0].exchange]
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
-        """The formats of weights and of gradients while they add up."""
+        """The formats of the weights and of accumulated gradients."""
         flat = self.native.layout.flats[0]
         return TORCH[flat.dtype], TORCH[flat.reduce]
 
     def fp16_enabled(self) -> bool:
-        """Whether it computes in fp16."""
+        """Whether the engine computes in fp16."""
         return self.native.plan.precision.compute == "fp16"
 
     def bfloat16_enabled(self) -> bool:
-        """Whether it computes in bf16."""
+        """Whether the engine computes in bf16."""
         return self.native.plan.precision.compute == "bf16"
 
     def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale follows overflows."""
+        """Whether the loss scale adapts to overflows."""
         return self.native.scaler.window is not None
 
     def loss_scale(self) -> float:
-        """The constant loss scale; 0 stands for a dynamic one."""
+        """The constant loss scale; 0 if it is dynamic."""
         return 0 if self.dynamic_loss_scale() else self.cur_scale
 
     def get_data_parallel_rank(self) -> int:
-        """This rank's place among data ranks."""
+        """This rank's index among the data ranks."""
         return self.native.data.index
 
     def get_tensor_parallel_rank(self) -> int:
-        """This rank's place among tensor ranks."""
+        """This rank's index among the tensor ranks."""
         return self.native.tensor.index
 
     get_model_parallel_rank = get_tensor_parallel_rank
@@ -506,13 +526,15 @@ class DeepSpeedEngine(nn.Module):
         collate_fn: Callable[..., Any] | None = None,
         num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
-        """A loader of this rank's samples, in DeepSpeed's order: shuffled for training, the same in every epoch."""
+        """A loader of this rank's samples in DeepSpeed's order: shuffled for training, and the same
+        in every epoch.
+        """
         if not (
             isinstance(dataset, IterableDataset)
             or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
         ):
             raise ConfigError(
-                f"training_data: found {type(dataset).__name__}, expected a dataset of torch"
+                f"training_data: found {type(dataset).__name__}, expected a torch dataset"
             )
         sampler = None
         if not isinstance(dataset, IterableDataset):
@@ -540,7 +562,9 @@ class DeepSpeedEngine(nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write a checkpoint of the native engine, with the scheduler and the optimizer's settings. All ranks must take part."""
+        """Write a checkpoint of the native engine, with the state of the scheduler and the
+        optimizer's settings. All ranks must take part.
+        """
         if exclude_frozen_parameters:
             raise BridgeError(
                 "save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model"
@@ -561,18 +585,19 @@ class DeepSpeedEngine(nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continue from a checkpoint of the native engine, saved on any layout. Returns its path
-        and the client's state.
+        """Continue from a checkpoint of the native engine, which may be saved on any layout.
+        Returns its path and the client's state.
 
-        If nothing was saved yet, it warns and returns (None, None), as DeepSpeed does.
+        If there is no checkpoint yet, warns and returns (None, None), as DeepSpeed does.
         """
         if not load_module_strict or custom_load_fn is not None:
             raise BridgeError(
-                "load_checkpoint: names must match; leave load_module_strict and custom_load_fn as they are"
+                "load_checkpoint: the names of a checkpoint must match the model's; leave"
+                " load_module_strict and custom_load_fn at their defaults"
             )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
             warnings.warn(
-                f"{load_dir}: no file {LATEST!r} there, so nothing is loaded", stacklevel=2
+                f"{load_dir}: found no file {LATEST!r} in it, so nothing is loaded", stacklevel=2
             )
             return None, None
         before = replace(self.native.progress)
@@ -598,7 +623,9 @@ class DeepSpeedEngine(nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """The model's state by its own names: its tensors themselves, or at level 3 whole copies (all ranks must take part)."""
+        """The model's state by its own names: the model's own tensors, or at level 3 whole copies,
+        for which all ranks must take part.
+        """
         left = self._frozen() if exclude_frozen_parameters else set()
         if not self._in_turns():
             found = self.native.module.state_dict(prefix=prefix, keep_vars=keep_vars)
@@ -629,11 +656,13 @@ class DeepSpeedEngine(nn.Module):
         )
         if strict:
             BridgeError.raise_if(
-                f"load_module_state_dict: {name} of the model is missing; pass strict=False"
+                f"load_module_state_dict: {name} of the model is missing from the given state; add"
+                " it, or pass strict=False"
                 for name in missing
             )
             BridgeError.raise_if(
-                f"load_module_state_dict: {name} is no name of the model; pass strict=False"
+                f"load_module_state_dict: the model has no {name}; remove it from the given state,"
+                " or pass strict=False"
                 for name in strange
             )
         places = {
@@ -653,10 +682,11 @@ class DeepSpeedEngine(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """The same by the names that `state_dict` of the engine has."""
+        """Set weights, masters and buffers by the names that `state_dict` of the engine returns."""
         if assign:
             raise BridgeError(
-                "load_state_dict: assign=True would take weights out of the engine's buffers; leave it out"
+                "load_state_dict: assign=True would replace weights that are in the engine's"
+                " buffers; leave it out"
             )
         self.load_module_state_dict(
             {name.removeprefix("module."): value for name, value in state_dict.items()}, strict
@@ -665,7 +695,9 @@ class DeepSpeedEngine(nn.Module):
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, Tensor] | None:
-        """On the first rank, the whole model in the compute format on the CPU. All ranks must take part."""
+        """The whole model in the compute format on the CPU of the first rank; None on other ranks.
+        All ranks must take part.
+        """
         found = self._whole()
         left = self._frozen() if exclude_frozen_parameters else set()
         return (
@@ -675,7 +707,9 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _whole(self) -> dict[str, Tensor]:
-        """The whole model in the compute format, under every name of a tensor that several share."""
+        """The whole model in the compute format; a tensor with several names is under
+        each of them.
+        """
         model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
         found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
         found.update(buffers.whole(self.native))
@@ -687,7 +721,7 @@ class DeepSpeedEngine(nn.Module):
             }
 
     def _in_turns(self) -> bool:
-        """Whether weights are whole only while their stage runs, or lie on other pipeline ranks."""
+        """Whether weights are whole only while their stage runs, or are on other pipeline ranks."""
         flats = range(len(self.native.layout.flats))
         return self.native.line.size > 1 or any(
             parts.in_turns(self.native, index) for index in flats
@@ -695,7 +729,7 @@ class DeepSpeedEngine(nn.Module):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """While inside, the engine itself calls the model, and the guards let it."""
+        """Context of the engine's own calls of the model, which the guards allow."""
         before, self._inside = self._inside, True
         try:
             yield
@@ -703,8 +737,8 @@ class DeepSpeedEngine(nn.Module):
             self._inside = before
 
     def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Raises `BridgeError` for a state dictionary of weights that are not whole: their memory
-        may hold anything.
+        """Raises `BridgeError` if a state dictionary would contain weights that are not whole,
+        whose memory may hold anything.
         """
         if self._inside or keep_vars or not self._in_turns():
             return
@@ -716,8 +750,9 @@ class DeepSpeedEngine(nn.Module):
         if absent or self.native.line.size > 1:
             name = (absent or [next(iter(dict(module.named_parameters())))])[0]
             raise BridgeError(
-                f"state_dict: {name} is whole only while its layer runs; call engine.module_state_dict() or"
-                " engine.save_16bit_model(folder) on all ranks, or ask within zero.GatheredParameters(model.parameters())"
+                f"state_dict: {name} is whole only while its layer runs; call"
+                " engine.module_state_dict() or engine.save_16bit_model(folder) on all ranks, or"
+                " call state_dict() within zero.GatheredParameters(model.parameters())"
             )
 
     def save_16bit_model(
@@ -726,12 +761,13 @@ class DeepSpeedEngine(nn.Module):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write the whole model as `torch.save` does: weights in the compute format, buffers as they are, and every name of a
-        tensor that several share, so that a fresh model takes it strictly. All ranks must take part.
+        """Write the whole model with `torch.save`: weights in the compute format, and buffers in
+        their own. A tensor with several names is under each of them, so that strict loading into a
+        new model works. All ranks must take part.
         """
         model = self.native.model
         BridgeError.raise_if(
-            f"save_16bit_model: {name} of the model's state is no tensor; keep it in a buffer"
+            f"save_16bit_model: {name} of the model's state is not a tensor; make it a buffer"
             for name in buffers.others(model)
         )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
@@ -751,7 +787,7 @@ class DeepSpeedEngine(nn.Module):
         return {parameter.name for parameter in self.native.parameters if not parameter.trainable}
 
     def destroy(self) -> None:
-        """Leave the process group in good order."""
+        """Remove the hooks, close the native engine and leave the process group."""
         for hook in (self._asks, *self._guards):
             hook.remove()
         self.native.model.__dict__.pop("forward", None)
@@ -791,8 +827,8 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError(f"{what}: {NO_OPTIMIZER}")
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Run the optimizer's hooks, then its scheduler. Its parameters have no gradients, so its
-        step changes nothing.
+        """Call the optimizer's `step` for its hooks, and then the scheduler. The parameters have no
+        gradients here, so `step` itself changes nothing.
         """
         assert self.optimizer is not None
         self._stepping = True
@@ -806,11 +842,11 @@ class DeepSpeedEngine(nn.Module):
             self._moved = self._epoch()
 
     def stepping(self) -> bool:
-        """Whether the engine itself calls the optimizer's `step` now."""
+        """Whether the engine itself is calling the optimizer's `step`."""
         return self._stepping
 
     def _epoch(self) -> Any:
-        """The number of the scheduler's last step, or None if it keeps none."""
+        """The number of the scheduler's last step; None if the scheduler keeps none."""
         return next(
             (
                 getattr(self.lr_scheduler, name)
@@ -821,7 +857,7 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _twice(self) -> None:
-        """Warn once if the script moves the scheduler too."""
+        """Warn once if the script also steps the scheduler."""
         if (
             self._moved is not None
             and self._epoch() != self._moved
@@ -829,7 +865,10 @@ class DeepSpeedEngine(nn.Module):
             and self.global_rank == 0
         ):
             self._told_twice = True
-            said = "the script calls lr_scheduler.step(), and engine.step() does too: the rate moves twice"
+            said = (
+                "the script calls lr_scheduler.step(), and engine.step() calls it too: the"
+                " scheduler makes two steps at once; remove the script's call"
+            )
             warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
 
     def _each(self, name: str) -> list[Any]:
@@ -840,10 +879,11 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _batches(self) -> Iterator[Any]:
-        """The training data over and over."""
+        """The batches of the training data, epoch after epoch without end."""
         if self.training_dataloader is None:
             raise BridgeError(
-                "train_batch: no data; pass an iterator, or training_data to initialize"
+                "train_batch: no data; pass an iterator to train_batch, or training_data to"
+                " initialize"
             )
         if self._iterator is None:
             # Not `cycle`: every epoch asks the loader anew, and `cycle` would keep all batches of
@@ -853,8 +893,8 @@ class DeepSpeedEngine(nn.Module):
         return self._iterator
 
     def _fed(self, source: Iterator[Any]) -> Any:
-        """The next batch to train on. If the data ended, the last batch again: all ranks then leave
-        the step together at its end.
+        """The next batch to train on. If the data has ended, returns the last batch again, so that
+        all ranks fail together at the end of the step.
         """
         try:
             self._last = self._next(source)
@@ -888,17 +928,20 @@ class DeepSpeedEngine(nn.Module):
         loss = loss_in(output)
         if not isinstance(loss, Tensor) or loss.dim():
             raise BridgeError(
-                "batch: the model returns no loss (one number); give it a loss_fn, or call backward(loss)"
+                "batch: found no loss in the model's output, expected a tensor with one number;"
+                " give the model a loss_fn, or call backward(loss) yourself"
             )
         return loss, output
 
 
 PipelineEngine = DeepSpeedEngine
-"""The same engine runs models in stages."""
+"""Alias of the engine, which also runs models in pipeline stages."""
 
 
 class Throughput:
-    """Counts epochs and steps; DeepSpeed's prints speeds, which `stagebridge train` does here."""
+    """Counts epochs and steps. DeepSpeed's timer prints speeds too; here `stagebridge train` prints
+    them.
+    """
 
     def __init__(self, batch_size: Callable[[], int]) -> None:
         self.epoch_count = self.micro_step_count = self.global_step_count = 0
@@ -911,7 +954,7 @@ class Throughput:
 
 
 def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
-    """One file, put in place when it is whole."""
+    """Write `whole` into the file `name`, which appears in `folder` only when it is complete."""
     beside = folder / f".{name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -923,5 +966,6 @@ def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
         raise BridgeError(
-            f"{folder / name}: not written ({error}); make room, or choose another folder"
+            f"{folder / name}: could not be written ({error}); free disk space, or choose another"
+            " folder"
         ) from None

@@ -1,4 +1,4 @@
-"""The names of the package `deepspeed` itself."""
+"""The functions and classes of the package `deepspeed` itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs of the native engine behind DeepSpeed's interface: the training script of `trainers` with another import."""
+"""Runs of the native engine behind DeepSpeed's interface. The training script is that of `trainers`
+with another import.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,14 @@ class DropInTrainer:
 
     def resume(self, place: Path) -> int:
         found, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
-        BridgeError.raise_if([] if found else [f"{place}: nothing to go on from"])
+        BridgeError.raise_if(
+            []
+            if found
+            else [
+                f"{place}: found no checkpoint to continue from; name the folder of a saved"
+                " checkpoint"
+            ]
+        )
         return self.engine.global_steps
 
     def weights(self) -> Mapping[str, Tensor]:

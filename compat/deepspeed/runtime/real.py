@@ -1,4 +1,6 @@
-"""What the installed DeepSpeed makes of a config: posed as plain data, answered in values by the dialect's paths."""
+"""Asks the installed DeepSpeed what it makes of a config. The question is plain data, the answer
+values by the dialect's paths.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ SINGLE = {
     "bf16.enabled": "bfloat16_enabled",
     "bf16.immediate_grad_update": "bfloat16_immediate_grad_update",
 }
-"""Attributes by path; those of the precisions are of releases before 0.17.1, where they have no object of their own."""
+"""Attributes of DeepSpeedConfig by path. Those for fp16 and bf16 belong to releases before 0.17.1,
+which have no object for them.
+"""
 SCALING = {
     "fp16.loss_scale_window": "scale_window",
     "fp16.min_loss_scale": "min_scale",
@@ -91,16 +95,20 @@ FREE = (
     "quantized_initialization",
     "post_init_quant",
 )
-"""Names of values that are mappings themselves."""
+"""Names of values that are mappings, so that they are not taken for sections."""
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
-"""Values that the engine overrides when it builds the optimizer; the config object holds what was given."""
+"""Values that the engine overrides when it builds the optimizer, while the config object keeps them
+as given.
+"""
 
 
 def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to ask DeepSpeed about a config, and the values that it should hold then."""
+    """The question to ask DeepSpeed about a config, and the values that DeepSpeedConfig should then
+    hold.
+    """
     counted = ranks(config.effective, config.version, config.world_size)
     question = {
         "data": plain(config.given, {}),
@@ -116,7 +124,9 @@ def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What the installed DeepSpeedConfig holds, by path; `ConfigError` with its reason if it refuses."""
+    """Values in the installed DeepSpeedConfig, by path. Raises `ConfigError` with the reason if it
+    refuses the config.
+    """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _accelerator(question["accelerator"]):
         return held(live.real(dict(question["data"]), int(question["ranks"])))
@@ -124,7 +134,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _accelerator(name: str) -> Iterator[None]:
-    """DeepSpeed takes its accelerator for one of this name while inside."""
+    """Context in which DeepSpeed takes its accelerator for one named `name`."""
     from deepspeed.accelerator import get_accelerator
 
     with patch.object(type(get_accelerator()), "device_name", lambda self, index=None: name):
@@ -132,12 +142,14 @@ def _accelerator(name: str) -> Iterator[None]:
 
 
 def installed() -> str:
-    """The release that would answer; `VersionError` if there is none."""
+    """The installed release. Raises `VersionError` if DeepSpeed is not installed."""
     return live.installed()
 
 
 def held(config: Any) -> dict[str, Any]:
-    """What a real DeepSpeedConfig of any release covered holds, by path; what it does not store is left out."""
+    """Values in a real DeepSpeedConfig, of any release that we cover, by path. Values that it does
+    not store are left out.
+    """
     names = dict(zip(TOP, TOP, strict=True)) | SINGLE
     found = {
         path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)
@@ -163,7 +175,9 @@ class _Nothing:
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Loss scaling as releases before 0.17.1 hold it: only where fp16 is on, the dynamic part only if any of it was given."""
+    """Loss scaling in releases before 0.17.1. They keep it only if fp16 is on, and the dynamic part
+    only if one of its keys was given.
+    """
     if not getattr(config, "fp16_enabled", False):
         return {}
     dynamic = config.dynamic_loss_scale_args or {}

@@ -1,4 +1,6 @@
-"""DeepSpeed's own learning-rate schedulers, step for step: the first two updates are made at the rate that warmup begins with."""
+"""DeepSpeed's own learning-rate schedulers, exact in every step: the first two updates use the rate
+at which warmup begins.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ first rate.
 
 
 class Scheduler:
-    """Sets the learning rate of every group of `optimizer`, in DeepSpeed's count of steps: -1 at the start, 0 after the first."""
+    """Sets the learning rate of every group of `optimizer`. Counts steps as DeepSpeed does: -1 at
+    the start, 0 after the first step.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: Rate) -> None:
         self.optimizer, self.rate = optimizer, rate
@@ -26,7 +30,7 @@ class Scheduler:
         self._set()
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Go on by one step, or to a given one."""
+        """Advance by one step, or to the given step."""
         self.last_batch_iteration = (
             self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
         )
@@ -43,7 +47,7 @@ class Scheduler:
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from another scheduler's state."""
+        """Continue from the state of a saved scheduler."""
         self.last_batch_iteration = state["last_batch_iteration"]
 
     def _set(self) -> None:
@@ -52,9 +56,10 @@ class Scheduler:
 
 
 def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """The scheduler that a config's `scheduler` section names: DeepSpeed's, or one of torch's.
+    """The scheduler that the config's section `scheduler` names, one of DeepSpeed's or of torch's.
 
-    Source: DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and runtime/lr_schedules.py.
+    Source: DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and
+    runtime/lr_schedules.py.
     """
     torchs: Callable[..., Any] | None = getattr(torch.optim.lr_scheduler, kind, None)
     if kind not in RATES and torchs is None:
@@ -68,12 +73,12 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
             else torchs(optimizer, **params)
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"scheduler.params: {error}; correct them for {kind}") from None
+        raise ConfigError(f"scheduler.params: {error}; correct the parameters of {kind}") from None
 
 
 def _warmup(steps: int, kind: str) -> Callable[[int], float]:
-    """The share of warmup that is over, from 0 to 1. Warmup takes at least two steps, as log(1)
-    would divide by zero.
+    """A function of the step: the completed share of warmup, from 0 to 1. Warmup takes at least two
+    steps, because otherwise its logarithm would divide by zero.
     """
     steps = max(2, steps)
 
@@ -92,7 +97,9 @@ def warmup_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupLR: from a low rate to a high one (that of each group), and on."""
+    """WarmupLR: rises from a low rate to a high one (by default each group's own), then stays
+    there.
+    """
     share = _warmup(warmup_num_steps, warmup_type)
 
     def rate(step: int, base: float) -> float:
@@ -109,7 +116,7 @@ def warmup_decay_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupDecayLR: the same, and then down to the low rate in a line."""
+    """WarmupDecayLR: rises as WarmupLR does, and then decays linearly to the low rate."""
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
 
@@ -130,7 +137,9 @@ def warmup_cosine_lr(
     cos_min_ratio: float = 0.0001,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupCosineLR: shares of each group's rate, up from a low one and down along a cosine; the first update is at 0."""
+    """WarmupCosineLR: rises from a low share of each group's rate to the whole, then decays along a
+    cosine. The first update has rate 0.
+    """
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
 
@@ -150,7 +159,7 @@ def lr_range_test(
     lr_range_test_step_rate: float = 1.0,
     lr_range_test_staircase: bool = False,
 ) -> Rate:
-    """LRRangeTest: up from a low rate, in a line or in stairs."""
+    """LRRangeTest: rises from a low rate without end, linearly or in stairs."""
 
     def rate(step: int, base: float) -> float:
         # Each `step_size` steps add `step_rate` times the low rate; stairs add it at once.
@@ -168,4 +177,4 @@ RATES: Mapping[str, Callable[..., Rate]] = {
     "WarmupCosineLR": warmup_cosine_lr,
     "LRRangeTest": lr_range_test,
 }
-"""DeepSpeed's schedulers that set the learning rate and nothing else, by name."""
+"""DeepSpeed's schedulers that set only the learning rate, by name."""

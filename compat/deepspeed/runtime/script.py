@@ -1,4 +1,6 @@
-"""Runs of the script that `convert --script` writes: its model, groups, schedule and steps, around the real DeepSpeed."""
+"""Runs of the script that `convert --script` writes, with its own model, groups, schedule and
+steps, under the real DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
-    """The run of a script; what DeepSpeed or the model's family refuses is a `BridgeError`."""
+    """The run of a script. Raises `BridgeError` if DeepSpeed or the model's code refuses it."""
     try:
         return ScriptTrainer(written, config, workload)
     except BridgeError:
@@ -40,9 +42,11 @@ def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> Scrip
 
 
 class ScriptTrainer(DeepSpeedTrainer):
-    """A script and its model's config as they are written, with the first weights of the native model and its samples.
+    """Runs a script as written, with the written config of its model, the initial weights of the
+    native model and the workload's samples.
 
-    The file is the one that is written too, but for what DeepSpeed needs on a CPU (`trainers.settings`).
+    DeepSpeed's file is the written one too, with the changes that DeepSpeed needs on a CPU
+    (`trainers.settings`).
     """
 
     def __init__(self, written: Written, config: DeepSpeedFile, workload: Workload) -> None:
@@ -86,7 +90,7 @@ class ScriptTrainer(DeepSpeedTrainer):
         return module
 
     def _whole_name(self, name: str) -> str:
-        """What a parameter is called in a model that is not in stages."""
+        """The name of a parameter in the model without pipeline stages."""
         return _unstaged(name, self.family) if self.stages > 1 else name
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -106,7 +110,9 @@ class ScriptTrainer(DeepSpeedTrainer):
 
     @override
     def run(self, batches: list[Batch]) -> float:
-        """Samples come to the script by their numbers; where some are padded, as they are."""
+        """Run one step of the script. The script reads samples by their numbers; if some samples
+        are padded, it gets the batches themselves.
+        """
         rank, ranks = self.data
         rows: dict[int, Tensor] = {}
         for part, (tokens, targets) in enumerate(batches):
@@ -137,7 +143,7 @@ class ScriptTrainer(DeepSpeedTrainer):
 
 
 def _module(text: str, folder: Path) -> ModuleType:
-    """The script as a module; what stands under its last `if` does not run."""
+    """The script as a module, named so that its `if __name__ == "__main__"` does not run."""
     module, path = ModuleType("written"), folder / "train.py"
     path.write_text(text)
     module.__file__ = str(path)
@@ -146,7 +152,7 @@ def _module(text: str, folder: Path) -> ModuleType:
 
 
 def _unstaged(name: str, family: str) -> str:
-    """`3.layer.mlp.up_proj.weight` of a layer in a pipeline, by its name in the whole model."""
+    """The name in the whole model of `3.layer.mlp.up_proj.weight`, the name in a pipeline."""
     at, _, rest = name.removeprefix("tied_modules.").partition(".")
     part, _, inner = rest.partition(".")
     before, layer, ends = STAGED.get(family, ROTARY)
@@ -170,26 +176,30 @@ STAGED = {
         },
     )
 }
-"""How many layers of a pipeline come before the first block, and what all of them are called in the whole model."""
+"""By family: the number of pipeline layers before the first block, and the names of blocks and of
+other layers in the whole model.
+"""
 
 
 def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
-    """What each parameter of a model of transformers is made of, in native names."""
+    """The native parameters of which each parameter of a transformers model is made."""
     for naming in names.known().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
             return names.read(naming, table, shapes, facts)
-    raise BridgeError("deepspeed: no map is known of the names that the model of the script has")
+    raise BridgeError(
+        "deepspeed: the names in the script's model follow no naming that stagebridge knows"
+    )
 
 
 def _filled(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
-    """A parameter of theirs, of native ones."""
+    """The parameter `theirs`, made from native parameters."""
     rows = torch.cat([ours[block.name][block.first : block.last] for block in theirs.blocks])
     return rows.T if theirs.turned else rows.reshape(theirs.shape)
 
 
 def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The native parameters in theirs; `_filled` the other way round."""
+    """The native parameters, taken from those of the script's model. The inverse of `_filled`."""
     found: dict[str, list[Tensor]] = {}
     for theirs in made:
         tensor = whole[theirs.name].T if theirs.turned else whole[theirs.name]
@@ -201,11 +211,11 @@ def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 STACKED = 3
-"""Dimensions of a tensor of all experts."""
+"""Number of dimensions of a tensor that holds all experts."""
 
 
 def _put_together(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """A parameter of which ranks hold all, or each a part along one dimension."""
+    """The whole parameter, of which each rank holds everything, or a part along one dimension."""
     split = next((at for at, size in enumerate(shape) if parts[0].shape[at] != size), None)
     if split is None:
         return parts[0]

@@ -1,4 +1,6 @@
-"""A real DeepSpeed engine as a source of traces, whatever its ZeRO level; the engine stays as it is."""
+"""A real DeepSpeed engine as a source of traces, at any ZeRO level. The engine itself is not
+changed.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,17 @@ def takes(target: Any) -> bool:
 
 
 def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpeedSource:
-    """What `bridge.trace.attach` is told of an engine. The engine knows its optimizer and how many microbatches a step has."""
+    """The source that `bridge.trace.attach` makes of an engine. The engine itself knows its
+    optimizer and its number of microbatches.
+    """
     return DeepSpeedSource(engine)
 
 
 class DeepSpeedSource(ModuleSource):
-    """Tells traces of a `deepspeed.DeepSpeedEngine`.
+    """A source of traces from a `deepspeed.DeepSpeedEngine`.
 
-    Weights are the fp32 ones that the optimizer updates. Under ZeRO, parts are put together by DeepSpeed's own
-    `deepspeed.utils.safe_get_full_*`, in which all ranks take part.
+    Weights are the fp32 ones that the optimizer updates. Under ZeRO, DeepSpeed's own
+    `deepspeed.utils.safe_get_full_*` joins their parts; all ranks must take part in that.
     """
 
     strict = True
@@ -42,17 +46,21 @@ class DeepSpeedSource(ModuleSource):
     @property
     @override
     def plain(self) -> bool:
-        """DeepSpeed moves gradients into buffers of its own."""
+        """False, because DeepSpeed moves gradients into its own buffers."""
         return False
 
     @property
     @override
     def at_hand(self) -> bool:
-        """Under ZeRO, DeepSpeed puts parts together between ranks."""
+        """Whether this rank has whole tensors without communication. Under ZeRO it does not:
+        DeepSpeed joins them from the parts of all ranks.
+        """
         return not self.engine.zero_optimization()
 
     def watch(self) -> None:
-        """Under ZeRO, gradients are whole where `engine.step` begins, and nowhere else."""
+        """Wrap `engine.step`. Under ZeRO, its beginning is the only time at which gradients are
+        whole.
+        """
         step = self.engine.step
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -69,8 +77,8 @@ class DeepSpeedSource(ModuleSource):
 
     @override
     def factors(self) -> Mapping[Unit, float]:
-        """DeepSpeed divides the loss by the number of microbatches, and multiplies it with its loss scale.
-        Gradients are those after clipping, which it does within its step.
+        """Factors that make traced numbers comparable: DeepSpeed divides the loss by the number of
+        microbatches, multiplies it by its loss scale, and clips gradients within its step.
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
         found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
@@ -83,7 +91,9 @@ class DeepSpeedSource(ModuleSource):
         return found
 
     def _own_norm(self) -> float | None:
-        """The norm by which DeepSpeed will clip where it tells none: without ZeRO, where gradients are whole by now."""
+        """The norm by which DeepSpeed will clip, computed here if DeepSpeed does not report it:
+        without ZeRO, where gradients are whole already.
+        """
         if self.engine.zero_optimization() or not self.engine.gradient_clipping():
             return None
         norms = [
@@ -105,7 +115,9 @@ class DeepSpeedSource(ModuleSource):
             yield from super().tensors(kind)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """What was just put together of parts is no replica that could differ."""
+        """A tensor for the trace. One that was just joined from the parts of all ranks has no
+        replicas that could differ.
+        """
         found = super().held(name, kind, part, tensor)
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
         return replace(found, placement=replace(found.placement, replicas=())) if apart else found
@@ -134,7 +146,9 @@ class DeepSpeedSource(ModuleSource):
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
-        """DeepSpeed ties its states to parameters after the step of the first group, where others have none yet: do so here."""
+        """Link the optimizer's state to `parameter`. DeepSpeed does so only for the first group
+        after its step, when other groups have no state yet.
+        """
         mapping = getattr(parameter, "_hp_mapping", None)
         partitions = getattr(self.engine.optimizer, "single_partition_of_fp32_groups", None)
         if mapping is not None and partitions is not None and mapping.optim_fragment == {}:

@@ -1,4 +1,6 @@
-"""Runs of the real DeepSpeed: the training script that its users write, around a native GPT."""
+"""Runs of the real DeepSpeed, with the training script that users of DeepSpeed write, around a
+native GPT.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,12 @@ QUIET = (
     ),
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
 )
-"""Sections of a config about logs and profiles. A run here leaves them out."""
+"""Keys and sections of a config for logs and profiles, which are left out of a run here."""
 
 
 def join() -> int:
-    """Join DeepSpeed's process group, alone or with the launcher's ranks. Returns the number of
-    ranks.
+    """Join DeepSpeed's process group, alone or with the ranks that the launcher started. Returns
+    the number of ranks.
     """
     here = comm.joined()
     found = detect()
@@ -77,8 +79,10 @@ def join() -> int:
 
 
 def loaded() -> Any:
-    """DeepSpeed without the shared-memory collectives that it would compile on CPU, and which only inference calls; with the
-    optimizer that it loads to ask whether it was given that one; with fp16 on any CPU, where torch has slow products at least.
+    """The module `deepspeed`, prepared for a run. On CPU it does not compile its shared-memory
+    collectives, which only inference uses, and it accepts fp16 on any CPU, because torch has at
+    least slow products there. Its Muon module is imported here, without compilation, because
+    DeepSpeed imports it to check the optimizer's type.
     """
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -95,7 +99,9 @@ def loaded() -> Any:
 
 
 def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
-    """The run of `config`, by the engine that its code part asks for; what DeepSpeed refuses is a `BridgeError`."""
+    """The run of `config`, with the plain or the pipeline engine, as the code part says. Raises
+    `BridgeError` if DeepSpeed refuses the config.
+    """
     piped = (config.effective.get("code.pipeline_stages") or 1) > 1
     try:
         return (PipelineTrainer if piped else EngineTrainer)(config, workload)
@@ -108,8 +114,9 @@ def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
 
 
 def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
-    """The file as `deepspeed.initialize` gets it: without logs, with a batch where it is open, and on CPU with torch's Adam,
-    whose arithmetic is that of DeepSpeed's kernels and which always corrects its bias.
+    """The config that `deepspeed.initialize` gets: without logs, and with a micro batch if no batch
+    size is set. On CPU it uses torch's Adam, which has the arithmetic of DeepSpeed's kernels but
+    always corrects the bias.
     """
     data = undealt({key: value for key, value in config.ds_config.items() if key not in QUIET})
     # DeepSpeed needs one of them, and derives the other.
@@ -124,7 +131,8 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
         same = {name: value for name, value in written.items() if name != "bias_correction"}
         if written.get("bias_correction") is False:
             raise BridgeError(
-                "optimizer.params.bias_correction: found False; torch's Adam, which runs on CPU, cannot"
+                "optimizer.params.bias_correction: found False, but on CPU torch's Adam runs,"
+                " which always corrects the bias; leave the key out"
             )
         data["optimizer"] = {
             **data["optimizer"],
@@ -134,8 +142,9 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
 
 
 def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without round_robin_gradients, which change no number, and under which DeepSpeed's utilities look for masters in
-    wrong places (zero/stage_1_and_2.py: _link_all_hp_params).
+    """The config without `round_robin_gradients`. The key changes no numbers, but with it
+    DeepSpeed's utilities look for masters in wrong places (zero/stage_1_and_2.py:
+    _link_all_hp_params).
     """
     zero = data.get("zero_optimization")
     if not isinstance(zero, Mapping) or not zero.get("round_robin_gradients"):
@@ -149,15 +158,15 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """The optimizer of the script, if the file names none."""
+    """The optimizer that the script builds if the file names none."""
     return torch.optim.AdamW(
         parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")}
     )
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
-    """The parameters that the script passes: a flat list, two groups if biases and norms do not
-    decay, or the groups of a file.
+    """The argument `model_parameters` of the script: a flat list, two groups if biases and norms do
+    not decay, or the groups of a file.
     """
     if workload.groups:
         return built(workload.groups, dict(model.named_parameters()), FILE)
@@ -172,7 +181,9 @@ def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list
 
 
 def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any] | None:
-    """What the script passes as `lr_scheduler`, where the code part has one."""
+    """The argument `lr_scheduler` of the script: a function of the optimizer; None if the code part
+    has no schedule.
+    """
     if not steers(config.given):
         return None
     schedule = LearningRate.model_validate(said(config.given))
@@ -183,19 +194,23 @@ def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any
 
 
 def exact(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a model as they were made, such as the angles of rotary positions."""
+    """Copies of a model's buffers as built, such as the angles of rotary positions."""
     return {name: held.clone() for name, held in model.named_buffers()}
 
 
 def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Give a model its exact buffers back: DeepSpeed rounds them together with the weights."""
+    """Set a model's buffers to exact values again, because DeepSpeed rounds buffers together with
+    the weights.
+    """
     for name, held in model.named_buffers():
         if name in kept:
             held.data = kept[name].to(held.device)
 
 
 class DeepSpeedTrainer:
-    """What both of DeepSpeed's engines share. `bridge.backend.Trainer` documents the methods."""
+    """Base of the trainers for DeepSpeed's two engines. `bridge.backend.Trainer` documents the
+    methods.
+    """
 
     def __init__(self, config: DeepSpeedFile, workload: Workload) -> None:
         self.config, self.workload, self.ds = config, workload, loaded()
@@ -215,7 +230,7 @@ class DeepSpeedTrainer:
         self._take_step(*arguments, **named)
 
     def count(self) -> None:
-        """Note the bytes of gradients that are held now, if they are the most so far."""
+        """Update the peak size of gradients, in bytes, from those that exist now."""
         self._gradients = max(self._gradients, _bytes(gradients(self.engine)))
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -241,11 +256,11 @@ class DeepSpeedTrainer:
     @property
     @abstractmethod
     def data(self) -> tuple[int, int]:
-        """This rank's place among the data ranks, and their number."""
+        """This rank's index among the data ranks, and the number of data ranks."""
 
     @abstractmethod
     def model(self, workload: Workload) -> nn.Module:
-        """What the script gives to `deepspeed.initialize`."""
+        """The model that the script passes to `deepspeed.initialize`."""
 
     @abstractmethod
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -253,10 +268,10 @@ class DeepSpeedTrainer:
 
     @abstractmethod
     def run(self, batches: list[Batch]) -> float:
-        """One step; its mean loss over all ranks."""
+        """Run one step. Returns its mean loss over all ranks."""
 
     def adapt(self, data: dict[str, Any]) -> None:
-        """Add to the file what belongs to this model."""
+        """Add the settings of the config that depend on this model."""
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         lr, self._gradients, scale = (
@@ -276,7 +291,14 @@ class DeepSpeedTrainer:
 
     def resume(self, place: Path) -> int:
         found, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
-        BridgeError.raise_if([] if found else [f"{place}: DeepSpeed loads nothing from it"])
+        BridgeError.raise_if(
+            []
+            if found
+            else [
+                f"{place}: DeepSpeed found nothing to load in it; name the folder of a saved"
+                " checkpoint"
+            ]
+        )
         return int(self.engine.global_steps)
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -285,7 +307,7 @@ class DeepSpeedTrainer:
         return self.joined(self._everyones(own))
 
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Whole parameters from what all ranks hold."""
+        """Whole parameters, joined from the parts of all ranks."""
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
     def _everyones(self, own: Any) -> list[Any]:
@@ -308,11 +330,13 @@ class DeepSpeedTrainer:
 
 
 class EngineTrainer(DeepSpeedTrainer):
-    """DeepSpeed's plain engine: forward, backward and step for each microbatch; AutoTP splits the model where it is asked for."""
+    """DeepSpeed's plain engine: forward, backward and step for each microbatch. AutoTP splits the
+    model if the config asks for that.
+    """
 
     @property
     def passes(self) -> int:
-        """Calls of backward for each call of step."""
+        """Number of calls of `backward` for each call of `step`."""
         return PASSES if self.config.effective.get("code.manual_accumulation") else 1
 
     @property
@@ -322,7 +346,7 @@ class EngineTrainer(DeepSpeedTrainer):
 
     @property
     def tensor(self) -> int:
-        """Ranks that AutoTP splits the model over."""
+        """Number of ranks over which AutoTP splits the model."""
         sizes = (
             self.config.effective.get(path) or 1
             for path in ("code.tensor_parallel", "tensor_parallel.autotp_size")
@@ -358,7 +382,9 @@ class EngineTrainer(DeepSpeedTrainer):
         return iter(self.engine.module.named_parameters())
 
     def adapt(self, data: dict[str, Any]) -> None:
-        """How AutoTP splits this model, which a Hugging Face model would say itself."""
+        """Add the rules by which AutoTP splits this model. A model of Hugging Face would bring its
+        own.
+        """
         if self.tensor > 1:
             names, section = (
                 self.workload.architecture.tensor_plan(self.tensor),
@@ -451,7 +477,9 @@ class PipelineTrainer(DeepSpeedTrainer):
 
 
 def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
-    """The layers as a PipelineModule takes them, and the global name of each; weights that the ends share are a tied layer."""
+    """The layers for a PipelineModule, and the global name of each. If embedding and head share
+    their weights, both are a tied layer.
+    """
     names, layers = [name for name, _ in model.named_children()], list(model)
     if not model.architecture.tied:
         return {str(at): name for at, name in enumerate(names)}, layers
@@ -469,7 +497,7 @@ def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
 
 
 def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
-    """What the head makes of normed vectors, by the embedding's weights."""
+    """The logits of normalized hidden states, with the embedding's weights as the output matrix."""
     logits = F.linear(stream * getattr(head, "scale", 1.0), embedding.tokens.weight)
     bound = getattr(head, "softcap", None)
     return logits if bound is None else bound * torch.tanh(logits / bound)
@@ -479,7 +507,9 @@ def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
 
 
 def masters(engine: Any) -> dict[int, Tensor]:
-    """The fp32 copies that half-precision optimizers without ZeRO keep, by the identity of the parameter."""
+    """The fp32 masters that half-precision optimizers without ZeRO keep, by the id of the
+    parameter.
+    """
     optimizer = None if engine.zero_optimization() else engine.optimizer
     halves, wholes = getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())
     return {
@@ -490,7 +520,9 @@ def masters(engine: Any) -> dict[int, Tensor]:
 
 
 def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
-    """The whole of what the optimizer keeps of a parameter; all data ranks must take part."""
+    """The whole master of a parameter, or the parameter itself if it has no master. All data ranks
+    must take part.
+    """
     from deepspeed.utils import safe_get_full_fp32_param
 
     whole: Tensor | None = safe_get_full_fp32_param(weight)
@@ -498,13 +530,15 @@ def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
 
 
 def stored(engine: Any) -> Iterator[Tensor]:
-    """Weights as they lie on this rank between uses: whole, or this rank's part at stage 3."""
+    """Weights as this rank stores them between uses: whole, or this rank's part at stage 3."""
     for weight in engine.module.parameters():
         yield weight.ds_tensor if hasattr(weight, "ds_tensor") else weight.data
 
 
 def gradients(engine: Any) -> Iterator[Tensor]:
-    """Gradients as they lie on this rank: whole beside their parameters, or in what ZeRO's optimizers name after them."""
+    """Gradients that this rank stores: whole ones in their parameters, or those in ZeRO's own
+    attributes, which have `grad` in their names.
+    """
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
     if engine.zero_optimization() or engine.bfloat16_enabled():
         yield from _tensors(
@@ -521,14 +555,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def state(engine: Any) -> Iterator[Tensor]:
-    """Moments, and the masters that they belong to; numbers of steps left out."""
+    """Moments, and the masters that they belong to, without the step counts."""
     for weight, values in engine.basic_optimizer.state.items():
         yield weight.data
         yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
 
 
 def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
-    """Bytes of the storages under `tensors`, each once, without those under others."""
+    """Number of bytes in the storages of `tensors`, each storage once, without storages that
+    `beside` has too.
+    """
     left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
     found = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors

@@ -1,4 +1,4 @@
-"""Checkpoints that DeepSpeed writes, read and written without it."""
+"""Checkpoints in DeepSpeed's formats, read and written without DeepSpeed."""
 
 from __future__ import annotations
 

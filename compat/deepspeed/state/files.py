@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed checkpoint: finds them, reads them, and checks that they belong together."""
+"""Finds and reads the files of a DeepSpeed checkpoint, and checks that they belong together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Files of models in parts that this reader cannot join."""
+"""Files of checkpoints in parts that this reader cannot join, with their contents for messages."""
 
 SCALERS = ("LossScaler", "DynamicLossScaler")
 NAMES = (
@@ -43,7 +43,9 @@ NAMES = (
     "deepspeed.checkpoint.universal_checkpoint SubparamShape",
 )
 KNOWN = recorded(*NAMES)
-"""DeepSpeed's own classes in its files, read as records (runtime/zero/stage_1_and_2.py: state_dict)."""
+"""DeepSpeed's own classes in these files, which are read as records (runtime/zero/stage_1_and_2.py:
+state_dict).
+"""
 
 OWN = (
     *(
@@ -73,14 +75,18 @@ OWN = (
         "num_experts",
     ),
 )
-"""Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). Others are the script's."""
+"""Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). All
+other keys belong to the script.
+"""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one model-parallel rank, by data-parallel rank. Below ZeRO stage 3 there is one file of model states.
+    """The files of one model-parallel rank, by data-parallel rank. Below ZeRO stage 3 there is only
+    one file of model states.
 
-    Pipeline stages keep their weights in files of layers. `layers` has these weights by the names of the stage's parameters.
+    Pipeline stages keep their weights in files of layers; `layers` holds these weights by the names
+    of the stage's parameters.
     """
 
     folder: Path
@@ -104,7 +110,8 @@ class Files:
                 _complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
             raise SourceError(
-                f"{folder}: {len(models)} parts of model states, {len(optimizers)} of optimizer states; {DAMAGED}"
+                f"{folder}: found {len(models)} parts of model states, but {len(optimizers)} parts"
+                f" of optimizer states; {DAMAGED}"
             )
         parts = tuple(
             cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models))
@@ -136,7 +143,8 @@ class Files:
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
                     raise SourceError(
-                        f"{path}: its {key} is not that of {self.optimizers[0].name}; it is of another run"
+                        f"{path}: its {key} differs from that of {self.optimizers[0].name}; the"
+                        " file belongs to another run"
                     )
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
@@ -185,7 +193,8 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
             raise SourceError(
-                f"{path}: {ranks[rank].name} is of the same rank; remove the file of another run"
+                f"{path}: {ranks[rank].name} belongs to the same rank; remove the file that"
+                " belongs to another run"
             )
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
@@ -203,31 +212,37 @@ def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
         raise SourceError(
-            f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed writes; {DAMAGED}"
+            f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed always writes; {DAMAGED}"
         )
     was = archive.title(path, root)
     if was not in (path.stem, "archive") and any(
         pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)
     ):
-        raise SourceError(f"{path}: it was written as {was}.pt; give each file its own name again")
+        raise SourceError(
+            f"{path}: it was written as {was}.pt; rename each file to its original name"
+        )
     return found
 
 
 def number(found: Mapping[str, Any], key: str) -> int | None:
-    """A counter of the run."""
+    """A counter of the run; None if the file has no such counter."""
     value = found.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def where(model: Mapping[str, Any], lr: float | None) -> Where:
-    """Progress of the run. DeepSpeed's global_steps includes skipped steps; ours does not."""
+    """Progress of the run. DeepSpeed's global_steps includes skipped steps; the hub counts them
+    separately.
+    """
     steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
     made = None if steps is None else steps - (skipped or 0)
     return Where(made, skipped, number(model, "global_samples"), lr=lr)
 
 
 def scale_of(found: Mapping[str, Any]) -> Scale | None:
-    """The loss scale: an object in files of ZeRO, plain numbers in others (runtime/fp16/loss_scaler.py)."""
+    """The loss scale, which is an object in files of ZeRO and plain numbers in others
+    (runtime/fp16/loss_scaler.py).
+    """
     scaler = found.get("loss_scaler")
     if not isinstance(scaler, Record):
         if "cur_scale" not in found:
@@ -258,7 +273,9 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
 
 
 def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Values that the script saved with the checkpoint, if they are plain data; findings for the others."""
+    """Values that the script saved with the checkpoint, as far as they are plain data, and findings
+    for the others.
+    """
     found, left = {}, []
     for key, value in model.items():
         if key not in OWN:
@@ -270,9 +287,9 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings for DeepSpeed's state that has no place here."""
+    """Findings for state of DeepSpeed that the hub cannot hold."""
     for key, what in (
-        ("data_sampler", "the curriculum's place in the data"),
+        ("data_sampler", "the curriculum's position in the data"),
         ("random_ltd", "the schedule of dropped tokens"),
     ):
         if model.get(key):

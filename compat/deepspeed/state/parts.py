@@ -16,12 +16,16 @@ from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
 from compat.deepspeed.state.files import DAMAGED, Files
 
 MAP = "universal_checkpoint_info"
-"""Key under which AutoTP keeps the place of each part of a parameter, since DeepSpeed 0.19 (its `affine_map`)."""
-ADVICE = "merge it with DeepSpeed's ds_to_universal.py"
+"""Key of the map with the place of each part of a parameter, which AutoTP writes since DeepSpeed
+0.19 (its `affine_map`).
+"""
+ADVICE = "merge the checkpoint with DeepSpeed's ds_to_universal.py"
 
 
 def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The whole model, from the part of each model-parallel rank. Raises `SourceError` if the parts do not fit together."""
+    """The whole model, joined from the parts of all model-parallel ranks. Raises `SourceError` if
+    the parts do not fit together.
+    """
     _of_one_run(parts, hubs)
     stages, ranks = _sizes(parts)
     found = _stacked(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
@@ -31,7 +35,7 @@ def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
-    """Number of pipeline stages, and of tensor-parallel ranks."""
+    """Number of pipeline stages and number of tensor-parallel ranks."""
     said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
     stages, ranks = (
         said.get("pp_degree", len(parts) if parts[0].layers else 1),
@@ -39,12 +43,14 @@ def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
     )
     if stages > 1 and ranks > 1:
         raise SourceError(
-            f"{parts[0].folder}: {stages} stages of {ranks} tensor ranks each cannot be read yet; {ADVICE}"
+            f"{parts[0].folder}: found {stages} stages with {ranks} tensor ranks each, which"
+            f" cannot be read yet; {ADVICE}"
         )
     ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
     if stages * ranks != len(parts):
         raise SourceError(
-            f"{parts[0].folder}: {len(parts)} parts of a model, expected {stages * ranks}; {DAMAGED}"
+            f"{parts[0].folder}: found {len(parts)} parts of a model, expected {stages * ranks};"
+            f" {DAMAGED}"
         )
     return stages, ranks
 
@@ -53,9 +59,10 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
     for files, hub in zip(parts, hubs, strict=True):
         for key in ("where", "schedule", "scale", "config", "client"):
             if getattr(hub, key) != getattr(hubs[0], key):
-                said = f"{key} is not that of {parts[0].models[0].name}"
+                said = f"{key} differs from that of {parts[0].models[0].name}"
                 raise SourceError(
-                    f"{files.models[0]}: its {said}; it is of another run, or of another step"
+                    f"{files.models[0]}: its {said}; the file belongs to another run or another"
+                    " step"
                 )
         if len(hub.groups) != len(hubs[0].groups) or hub.origin.layout != hubs[0].origin.layout:
             said = f"{len(hub.groups)} groups, {dict(hub.origin.layout)}"
@@ -69,7 +76,7 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
 
 
 def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The layers of all stages. A parameter that several stages hold is tied: they share it."""
+    """The layers of all stages. A parameter in several stages is tied."""
     parameters: dict[str, Parameter] = {}
     for files, hub in zip(parts, hubs, strict=True):
         for name, held in hub.parameters.items():
@@ -82,7 +89,8 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
     for rows in zip(*(hub.groups for hub in hubs), strict=True):
         if any(row.settings != rows[0].settings for row in rows):
             raise SourceError(
-                f"{parts[0].folder}: the stages disagree about the settings of an optimizer group; {DAMAGED}"
+                f"{parts[0].folder}: the settings of an optimizer group differ between the stages;"
+                f" {DAMAGED}"
             )
         groups.append(
             Group(
@@ -98,15 +106,17 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """Each parameter, joined from its parts.
+    """The model with each parameter joined from its parts on the tensor-parallel ranks.
 
-    AutoTP counts its ranks as data-parallel ranks, so the count of samples has to be divided by them.
+    AutoTP counts its ranks as data-parallel ranks, so the number of samples is divided by the
+    number of tensor-parallel ranks.
     """
     map = _map(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
-                f"{files.models[0]}: its parameters are not those of {parts[0].models[0].name}; {DAMAGED}"
+                f"{files.models[0]}: its parameters differ from those of"
+                f" {parts[0].models[0].name}; {DAMAGED}"
             )
     parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
     where = hubs[0].where
@@ -115,11 +125,13 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _map(files: Files) -> Mapping[str, Any]:
-    """Places of the parts of each parameter, by name. In the file each name is a regular expression."""
+    """The map with the places of the parts of each parameter, by name. In the file each name is a
+    regular expression.
+    """
     info = files.model.get(MAP) or {}
     found = (info.get("affine_map") or {}).get("params")
     if not found or info.get("autotp_unsupported_parameter_patterns"):
-        said = "its parts have no map that tells where they belong, as AutoTP writes it since DeepSpeed 0.19"
+        said = "it lacks the map of the parts' places, which AutoTP writes since DeepSpeed 0.19"
         raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
     return {
         re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row
@@ -129,7 +141,9 @@ def _map(files: Files) -> Mapping[str, Any]:
 
 def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
     if name not in map:
-        raise SourceError(f"{files.models[0]}: its map does not have {shown(name)}; {ADVICE}")
+        raise SourceError(
+            f"{files.models[0]}: its map of the parts' places lacks {shown(name)}; {ADVICE}"
+        )
     row, held = map[name], [hub.parameters[name] for hub in hubs]
     first = held[0]
     kinds = (set(first.moments), first.step, first.master is None)
@@ -150,13 +164,18 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
 
 
 def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
-    """A tensor joined from its pieces, each taken from the first rank that has it."""
+    """A tensor joined from its pieces. A piece that several ranks have is taken from the first of
+    them.
+    """
     shape = tuple(row["logical_shape"])
     found: list[Placed] = []
     for rank, held in enumerate(tensors):
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
-            said = f"{held.shape} on tensor-parallel rank {rank}, expected {tuple(part['shard_shape'])} by its map"
+            said = (
+                f"{held.shape} on tensor-parallel rank {rank}, but the map expects"
+                f" {tuple(part['shard_shape'])}"
+            )
             raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
         # enough.
@@ -164,13 +183,13 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
     if not _fills(shape, [part.place for part in found]):
         raise SourceError(
-            f"{files.folder}: the parts of {shown(name)} do not make up its shape {shape}; {DAMAGED}"
+            f"{files.folder}: the parts of {shown(name)} do not fill its shape {shape}; {DAMAGED}"
         )
     return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
 
 
 def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
-    """Place of a piece in the whole tensor."""
+    """The box of a piece in the whole tensor."""
     offset, strides = piece["source"]
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
@@ -184,7 +203,7 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
 
 
 def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
-    """The block of a rank's own tensor that is a piece. Raises `ValueError` if it is not rectangular."""
+    """A piece of a rank's own tensor. Raises `ValueError` if it is not a rectangular block."""
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
     offsets = tuple(
         offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True)

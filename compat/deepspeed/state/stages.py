@@ -1,4 +1,6 @@
-"""Stages of a PipelineModule: each layer has its own file, and each stage names the parameters that it trains."""
+"""Reads the stages of a PipelineModule: each layer has its own file, and each stage lists the
+parameters that it trains.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ DAMAGED = "the checkpoint is damaged"
 def modules(
     entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str
 ) -> list[dict[str, Lazy]]:
-    """The `entries` of each stage, by parameter name: the layer's number and its name there, or `tied_modules.` and its key.
+    """The `entries` of each stage, by parameter name. A name is the layer's number with the name in
+    that layer, or `tied_modules.` with the key of the tie.
 
-    Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that no file has.
+    Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that is
+    in no file.
     """
     import torch
 
@@ -61,10 +65,13 @@ def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:
 
 
 def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of a stage's trained parameters. Raises `SourceError` if the file lacks them, as without ZeRO."""
+    """Names and shapes of a stage's trained parameters. Raises `SourceError` if the file lacks
+    them, as files without ZeRO do.
+    """
     if not isinstance(found := model.get("param_shapes"), list):
-        said = "no shapes of parameters in it, so the layers of the stage are not known"
+        said = "it has no shapes of parameters, so the layers of the stage are not known"
         raise SourceError(
-            f"{path}: {said}; save it with zero_optimization.stage 1, which gives the same numbers"
+            f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the"
+            " same numbers"
         )
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

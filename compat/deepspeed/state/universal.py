@@ -28,29 +28,39 @@ from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
 MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Model states below ZeRO stage 3, and at stage 3."""
+"""File names of model states: below ZeRO stage 3, and at stage 3."""
 
 
 GROUPS = 64
-"""Rows of settings to write if the source has no groups. DeepSpeed loads only as many optimizer groups as there are rows; the
-others keep their initial masters (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
+"""Number of rows of settings to write if the source has no groups. DeepSpeed loads only as many
+optimizer groups as there are rows; further groups would keep their initial masters
+(runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
 """
 
 
 class Universal(Format):
-    """Checkpoints of DeepSpeed's ds_to_universal.py. Its engine loads them on any layout of ranks."""
+    """Checkpoints of DeepSpeed's ds_to_universal.py, which DeepSpeed's engine loads on any layout
+    of ranks.
+    """
 
     name = "universal"
     title = "DeepSpeed universal"
-    unseen = "a file in the place of another parameter's of that shape is seen only if its values do not fit that parameter"
+    unseen = (
+        "a file swapped with that of another parameter of the same shape is detected only if its"
+        " values do not fit the parameter"
+    )
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the one in it that `latest_universal` names."""
+        """The checkpoint folder: `folder` itself, or the folder in it that `latest_universal`
+        names.
+        """
         place = pointed(folder, LATEST)
         return place if place is not None and (place / ZERO / OPTIMIZER).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Each parameter from its folder, and everything else from the first file of model states."""
+        """Read each parameter from its folder, and everything else from the first file of model
+        states.
+        """
         name = next((name for name in MODELS if (place / name).is_file()), None)
         if name is None:
             raise SourceError(f"{place}: no {MODELS[0]}; {DAMAGED}")
@@ -69,7 +79,7 @@ class Universal(Format):
         flats = _flats(place, shapes, optimizer)
         rows = optimizer.get("param_groups")
         if not isinstance(rows, list):
-            raise SourceError(f"{place / ZERO / OPTIMIZER}: no param_groups in it; {DAMAGED}")
+            raise SourceError(f"{place / ZERO / OPTIMIZER}: it lacks param_groups; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
         groups = tuple(
@@ -83,7 +93,9 @@ class Universal(Format):
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Also check the checksums inside each archive, and masters against the model's weights."""
+        """Check also the checksums inside each archive, and that masters round to the model's
+        weights.
+        """
         super().verify(place, used)
         for path in (
             *(place / name for name in MODELS if (place / name).is_file()),
@@ -95,7 +107,9 @@ class Universal(Format):
                 _of_one_run(place, loaded(place / name, place, "module"))
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """A folder for each parameter, model states for every ZeRO stage, and the settings of the source's groups."""
+        """A folder for each parameter, model states for every ZeRO stage, and the settings of the
+        groups in the source.
+        """
         groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
         layout = writing.Layout(
             hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups)
@@ -112,14 +126,18 @@ class Universal(Format):
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are the rows that stand for any groups, written where the source had none."""
+    """Whether these are the rows that were written because the source had no groups. Such rows
+    stand for any groups.
+    """
     return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (
         GROUPS - 1
     )
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
-    """Shapes by name in the order of the optimizer's groups, also where the ranks that saved them dealt them out."""
+    """Shapes by name in the order of the optimizer's groups, even if the ranks that saved them had
+    dealt the parameters out.
+    """
     ranks = files.model.get("dp_world_size")
     if (
         level == 3
@@ -132,7 +150,9 @@ def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Name
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
-    """Raises `SourceError` if rounding a master does not give the model's weight. Only below ZeRO stage 3 the file has both."""
+    """Raises `SourceError` if a master does not round to the model's weight. Only checkpoints below
+    ZeRO stage 3 have both.
+    """
     for name, weight in (model["module"] or {}).items():
         path = place / ZERO / name / f"{FP32}.pt"
         if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
@@ -146,15 +166,18 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
         if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
             raise SourceError(
-                f"{path}: does not round to the model's weight; it is of another parameter or another run"
+                f"{path}: does not round to the model's weight; the file belongs to another"
+                " parameter or another run"
             )
 
 
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
-    """Master, moments and step of each parameter. ZeRO stage 3 keeps one step for all."""
+    """Master, moments and step of each parameter. At ZeRO stage 3 there is one step for all
+    parameters.
+    """
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     SourceError.raise_if(
-        f"{place / ZERO / name / FP32}.pt: not there, though {shown(name)} is a parameter; {DAMAGED}"
+        f"{place / ZERO / name / FP32}.pt: missing, though {shown(name)} is a parameter; {DAMAGED}"
         for named in shapes
         for name in named
         if "/" not in name and not (inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
@@ -171,7 +194,8 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
     every = {kind for kinds in tensors.values() for kind in kinds}
     SourceError.raise_if(
-        f"{place / ZERO / name / kind}.pt: not there, though other parameters have one; {DAMAGED}"
+        f"{place / ZERO / name / kind}.pt: missing, though other parameters have this file;"
+        f" {DAMAGED}"
         for name, kinds in tensors.items()
         for kind in sorted(every - set(kinds))
     )
@@ -190,7 +214,7 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
     """The tensors in a parameter's folder. Raises `SourceError` if one has the wrong number of elements."""
     folder = inside(place / ZERO / name, place)
     if "/" in name:
-        raise SourceError(f"{folder}: {shown(name)} is no name of a parameter; {DAMAGED}")
+        raise SourceError(f"{folder}: {shown(name)} is not a valid name of a parameter; {DAMAGED}")
     for path in sorted(folder.glob("*.pt")):
         if path.stem == STEP:
             continue
@@ -198,7 +222,7 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         was = archive.title(path, place)
         if was not in (path.stem, "archive"):
             raise SourceError(
-                f"{path}: it was written as {was}.pt; give each file its own name again"
+                f"{path}: it was written as {was}.pt; rename each file to its original name"
             )
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
@@ -221,7 +245,9 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 
 
 def _common(layout: writing.Layout) -> dict[str, Any]:
-    """State that all parameters share. ZeRO stage 3 reads step and settings from `optimizer_state_dict`."""
+    """State that all parameters share. At ZeRO stage 3 DeepSpeed reads the step and the settings
+    from `optimizer_state_dict`.
+    """
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
     rows += [
         {**layout.hub.settings, "params": []}
@@ -243,7 +269,9 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint skips the module's state)."""
+    """Findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint skips
+    the state of the module).
+    """
     if hub.buffers:
         yield lost(
             "buffers",
@@ -266,6 +294,6 @@ def _left(hub: Hub) -> Iterator[Finding]:
     if not hub.groups:
         yield lost(
             "groups",
-            "the source has no optimizer settings; DeepSpeed uses those of its config",
+            "the source has no optimizer settings; DeepSpeed uses the settings of its config",
             Effect.NONE,
         )

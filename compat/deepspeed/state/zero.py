@@ -41,10 +41,13 @@ class Zero(Format):
     title = "DeepSpeed ZeRO 0 to 3"
     fixed = True
     takes = frozenset({"ranks", "level"})
-    unseen = "a rank's file of another run at the same step is seen only if its values do not fit the others"
+    unseen = (
+        "a rank's file from another run at the same step is detected only if its values do not fit"
+        " the other files"
+    )
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the one in it that `latest` names."""
+        """The checkpoint folder: `folder` itself, or the folder in it that `latest` names."""
         place = pointed(folder, LATEST)
         return (
             place
@@ -55,7 +58,9 @@ class Zero(Format):
         )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Also check the checksums inside each archive; and below ZeRO stage 3, that rounded masters are the weights."""
+        """Check also the checksums inside each archive, and below ZeRO stage 3 that masters round
+        to the weights.
+        """
         super().verify(place, used)
         for files in Files.of(place):
             for path in files.all:
@@ -66,7 +71,9 @@ class Zero(Format):
                 _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
-        """The whole checkpoint: common state from the first file of model states, parts of flat groups from each rank's file."""
+        """Read the common state from the first file of model states, and the parts of flat groups
+        from each rank's file.
+        """
         found = Files.of(place)
         if not found:
             raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
@@ -78,16 +85,20 @@ class Zero(Format):
         return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files to write for the wanted ZeRO stage and number of data-parallel ranks."""
+        """The files for the wanted ZeRO stage and number of data-parallel ranks."""
         return zero_writing.plan(hub, wanted)
 
 
 SAMPLE = 1024
-"""Leading elements of each part of a parameter that are compared with the model's copy."""
+"""Number of leading elements of each part of a parameter that are compared with the
+model's copy.
+"""
 
 
 def _of_one_run(files: Files) -> None:
-    """Raises `SourceError` if the masters in a rank's file do not round to the model's weights, as in a file of another run."""
+    """Raises `SourceError` if the masters in a rank's file do not round to the model's weights: the
+    file is then from another run.
+    """
     module, shapes = files.model["module"], shapes_of(files)
     paths: dict[Lazy, Path] = {}
     for rank, state in enumerate(files.states):
@@ -104,7 +115,7 @@ def _of_one_run(files: Files) -> None:
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
                 said = f"its masters of {shown(name)} do not round to the weights in {files.models[0].name}"
                 raise SourceError(
-                    f"{paths[run.source]}: {said}; it is of another run, or of another step"
+                    f"{paths[run.source]}: {said}; the file belongs to another run or another step"
                 )
             at += len(run)
 
@@ -113,7 +124,9 @@ Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
 
 
 def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
-    """The hub: parameters and groups, the loss scale from `optimizer`, and everything else from the model states."""
+    """The hub. Its loss scale is from `optimizer`, its parameters and groups are from `found`, and
+    everything else is from the model states.
+    """
     level, parameters, groups, findings = found
     said, left = client(files.model)
     schedule, unread = plain(files.model.get("lr_scheduler"), "lr_scheduler")
@@ -147,7 +160,8 @@ def _parameters(files: Files) -> Found:
     stages = {_stage(state) for state in files.states}
     if len(stages) > 1:
         raise SourceError(
-            f"{files.folder}: files of several ZeRO stages ({', '.join(map(str, sorted(stages)))}); {DAMAGED}"
+            f"{files.folder}: found files of several ZeRO stages"
+            f" ({', '.join(map(str, sorted(stages)))}); {DAMAGED}"
         )
     stage = stages.pop()
     shapes = shapes_of(files)
@@ -159,7 +173,8 @@ def _parameters(files: Files) -> Found:
     )
     if count != len(files.states):
         raise SourceError(
-            f"{files.folder}: optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}"
+            f"{files.folder}: found optimizer states of {len(files.states)} ranks, expected"
+            f" {count}; {DAMAGED}"
         )
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
@@ -176,16 +191,23 @@ def _parameters(files: Files) -> Found:
 
 
 def _excluded(files: Files, stage: int) -> Iterator[Finding]:
-    """A finding if frozen parameters were left out when it was saved (runtime/engine.py: _save_checkpoint). ZeRO 1 says the same
-    of them in either case.
+    """A finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
+    _save_checkpoint). At ZeRO 1 the files look the same in either case.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
-        said = "saved with exclude_frozen_parameters: frozen parameters, if the model has any, are not in it"
-        yield lost("frozen", f"{said}; load them from where the run began", Effect.NUMBERS)
+        said = (
+            "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the"
+            " model has any"
+        )
+        yield lost(
+            "frozen", f"{said}; load them from the weights with which the run began", Effect.NUMBERS
+        )
 
 
 def _stage(state: Mapping[str, Any]) -> int:
-    """The ZeRO stage. The file of the bf16 optimizer does not have it, and has the layout of stage 1."""
+    """The ZeRO stage. Files of the bf16 optimizer do not name it; they have the layout
+    of stage 1.
+    """
     found = state.get("zero_stage", 1)
     return int(found.arguments[0]) if isinstance(found, Record) else int(found)
 
@@ -206,7 +228,9 @@ def shapes_of(files: Files) -> list[Named]:
 
 @dataclass(frozen=True)
 class Flats:
-    """Optimizer state: for each parameter and kind (`fp32`, moments) a lazy tensor; the step of each flat group."""
+    """Optimizer state: lazy tensors by parameter and kind (`fp32` or a moment), and the step of
+    each flat group.
+    """
 
     tensors: Mapping[str, Mapping[str, Lazy]]
     steps: Sequence[float | None]
@@ -216,7 +240,9 @@ FP32 = "fp32"
 
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
-    """ZeRO stages 1 and 2: each rank lists the slice of each parameter that it holds (`param_slice_mappings`)."""
+    """The state at ZeRO stages 1 and 2: each rank lists the slice that it holds of each parameter
+    (`param_slice_mappings`).
+    """
     dealt = dealt_out(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[Run]]] = {}
     steps: list[float | None] = []
@@ -254,14 +280,17 @@ def _in_step(steps: list[float | None], group: int, step: float | None, path: Pa
         steps.append(step)
     elif steps[group] != step:
         raise SourceError(
-            f"{path}: its moments are from step {step}, those of the first rank from step {steps[group]}; it is of another run"
+            f"{path}: its moments are from step {step}, but those of the first rank from step"
+            f" {steps[group]}; the file belongs to another run"
         )
 
 
 def _group(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[Lazy, dict[str, Lazy], float | None]:
-    """Masters, moments and step of a flat group on a rank, from the optimizer's own state (`base_optimizer_state`)."""
+    """Masters, moments and step of a flat group on one rank, from the optimizer's own state
+    (`base_optimizer_state`).
+    """
     try:
         flat = state["single_partition_of_fp32_groups"][group]
         base = state["base_optimizer_state"]
@@ -272,14 +301,14 @@ def _group(
         )
         settings = {} if isinstance(base, list) else base["param_groups"][group]
     except (LookupError, TypeError) as error:
-        raise SourceError(f"{path}: no flat group {group} ({error}); {DAMAGED}") from None
+        raise SourceError(f"{path}: found no flat group {group} ({error}); {DAMAGED}") from None
     return flat, *_moments(held, settings, path)
 
 
 def _moments(
     held: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Moments, and the step. Some optimizers keep the step with their settings."""
+    """Moments and step of an optimizer. Some optimizers keep the step among their settings."""
     moments = {
         kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)
     }
@@ -299,12 +328,12 @@ def _fragments(
         found = [(name, int(held.state["start"]), int(held.state["numel"])) for name, held in rows]
     except (LookupError, TypeError, AttributeError) as error:
         raise SourceError(
-            f"{path}: no places of parameters in flat group {group} ({error}); {DAMAGED}"
+            f"{path}: found no places of the parameters in flat group {group} ({error}); {DAMAGED}"
         ) from None
     for name, start, count in found:
         if name not in named or start < 0 or count < 0:
             raise SourceError(
-                f"{path}: {shown(name)} is no parameter of flat group {group}; {DAMAGED}"
+                f"{path}: {shown(name)} is not a parameter of flat group {group}; {DAMAGED}"
             )
         yield name, start, count
 
@@ -324,9 +353,10 @@ def _begins(files: Files, group: int) -> list[range]:
 def _dealt(
     state: Mapping[str, Any], group: int, named: Named, held: range
 ) -> Iterator[tuple[str, int, int]]:
-    """Parameters that a rank holds some of, where each begins there, and how many elements.
+    """Parameters with elements on this rank: the name, the start of the part in the rank's tensor,
+    and its number of elements.
 
-    `param_slice_mappings` has the places that they would have if they were not dealt out (stage_1_and_2.py:
+    `param_slice_mappings` has the places for parameters that are not dealt out (stage_1_and_2.py:
     _link_all_hp_params); the flat tensor has the order of `param_shapes`.
     """
     # Aligned parameters have padding behind each of them in the flat tensor; a file may have
@@ -341,7 +371,9 @@ def _dealt(
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
-    """Raises `SourceError` unless the ranks hold the parameters in order. Files that were swapped are found this way."""
+    """Raises `SourceError` unless the ranks hold the parameters in order, which detects swapped
+    files.
+    """
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
         last = -1
@@ -349,7 +381,8 @@ def _in_order(files: Files, shapes: Sequence[Named]) -> None:
             for name in state["param_slice_mappings"][group]:
                 if numbers[name] < last:
                     raise SourceError(
-                        f"{files.optimizers[rank]}: {shown(name)} comes after later parameters; is it another rank's?"
+                        f"{files.optimizers[rank]}: {shown(name)} comes after parameters that"
+                        " follow it in the model; the file may belong to another rank"
                     )
                 last = numbers[name]
 
@@ -361,16 +394,22 @@ def _joined(
     for kind, runs in kinds.items():
         count = sum(map(len, runs))
         if count != prod(shape):
-            said = f"all ranks hold {count} elements of {kind} {shown(name)}, expected {prod(shape)} for its shape {shape}"
+            said = (
+                f"all ranks together hold {count} elements of {kind} {shown(name)}, expected"
+                f" {prod(shape)} for its shape {shape}"
+            )
             raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
     return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
 
 
 def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
-    """ZeRO stage 3: every parameter is split into equal parts, one for each rank; the last part is padded."""
+    """The state at ZeRO stage 3: every parameter is split into equal parts, one for each rank, and
+    the last part is padded.
+    """
     if any(state.get("ds_zero_partition_groups") for state in files.states):
         raise SourceError(
-            f"{files.folder}: experts have their own data-parallel groups; such checkpoints cannot be read yet"
+            f"{files.folder}: experts have their own data-parallel groups in this checkpoint,"
+            " which cannot be read yet"
         )
     ranks = len(files.states)
     tensors: dict[str, dict[str, Lazy]] = {}
@@ -394,7 +433,7 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
 def _third(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Masters and moments of a flat group on a rank, by kind."""
+    """Masters and moments by kind, and the step, of a flat group on one rank."""
     try:
         flat, base = state["fp32_flat_groups"][group], state["optimizer_state_dict"]
         settings: Mapping[str, Any] = next(
@@ -402,7 +441,7 @@ def _third(
         )
         moments, step = _moments(base["state"].get(group, {}), settings, path)
     except (LookupError, TypeError) as error:
-        raise SourceError(f"{path}: no flat group {group} ({error}); {DAMAGED}") from None
+        raise SourceError(f"{path}: found no flat group {group} ({error}); {DAMAGED}") from None
     return {FP32: flat, **moments}, step
 
 
@@ -425,7 +464,9 @@ def _cut(
 def held_of(
     files: Files, stage: int, shapes: Sequence[Named], flats: Flats
 ) -> dict[str, Parameter]:
-    """Parameters in the model's order: trained ones with masters and moments, frozen ones with their weight only."""
+    """Parameters in the model's order: trained ones with masters and moments, frozen ones with only
+    their weight.
+    """
     module, group_of = (
         files.model["module"],
         {name: number for number, named in enumerate(shapes) for name in named},
@@ -445,7 +486,8 @@ def held_of(
     missing = [name for name in group_of if name not in parameters]
     if missing:
         raise SourceError(
-            f"{files.models[0]}: {shown(missing[0])} is not in the model, though the optimizer has it; {DAMAGED}"
+            f"{files.models[0]}: {shown(missing[0])} is in the optimizer, but not in the model;"
+            f" {DAMAGED}"
         )
     return parameters
 
@@ -453,13 +495,16 @@ def held_of(
 def _trained(
     name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files
 ) -> Parameter:
-    """A trained parameter. ZeRO stage 3 saves no weight in the compute format; it is the rounded master."""
+    """A trained parameter. ZeRO stage 3 saves no weights in the compute format, so there the weight
+    is the rounded master.
+    """
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
     master, dtype = kinds[FP32], held.dtype
     weight = cast(master, dtype) if stage == 3 else held
     if stage < 3 and held.shape != master.shape:
         raise SourceError(
-            f"{files.models[0]}: {shown(name)} has shape {held.shape}, the optimizer {master.shape}; {DAMAGED}"
+            f"{files.models[0]}: {shown(name)} has shape {held.shape} in the model, but"
+            f" {master.shape} in the optimizer; {DAMAGED}"
         )
     # A model in fp32 has no separate master.
     alone = dtype == master.dtype and (stage == 3 or not isinstance(weight, Cast))
@@ -467,7 +512,9 @@ def _trained(
 
 
 def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
-    """A frozen parameter: whole in the model states below ZeRO stage 3, split over the ranks at stage 3."""
+    """A frozen parameter, which is whole in the model states below ZeRO stage 3 and split over the
+    ranks at stage 3.
+    """
     if stage < 3:
         return held
     shape = tuple((files.model.get("frozen_param_shapes") or {}).get(name, ()))
@@ -476,7 +523,7 @@ def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
     parts = [part for part in found if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
         raise SourceError(
-            f"{files.folder}: {shown(name)} is frozen, and its parts are not all there; {DAMAGED}"
+            f"{files.folder}: {shown(name)} is frozen, and some of its parts are missing; {DAMAGED}"
         )
     runs, at = [], 0
     for part in parts:
@@ -510,7 +557,9 @@ def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
 
 
 def _without(files: Files) -> Found:
-    """ZeRO stage 0: the optimizer's state by parameter number, in the order of its groups."""
+    """The state at ZeRO stage 0: the optimizer's state by parameter number, in the order of its
+    groups.
+    """
     held = files.model.get("optimizer") or {}
     base = held.get("optimizer_state_dict", held)
     left = {*(files.model.get("buffer_names") or ()), *_ties(files)}
@@ -518,7 +567,7 @@ def _without(files: Files) -> Found:
     rows = base.get("param_groups") or []
     numbers = [number for row in rows for number in row["params"]]
     if not numbers:
-        none = lost("moments", "no optimizer in the file", Effect.NUMBERS)
+        none = lost("moments", "the file has no optimizer", Effect.NUMBERS)
         return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
     names = _numbered(files, module, numbers, base, held)
     masters = dict(_masters(held, rows, names, module))
@@ -555,7 +604,9 @@ def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _left(
     rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
-    """What of an optimizer's settings and states, which are named by parameter or group, is not carried."""
+    """Findings for settings and states of an optimizer, named by parameter or group, that are not
+    carried over.
+    """
     odd = [
         finding
         for number, row in enumerate(rows)
@@ -571,7 +622,7 @@ def _left(
 
 
 def _is_moment(kind: str, value: Any) -> bool:
-    """The step counts among them: it is carried too."""
+    """Whether a state is a moment. The step counts as one too, because it is carried over."""
     return kind == "step" or (isinstance(value, Lazy) and bool(value.shape))
 
 
@@ -590,10 +641,12 @@ def _numbered(
     base: Mapping[str, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Parameter numbers by name. The file has numbers without names, so the order in the model is used if it is certain.
+    """Parameter numbers by name. The file has numbers without names, so the order in the model
+    decides if it is unambiguous.
 
-    A single group has the model's order. Where parameters are frozen, which the file does not say, shapes and rounded masters
-    have to leave one choice of those that are not. Several groups need a unique match by shape.
+    A single group has the model's order. The file does not tell which parameters are frozen; if
+    some are, shapes and rounded masters must allow only one choice of the trained ones. Several
+    groups need a unique match by shape.
     """
     own = list(module)
     state = base.get("state", {})
@@ -616,10 +669,15 @@ def _numbered(
     found = found or _by_shape(own, module, shapes)
     if found is not None:
         return found
-    several = "its groups are not in the model's order"
-    frozen = f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and shapes leave several choices of which"
+    several = "the groups of the optimizer are not in the model's order"
+    frozen = (
+        f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not tell"
+        " which"
+    )
     said = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
-    raise SourceError(f"{files.models[0]}: {said}; save it under ZeRO 1, which has names")
+    raise SourceError(
+        f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, which has names"
+    )
 
 
 def _chosen(
@@ -629,7 +687,9 @@ def _chosen(
     shapes: Mapping[int, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int] | None:
-    """Parameter numbers by name, of some of the parameters in the model's order, if that can be in one way only; else None."""
+    """Parameter numbers by name for a part of the model's parameters, in the model's order; None
+    unless there is exactly one solution.
+    """
     masters = dict(
         zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False)
     )
@@ -653,7 +713,9 @@ def _chosen(
 def _earliest(
     numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]
 ) -> dict[str, int] | None:
-    """Each number at the first name that fits behind that of the number before; None if there is none."""
+    """For each number the first fitting name after the name of the number before; None if a number
+    has no such name.
+    """
     left, found = iter(own), dict[str, int]()
     for number in numbers:
         name = next((name for name in left if fit(number, name)), None)
@@ -664,7 +726,9 @@ def _earliest(
 
 
 def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
-    """The masters of a single group, one by one or cut out of its flat tensor; nothing where there are none."""
+    """The masters of a single group, as separate tensors or cut from its flat tensor; empty if
+    there are none.
+    """
     flats = held.get("fp32_groups_flat") or ()
     if not flats or None in shapes:
         return [
@@ -704,7 +768,9 @@ def _masters(
     names: Mapping[str, int],
     module: Mapping[str, Lazy],
 ) -> Iterator[tuple[str, Lazy]]:
-    """Masters of the fp16 and bf16 optimizers: one for each parameter, or one flat tensor for each group (runtime/fp16)."""
+    """Masters of the fp16 and bf16 optimizers, which have one tensor for each parameter or one flat
+    tensor for each group (runtime/fp16).
+    """
     by_number = {number: name for name, number in names.items()}
     for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):
         yield from zip((by_number[number] for number in row["params"]), group, strict=True)
@@ -730,6 +796,7 @@ def _unsharded(
     moments, step = _moments(base["state"].get(names[name], {}), {}, files.models[0])
     if any(moment.shape != tensor.shape for moment in moments.values()):
         raise SourceError(
-            f"{files.models[0]}: the moments of {shown(name)} do not have its shape; {DAMAGED}"
+            f"{files.models[0]}: the moments of {shown(name)} have another shape than the"
+            f" parameter; {DAMAGED}"
         )
     return replace(Parameter(tensor, None, moments, step), master=masters.get(name))

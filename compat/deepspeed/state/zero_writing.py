@@ -23,7 +23,9 @@ from compat.deepspeed.state.files import LATEST
 RELEASE = "0.19.8"
 """The release whose file layout is written."""
 ALIGNMENT = 2
-"""A flat group is padded so that each rank holds a multiple of this (stage_1_and_2.py: nccl_start_alignment_factor)."""
+"""Alignment of flat groups, in elements: they are padded so that each rank's part is a multiple of
+it (stage_1_and_2.py: nccl_start_alignment_factor).
+"""
 SUBGROUP = 10**9
 """Default size of a flat group at ZeRO stage 3, in elements (runtime/zero/config.py: sub_group_size)."""
 PREFIX = {"BF16": "bf16_"}
@@ -32,7 +34,9 @@ SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout to write: ZeRO stage (`level`), data-parallel ranks, format of the weights, and names in each flat group."""
+    """Layout to write: ZeRO stage (`level`), number of data-parallel ranks, format of the weights,
+    and the names in each flat group.
+    """
 
     hub: Hub
     level: int
@@ -42,7 +46,7 @@ class Layout:
     flats: tuple[tuple[str, ...], ...] = field(default=())
 
     def weight(self, name: str) -> Lazy:
-        """The copy that the model computes with."""
+        """The weight of a parameter in the compute format."""
         held = self.hub.parameters[name]
         return weights_of(held.weight if held.weight.dtype == self.dtype else held.best, self.dtype)
 
@@ -56,10 +60,13 @@ class Layout:
 
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
-    """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would fail or load it wrongly."""
+    """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would
+    refuse it or load it wrongly.
+    """
     if wanted.level == 0:
         raise SourceError(
-            "deepspeed: ZeRO 0 is read, not written; choose --level 1, which gives the same numbers"
+            "deepspeed: checkpoints of ZeRO 0 can be read, but not written; use --level 1, which"
+            " gives the same numbers"
         )
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
@@ -67,7 +74,8 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
     elements = sum(prod(held.weight.shape) for held in hub.trained.values())
     if elements < ranks:
         raise SourceError(
-            f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer with --ranks"
+            f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer"
+            " ranks with --ranks"
         )
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
@@ -78,15 +86,23 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:
-    """The optimizer's groups with their settings. Raises `SourceError` unless they hold each trained parameter once."""
+    """The optimizer's groups with their settings. Raises `SourceError` unless each trained
+    parameter is in exactly one of them.
+    """
     if not hub.groups:
-        said = "the source has no optimizer groups, and DeepSpeed reads groups and settings from these files by position"
-        raise SourceError(f"deepspeed: {said}; write --to universal, which uses names")
+        said = (
+            "the source has no optimizer groups, but DeepSpeed reads groups and settings from these"
+            " files by their position"
+        )
+        raise SourceError(
+            f"deepspeed: {said}; write the checkpoint with --to universal, which uses names"
+        )
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
     if odd or len(named) != len(set(named)):
         raise SourceError(
-            f"deepspeed: {(odd or named)[0]} is not in exactly one group of the optimizer; the source is damaged"
+            f"deepspeed: {(odd or named)[0]} is in no group of the optimizer, or in several; the"
+            " source is damaged"
         )
     return hub.groups
 
@@ -98,12 +114,15 @@ def _same_moments(hub: Hub) -> None:
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
             raise SourceError(
-                f"deepspeed: {name} has no {', '.join(missing)}; a flat group needs the same moments for all"
+                f"deepspeed: {name} has no {', '.join(missing)}; all parameters of a flat group"
+                " need the same moments"
             )
 
 
 def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
-    """Names in each flat group. At ZeRO stage 3 an optimizer group may need several (stage3.py: _create_fp16_sub_groups)."""
+    """Names in each flat group. At ZeRO stage 3 one optimizer group may need several flat groups
+    (stage3.py: _create_fp16_sub_groups).
+    """
     zero = (layout.hub.config or {}).get("zero_optimization")
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
     for group in layout.groups:
@@ -144,7 +163,7 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def model_of(layout: Layout, rank: int) -> dict[str, Any]:
-    """Model states of a rank (runtime/engine.py: _common_checkpoint_state)."""
+    """Model states of one rank (runtime/engine.py: _common_checkpoint_state)."""
     hub, shapes = (
         layout.hub,
         {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
@@ -191,7 +210,9 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
-    """The state dict. At ZeRO stage 3 the parameters are empty tensors, and only buffers have values."""
+    """The model's state dict. At ZeRO stage 3 the parameters in it are empty tensors, and only
+    buffers have values.
+    """
     empty = Held(_zeros(0, layout.dtype))
     found = {
         name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters
@@ -202,7 +223,7 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
 
 
 def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
-    """A rank's part of a frozen parameter; the whole parameter below ZeRO stage 3."""
+    """A rank's part of a frozen parameter at ZeRO stage 3; the whole parameter below."""
     weight = layout.weight(name)
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
 
@@ -229,7 +250,9 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def _slices(layout: Layout, rank: int) -> dict[str, Any]:
-    """ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict): masters without padding, moments with padding."""
+    """A rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict): masters
+    without padding, moments with padding.
+    """
     cuts = [_slice(layout, flat, rank) for flat in layout.flats]
     clip = (layout.hub.config or {}).get("gradient_clipping")
     return {
@@ -258,7 +281,9 @@ def _slices(layout: Layout, rank: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's part of a flat group: masters, moments, elements of padding, and the places of its parameters."""
+    """A rank's part of a flat group: masters, moments, number of padding elements, and places of
+    its parameters.
+    """
 
     masters: Lazy
     moments: Mapping[str, Lazy]
@@ -267,7 +292,7 @@ class Cut:
 
 
 def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
-    """A rank's part: the parameters are concatenated, padded, and cut into equal parts."""
+    """A rank's part of concatenated parameters, which are padded and cut into equal parts."""
     kinds = layout.kinds(flat)
     count = sum(held.count for held in kinds["fp32"].values())
     # -count % n is the padding up to the next multiple of n.
@@ -301,7 +326,9 @@ def _padded(held: Lazy, padding: int) -> Lazy:
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
-    """Places of the parameters within this part (utils/tensor_fragment.py: fragment_address)."""
+    """Places of the parameters within a rank's part (utils/tensor_fragment.py:
+    fragment_address).
+    """
     at = 0
     for name, tensor in held.items():
         first, last = max(begin, at), min(end, at + tensor.count)
@@ -318,7 +345,7 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
 
 
 def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
-    """ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
+    """A rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
     parts = [
         {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
         for flat in layout.flats
@@ -341,7 +368,7 @@ def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
-    """A rank's part of each parameter, concatenated. The last rank's parts are padded."""
+    """A rank's parts of all parameters, concatenated. The parts of the last rank are padded."""
     runs: list[Run] = []
     dtype = "F32"
     for tensor in held.values():
@@ -356,7 +383,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
 
 
 def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Settings of each group, with the numbers of its flat groups."""
+    """Settings of each optimizer group, with the numbers of its flat groups."""
     at = 0
     for group in layout.groups:
         numbers = []
@@ -374,7 +401,9 @@ def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
 
 
 def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
-    """The step of the moments: a number for DeepSpeed's own Adam, a tensor for PyTorch's optimizers."""
+    """The step in the moments' state: a number for DeepSpeed's own Adam, a tensor for PyTorch's
+    optimizers.
+    """
     import torch
 
     step = layout.hub.parameters[flat[0]].step if flat else None
@@ -386,7 +415,9 @@ def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
 
 
 def own_adam(hub: Hub) -> bool:
-    """Whether DeepSpeed builds its own Adam: the config names Adam or AdamW, and torch_adam is off."""
+    """Whether DeepSpeed builds its own Adam: the config names Adam or AdamW, and
+    torch_adam is off.
+    """
     said = (hub.config or {}).get("optimizer")
     if not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
         return False
@@ -395,7 +426,9 @@ def own_adam(hub: Hub) -> bool:
 
 
 def scaler(layout: Layout) -> dict[str, Any]:
-    """The loss scale as DeepSpeed's object. Without one, fp16 below ZeRO stage 3 starts as in the config; others get 1."""
+    """The loss scale as DeepSpeed's object. If the source has none, fp16 below ZeRO stage 3 starts
+    as in the config; all other runs have a scale of 1.
+    """
     scale = layout.hub.scale
     if scale is None:
         none = {
@@ -438,21 +471,27 @@ def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
 def unsaid(layout: Layout) -> Iterator[Any]:
     hub = layout.hub
     if layout.dtype == "F16" and hub.scale is None:
-        fixed = "is fixed at 1" if layout.level == 3 else "starts as in the config"
+        fixed = "is fixed at 1" if layout.level == 3 else "starts with the value in the config"
         yield lost("scale", f"the source has no loss scale; it {fixed}", Effect.NUMBERS)
     if hub.trained and not hub.moments:
         yield lost(
-            "moments", "the source has none; load with load_optimizer_states=False", Effect.NUMBERS
+            "moments",
+            "the source has no optimizer state; load the checkpoint with"
+            " load_optimizer_states=False",
+            Effect.NUMBERS,
         )
     if hub.schedule is None:
-        message = "the source has no scheduler state; DeepSpeed's own schedulers are set to the step, others start anew"
+        message = (
+            "the source has no scheduler state; DeepSpeed's own schedulers are set to the step,"
+            " other schedulers start from the beginning"
+        )
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source does not have the step; 0 is assumed", Effect.NUMBERS)
+        yield lost("step", "the source does not contain the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
         yield lost(
             "samples",
-            "the source does not have the number of samples seen; 0 is assumed",
+            "the source does not contain the number of samples; 0 is assumed",
             Effect.NONE,
         )
     if hub.random:

@@ -1,1 +1,3 @@
-"""What stands behind DeepSpeed's names: modules whose `__all__` are the names; `compat.deepspeed.names` says where."""
+"""Modules that implement DeepSpeed's names: the `__all__` of each lists them. The table in
+`compat.deepspeed.names` finds the module.
+"""

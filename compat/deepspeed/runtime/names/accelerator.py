@@ -1,4 +1,4 @@
-"""The accelerator as scripts ask for it: `get_accelerator()`, over torch's GPU where there is one, else over the CPU."""
+"""The result of `get_accelerator()` in scripts: torch's GPU if there is one, else the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = Path("/proc/self/statm")
 
 
 class Accelerator:
-    """The GPU that torch sees. What the class lacks is that of `torch.cuda`."""
+    """The GPU that torch uses. An attribute that this class lacks is looked up in `torch.cuda`."""
 
     _name = "cuda"
 
@@ -27,16 +27,17 @@ class Accelerator:
         found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
         if found is None:
             raise AttributeError(
-                f"get_accelerator().{name}: neither this accelerator nor torch.cuda has it"
+                f"get_accelerator().{name}: neither the native engine's accelerator nor torch.cuda"
+                " has this attribute"
             )
         return found
 
     def device_name(self, device_index: int | None = None) -> str:
-        """What torch calls the device."""
+        """Torch's name of the device."""
         return self._name if device_index is None else f"{self._name}:{device_index}"
 
     def current_device_name(self) -> str:
-        """The device of this process."""
+        """Torch's name of this process's device."""
         return self.device_name(self.current_device())
 
     def device(self, device_index: int | None = None) -> Any:
@@ -44,7 +45,7 @@ class Accelerator:
         return torch.cuda.device(device_index)
 
     def current_device(self) -> Any:
-        """Number of the current device."""
+        """Index of the current device."""
         return torch.cuda.current_device()
 
     def total_memory(self, device_index: int | None = None) -> int:
@@ -52,7 +53,7 @@ class Accelerator:
         return torch.cuda.get_device_properties(device_index).total_memory
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes of it that nothing has taken."""
+        """Number of bytes on the device that torch has not allocated."""
         return self.total_memory(device_index) - torch.cuda.memory_allocated(device_index)
 
     def random(self) -> Any:
@@ -60,23 +61,23 @@ class Accelerator:
         return torch.random
 
     def range_push(self, message: str, domain: Any = None, category: Any = None) -> Any:
-        """Begin a range of a profile."""
+        """Begin a range in the profile."""
         return torch.cuda.nvtx.range_push(message)  # type: ignore[no-untyped-call]
 
     def range_pop(self, domain: Any = None) -> Any:
-        """End a range of a profile."""
+        """End a range in the profile."""
         return torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
     def communication_backend_name(self) -> str:
-        """What torch.distributed calls the library that connects these devices."""
+        """The name of the communication library in torch.distributed."""
         return "nccl"
 
     def is_fp16_supported(self) -> bool:
-        """Whether it computes in fp16."""
+        """Whether the device computes in fp16."""
         return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        """The formats that it computes in."""
+        """The formats in which the device computes."""
         dtypes = (torch.float, torch.half, torch.bfloat16)
         has = {
             torch.float: True,
@@ -88,15 +89,15 @@ class Accelerator:
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
     ) -> torch.Tensor:
-        """A copy that the device reads directly."""
+        """A copy in pinned memory, which the device reads directly."""
         return tensor.pin_memory()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on this kind of device."""
+        """Whether a tensor is on a device of this kind."""
         return tensor.device.type == self._name
 
     def is_synchronized_device(self) -> bool:
-        """Whether a call returns only once it is done."""
+        """Whether a call returns only when its work is done."""
         return self._name == "cpu"
 
     use_host_timers = resolves_data_dependency = handles_memory_backpressure = (
@@ -104,15 +105,15 @@ class Accelerator:
     )
 
     def is_triton_supported(self) -> bool:
-        """Whether DeepSpeed's kernels in Triton run: the engine has none."""
+        """False, because the engine has no kernels in Triton."""
         return False
 
     def lazy_call(self, callback: Any) -> Any:
-        """Call it, now or once the device is there."""
+        """Call `callback` now, because the device is always initialized."""
         return callback()
 
     def create_op_builder(self, name: str) -> Any:
-        """Refused: the engine compiles no operators."""
+        """Raises `BridgeError`, because the engine compiles no operators."""
         raise BridgeError(
             f"get_accelerator().create_op_builder({name!r}): the native engine builds no operators; use torch's own"
         )
@@ -121,7 +122,7 @@ class Accelerator:
 
 
 class Processor(Accelerator):
-    """The CPU: one device that does everything at once. Memory is the resident set of the process."""
+    """The CPU as one synchronous device. Its memory is the resident memory of the process."""
 
     _name = "cpu"
     _torch = ("manual_seed", "initial_seed", "get_rng_state")
@@ -130,7 +131,7 @@ class Processor(Accelerator):
         self._peak = 0
 
     def __getattr__(self, name: str) -> Any:
-        """A function of torch, or that there is nothing to do."""
+        """A function of torch, a function that does nothing, or a measure of memory, by name."""
         if name in self._torch:
             return getattr(torch, name)
         if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
@@ -139,32 +140,32 @@ class Processor(Accelerator):
             return {"memory": self._held, "max": self._most, "reset": self._forget}[
                 name.partition("_")[0]
             ]
-        raise AttributeError(f"get_accelerator().{name}: a CPU has none")
+        raise AttributeError(f"get_accelerator().{name}: a CPU does not have this attribute")
 
     def device_name(self, device_index: int | None = None) -> str:
         """Always "cpu"."""
         return self._name
 
     def device(self, device_index: int | None = None) -> Any:
-        """Nothing: there is one device."""
+        """None, because there is only one device."""
         return None
 
     def current_device(self) -> Any:
-        """The rank on this machine, as DeepSpeed has it for CPUs."""
+        """The local rank, which DeepSpeed uses as the index of a CPU."""
         return os.environ.get("LOCAL_RANK", 0)
 
     def set_device(self, device_index: int | None) -> None:
-        """Nothing: there is one device."""
+        """Does nothing, because there is only one device."""
 
     def device_count(self) -> int:
-        """Ranks that the launcher started on this machine, or 1."""
+        """Number of ranks that the launcher started on this machine; 1 if it does not tell."""
         return int(os.environ.get("LOCAL_SIZE", 1))
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing: what returned is done."""
+        """Does nothing, because every call has finished its work when it returns."""
 
     def empty_cache(self) -> None:
-        """Nothing: there is no cache."""
+        """Does nothing, because there is no cache."""
 
     def is_available(self) -> bool:
         """True."""
@@ -187,30 +188,32 @@ class Processor(Accelerator):
         return nullcontext()
 
     def range_push(self, message: str, domain: Any = None, category: Any = None) -> None:
-        """Nothing: there is no profile."""
+        """Does nothing, because there is no profile."""
 
     def range_pop(self, domain: Any = None) -> None:
-        """Nothing: there is no profile."""
+        """Does nothing, because there is no profile."""
 
     def total_memory(self, device_index: int | None = None) -> int:
         """Bytes of the machine."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes of it that nothing has taken."""
+        """Number of bytes of the machine's memory that are free."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
-        """Bytes of the process, now and at most, under torch's names."""
+        """Bytes of memory that the process has now, and the most that were measured, under torch's
+        names.
+        """
         held, most = self._held(), self._most()
         return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        """Begin to look for the most memory anew."""
+        """Reset the largest measured memory."""
         self._forget()
 
     def communication_backend_name(self) -> str:
-        """What torch.distributed calls the library that connects these devices."""
+        """The name of the communication library in torch.distributed."""
         return "gloo"
 
     def is_bf16_supported(self) -> bool:

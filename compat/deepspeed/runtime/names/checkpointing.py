@@ -1,4 +1,5 @@
-"""`deepspeed.checkpointing`: activations computed again in backward, and generators by name.
+"""`deepspeed.checkpointing`: activations that are recomputed in backward, and random generators by
+name.
 
 Source: deepspeed/runtime/activation_checkpointing/checkpointing.py.
 """
@@ -23,12 +24,14 @@ __all__ = [
 ]  # fmt: skip
 TENSOR_SEED, OFFSET = "model-parallel-rng", 2718
 KEPT = ("partition_activations", "contiguous_checkpointing", "checkpoint_in_cpu")
-"""Settings of where activations are kept meanwhile."""
+"""Settings that decide where saved activations are kept until backward."""
 _state: dict[str, Any] = {"configured": False, "mpu": None}
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run `function` without keeping its activations; backward runs it again, with the same random numbers."""
+    """Run `function` without saving its activations. In backward it runs again with the same random
+    numbers.
+    """
     found = again(function, *args, use_reentrant=False, **kwargs)
     return found[0] if isinstance(found, tuple) and len(found) == 1 else found
 
@@ -46,13 +49,16 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Note that checkpointing is set up. Where activations are kept meanwhile changes memory only, and is said."""
+    """Note that checkpointing is configured, and warn of settings about the place of saved
+    activations. They would change only memory.
+    """
     named = dict(
         zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
     )
     for name in (name for name, value in named.items() if value):
         logger.warning(
-            "checkpointing.configure: %s: inputs of what is computed again stay whole on the device (memory)",
+            "checkpointing.configure: %s: the inputs of recomputed layers stay whole on the device"
+            " (memory)",
             name,
         )
     _state.update(configured=True, mpu=mpu_)
@@ -64,11 +70,11 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing: no buffers are kept between steps."""
+    """Does nothing, because no buffers are kept between steps."""
 
 
 def set_num_layers(nlayers: int) -> None:
-    """Nothing: no buffers are kept between steps."""
+    """Does nothing, because no buffers are kept between steps."""
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
@@ -78,7 +84,7 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 
 class CudaRNGStatesTracker:
-    """States of the device's generator by name."""
+    """Random states by name, for the generator of the device."""
 
     def __init__(self) -> None:
         self.states_: dict[str, Tensor] = {}
@@ -89,7 +95,7 @@ class CudaRNGStatesTracker:
         self.states_, self.seeds_ = {}, set()
 
     def get_states(self) -> dict[str, Tensor]:
-        """A copy of the states."""
+        """A copy of the dictionary of states."""
         return dict(self.states_)
 
     def set_states(self, states: dict[str, Tensor]) -> None:
@@ -97,10 +103,11 @@ class CudaRNGStatesTracker:
         self.states_ = states
 
     def add(self, name: str, seed: int) -> None:
-        """Have a generator `name` begin with `seed`."""
+        """Add a state `name` that begins with `seed`."""
         if seed in self.seeds_ or name in self.states_:
             raise BridgeError(
-                f"rng tracker: {name!r} or seed {seed} is there already; call reset() first"
+                f"rng tracker: the name {name!r} or the seed {seed} is used already; choose"
+                " others, or call reset() first"
             )
         place, before = get_accelerator(), get_accelerator().get_rng_state()
         place.manual_seed(seed)
@@ -110,7 +117,7 @@ class CudaRNGStatesTracker:
 
     @contextmanager
     def fork(self, name: str = TENSOR_SEED) -> Iterator[None]:
-        """Draw from the generator `name` within."""
+        """Context in which random numbers are drawn from the state `name`."""
         if name not in self.states_:
             raise BridgeError(
                 f"rng tracker: found no {name!r}, expected one of {', '.join(self.states_) or 'none'}; call add() first"
@@ -128,12 +135,14 @@ _tracker = CudaRNGStatesTracker()
 
 
 def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
-    """The generators of this process."""
+    """The random states of this process."""
     return _tracker
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the generator that ranks of a layer share, and the one that each has for its own part."""
+    """Seed two generators: one with the same numbers on all tensor ranks, and one whose numbers
+    differ between them.
+    """
     sizes = (
         getattr(_state["mpu"], name, None)
         for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank")

@@ -1,4 +1,6 @@
-"""`deepspeed.comm`: torch.distributed under DeepSpeed's names, over the group that the engine joins."""
+"""`deepspeed.comm`: the functions of torch.distributed under DeepSpeed's names, in the process
+group of the engine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SAME = (
     "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend",
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
-"""Functions of torch.distributed that take the same arguments; DeepSpeed's beside those are for its log."""
+"""Functions of torch.distributed whose arguments DeepSpeed's functions take too. DeepSpeed's take
+further ones for its log.
+"""
 LOGGED = ("prof", "log_name", "debug")
 
 __all__ = [
@@ -48,14 +52,14 @@ globals().update({name: _same(name) for name in SAME})
 
 
 class TorchBackend:
-    """What DeepSpeed wraps torch.distributed in."""
+    """DeepSpeed's wrapper of torch.distributed."""
 
     def get_all_gather_function(self) -> Callable[..., Any]:
-        """The gather into one tensor."""
+        """Torch's all-gather into one tensor."""
         return torch_distributed.all_gather_into_tensor
 
     def get_reduce_scatter_function(self) -> Callable[..., Any]:
-        """The reduction of one tensor into parts."""
+        """Torch's reduce-scatter of one tensor."""
         return torch_distributed.reduce_scatter_tensor
 
 
@@ -65,19 +69,20 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined a group."""
+    """Whether this process has a process group."""
     return torch_distributed.is_initialized()
 
 
 def _needs_group(what: str) -> None:
     if not is_initialized():
         raise BridgeError(
-            f"deepspeed.comm.{what}: no process group is there; call deepspeed.init_distributed() first"
+            f"deepspeed.comm.{what}: there is no process group; call deepspeed.init_distributed()"
+            " first"
         )
 
 
 def get_rank(group: Any = None) -> int:
-    """This process's place in a group."""
+    """This process's rank in a group."""
     _needs_group("get_rank")
     return torch_distributed.get_rank(group)
 
@@ -89,18 +94,18 @@ def get_world_size(group: Any = None) -> int:
 
 
 def get_local_rank() -> int:
-    """This process's place on its machine."""
+    """This process's rank on its machine."""
     _needs_group("get_local_rank")
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """The rank that has a place in a group."""
+    """The global rank of the process with rank `group_rank` in a group."""
     return group_rank if group is None else torch_distributed.get_global_rank(group, group_rank)
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """The ranks of a group."""
+    """The global ranks of a group."""
     return torch_distributed.get_process_group_ranks(group or torch_distributed.group.WORLD)
 
 
@@ -111,17 +116,17 @@ def get_world_group() -> Any:
 
 
 def new_group(ranks: Any) -> Any:
-    """A group of some ranks; all must take part."""
+    """A new group of some ranks. All ranks must take part."""
     return torch_distributed.new_group(ranks)
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Leave a group, or all of them."""
+    """Destroy a group; without an argument, all groups."""
     torch_distributed.destroy_process_group(group)
 
 
 def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
-    """Ranks as a grid with named dimensions."""
+    """The ranks as a grid with named dimensions."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names)
 
@@ -150,7 +155,7 @@ def reduce_scatter_fn(
     async_op: bool = False,
     **_: Any,
 ) -> Any:
-    """Reduce one tensor into parts."""
+    """Reduce one tensor and scatter the result over the ranks."""
     return torch_distributed.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
@@ -169,11 +174,11 @@ def set_backend() -> None:
 
 
 def configure(*_: Any, **__: Any) -> None:
-    """Nothing: collectives are counted by the engine (`engine.native.comm.ledger`)."""
+    """Does nothing, because the engine itself counts collectives (`engine.native.comm.ledger`)."""
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Any:
-    """Refused: the engine counts collectives itself."""
+    """Raises `BridgeError`, because the engine itself counts collectives."""
     raise BridgeError(
         "deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger"
     )

@@ -1,4 +1,6 @@
-"""`deepspeed.utils.zero_to_fp32`: a whole state dictionary in fp32 from a checkpoint, of the engine or of DeepSpeed."""
+"""`deepspeed.utils.zero_to_fp32`: the whole state dictionary in fp32 from a checkpoint of the
+engine or of DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, Tensor]:
-    """Parameters by their most exact copies, buffers and shared names, on the CPU. No pickle is executed."""
+    """Parameters from their most precise copies, and buffers, on the CPU; tied names are included.
+    No pickle is executed.
+    """
     hub = read(find(Path(checkpoint_dir), tag))
     left = {
         name
@@ -49,11 +53,11 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> None:
-    """Write that dictionary into one file of `output_dir`."""
+    """Write the whole fp32 state dictionary into one file of `output_dir`."""
     if safe_serialization:
         raise BridgeError(
-            "convert_zero_checkpoint_to_fp32_state_dict: found safe_serialization=True; stagebridge checkpoint convert"
-            f" {checkpoint_dir} --to safetensors writes it"
+            "convert_zero_checkpoint_to_fp32_state_dict: found safe_serialization=True; to write"
+            f" safetensors, run stagebridge checkpoint convert {checkpoint_dir} --to safetensors"
         )
     from compat.deepspeed.runtime.engine import write
 
@@ -67,12 +71,15 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None
 ) -> nn.Module:
-    """The model on the CPU with the weights of a checkpoint. Raises `SourceError` if the checkpoint lacks one of its names."""
+    """The model on the CPU with the weights of a checkpoint. Raises `SourceError` if the checkpoint
+    lacks a parameter or buffer of the model.
+    """
     values = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     with torch.no_grad():
         missing = model.cpu().load_state_dict(values, strict=False).missing_keys
     SourceError.raise_if(
-        f"{checkpoint_dir}: has no {name} of the model; load it into the model that wrote it"
+        f"{checkpoint_dir}: does not contain {name} of the model; load the checkpoint into the"
+        " model that it was written from"
         for name in missing
     )
     return model

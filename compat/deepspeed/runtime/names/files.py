@@ -1,4 +1,4 @@
-"""DeepSpeed's handle for files that are read and written beside other work, with threads of Python.
+"""DeepSpeed's handle for asynchronous file access, over threads of Python.
 
 Source: csrc/aio/py_lib/py_ds_aio.cpp, deepspeed_py_io_handle.cpp; op_builder/async_io.py.
 """
@@ -20,13 +20,14 @@ from bridge.errors import BridgeError
 
 __all__ = ["AsyncIOBuilder"]
 ALIGNED = 512
-"""Bytes to a multiple of which each thread's part of a tensor has to come out in DeepSpeed."""
+"""In DeepSpeed, each thread's part of a tensor must be a multiple of this number of bytes."""
 
 
 class AIOHandle:
-    """Reads files into tensors and writes tensors into files, at once or beside other work.
+    """Reads files into tensors and writes tensors into files, synchronously or asynchronously.
 
-    Sizes of blocks and queues are kept and change nothing: the system's own cache does that work.
+    Sizes of blocks and queues are stored and have no effect, because the system's own cache takes
+    their place.
     """
 
     def __init__(
@@ -50,56 +51,70 @@ class AIOHandle:
         return lambda: kept[setting]
 
     def get_alignment(self) -> int:
-        """Bytes that a tensor's size should be a multiple of in DeepSpeed; here any will do."""
+        """In DeepSpeed, the size of a tensor in bytes should be a multiple of this number. Here any
+        size works.
+        """
         return int(self._kept["intra_op_parallelism"]) * ALIGNED
 
     def read(
         self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
     ) -> int:
-        """Fill a tensor from a file; 1."""
+        """Fill a tensor from a file. Returns 1."""
         return _read(buffer, filename, file_offset)
 
     def write(
         self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
     ) -> int:
-        """Write a tensor into a file; 1."""
+        """Write a tensor into a file. Returns 1."""
         return _write(buffer, filename, file_offset)
 
     def sync_pread(self, buffer: Tensor, filename: str, file_offset: int = 0) -> int:
-        """Fill a tensor from a file, once everything that is under way is done; how many that were."""
+        """Fill a tensor from a file and wait for all pending work. Returns the number of finished
+        transfers.
+        """
         return self.pread(buffer, filename, False, False, file_offset)
 
     def sync_pwrite(self, buffer: Tensor, filename: str, file_offset: int = 0) -> int:
-        """Write a tensor into a file, once everything that is under way is done; how many that were."""
+        """Write a tensor into a file and wait for all pending work. Returns the number of finished
+        transfers.
+        """
         return self.pwrite(buffer, filename, False, False, file_offset)
 
     def async_pread(self, buffer: Tensor, filename: str, file_offset: int = 0) -> int:
-        """Start to fill a tensor from a file; 0. `wait` says how many were done."""
+        """Start to fill a tensor from a file. Returns 0; `wait` returns the number of finished
+        transfers.
+        """
         return self.pread(buffer, filename, False, True, file_offset)
 
     def async_pwrite(self, buffer: Tensor, filename: str | int, file_offset: int = 0) -> int:
-        """Start to write a tensor into a file, or into an open one by its number; 0. `wait` says how many were done."""
+        """Start to write a tensor into a file, given by name or by its descriptor. Returns 0;
+        `wait` returns the number of finished transfers.
+        """
         return self._started(partial(_write, buffer, filename, file_offset), True)
 
     def pread(
         self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
     ) -> int:
-        """Fill a tensor from a file, at once or beside other work."""
+        """Fill a tensor from a file, synchronously or asynchronously."""
         return self._started(partial(_read, buffer, filename, file_offset), async_)
 
     def pwrite(
         self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
     ) -> int:
-        """Write a tensor into a file, at once or beside other work."""
+        """Write a tensor into a file, synchronously or asynchronously."""
         return self._started(partial(_write, buffer, filename, file_offset), async_)
 
     def wait(self) -> int:
-        """Wait for all that was started; how many those were. Raises what went wrong in any of them."""
+        """Wait for all started transfers. Returns their number, and raises the error of any that
+        failed.
+        """
         waiting, self._waiting = self._waiting, []
         return sum(each.result() for each in waiting)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Tensor) -> Tensor:
-        """A tensor of so many elements in the format of the other one, in memory that stays in place where there is a device."""
+        """A tensor of `num_elem` elements in the format of `example_tensor`. If there is a GPU, its
+        memory is pinned.
+        """
         found = torch.empty(
             num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available()
         )
@@ -107,7 +122,7 @@ class AIOHandle:
         return found
 
     def free_cpu_locked_tensor(self, locked_tensor: Tensor) -> bool:
-        """Let go of such a tensor; whether it was one."""
+        """Release a tensor of `new_cpu_locked_tensor`. Returns whether it was one."""
         return self._locked.pop(locked_tensor.data_ptr(), None) is not None
 
     def _started(self, work: Callable[[], int], beside: bool) -> int:
@@ -116,7 +131,7 @@ class AIOHandle:
 
 
 def _bytes(buffer: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU."""
+    """A view of the bytes of a CPU tensor."""
     if not buffer.is_contiguous():
         raise BridgeError("aio_handle: the tensor is not contiguous; call .contiguous() on it")
     whole: Any = buffer.detach().view(-1).view(torch.uint8).numpy()
@@ -133,7 +148,8 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
             done += got
     if done < size:
         raise BridgeError(
-            f"{filename}: found {done} bytes from {offset} on, expected {size}; read a file that is as large"
+            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a larger"
+            " file, or into a smaller tensor"
         )
     if held is not buffer:
         buffer.copy_(held)
@@ -157,12 +173,12 @@ def _write(buffer: Tensor, filename: str | int, offset: int) -> int:
 
 
 class AsyncIOBuilder:
-    """What DeepSpeed compiles; here there is nothing to build."""
+    """Stands for DeepSpeed's builder of the operator. There is nothing to compile here."""
 
     NAME = "async_io"
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """Threads and files are everywhere."""
+        """True, because threads and files work on every system."""
         return True
 
     def load(self, verbose: bool = True) -> Any:

@@ -1,6 +1,8 @@
-"""`deepspeed.utils.safe_get_full_grad` and its like: whole masters, moments and gradients of a parameter, read and written.
+"""`deepspeed.utils.safe_get_full_grad` and similar functions: read and write whole masters, moments
+and gradients of a parameter.
 
-All data ranks must take part in each call, as with DeepSpeed. Source: deepspeed/utils/tensor_fragment.py.
+All data ranks must take part in each call, as with DeepSpeed. Source:
+deepspeed/utils/tensor_fragment.py.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ __all__ = [
 
 
 def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
-    """The parameter whole, in the format that it is updated in; None if no engine holds it."""
+    """The whole master of the parameter in fp32; None if no engine holds the parameter."""
     place = parts.place_of(param)
     return None if place is None else parts.master(*place).float()
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
-    """Set the parameter: its master, and the weight that computes."""
+    """Set the parameter's master, and from it the weight in the compute format."""
     place = parts.place_of(param)
     if place is not None:
         parts.set_masters(place[0], [(place[1], place[2], value)])
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
-    """What the optimizer keeps of the parameter (`exp_avg`, `exp_avg_sq`), whole."""
+    """A whole state of the optimizer for the parameter, such as `exp_avg`; None if no engine holds
+    the parameter.
+    """
     place = parts.place_of(param)
     if place is None:
         return None
@@ -45,7 +49,7 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
 
 
 def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key: str) -> None:
-    """Set what the optimizer keeps of the parameter."""
+    """Set a state of the optimizer for the parameter."""
     place = parts.place_of(param)
     if place is not None:
         native, index, name = place
@@ -53,8 +57,8 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """The mean gradient of the step, whole, between the last backward and step; None if there is
-    none.
+    """The whole mean gradient of the step, available between the last backward and `step`; None if
+    there is none.
     """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
@@ -64,7 +68,7 @@ def safe_get_full_grad(param: Tensor) -> Tensor | None:
 
 
 def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
-    """Set the mean gradient of the step, between the last backward and step."""
+    """Set the mean gradient of the step. This works between the last backward and `step`."""
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is not None and shard is not None:
@@ -75,7 +79,7 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
 def safe_update_full_grad_vectorized(
     param_list: Sequence[Tensor], update_func: Callable[[Any, Any], Any]
 ) -> None:
-    """Have `update_func(gradient, parameter)` give each parameter another gradient."""
+    """Replace each parameter's gradient by `update_func(gradient, parameter)`."""
     for param in param_list:
         found = safe_get_full_grad(param)
         if found is not None:
@@ -85,8 +89,8 @@ def safe_update_full_grad_vectorized(
 def _local(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise BridgeError(
-            f"deepspeed.utils.{name}: slices of the engine hold parts of several parameters, not a part of each; use"
-            f" {name.replace('local', 'full')}"
+            f"deepspeed.utils.{name}: the engine has no local part of each parameter, because a"
+            f" shard may hold parts of several; use {name.replace('local', 'full')}"
         )
 
     refuse.__name__ = name

@@ -1,4 +1,4 @@
-"""`deepspeed.utils.groups`: process groups by what they share."""
+"""`deepspeed.utils.groups`: process groups of the data axis and of the sequence axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 def _get_data_parallel_group() -> Any:
-    """All ranks, as DeepSpeed has it without a script's own groups."""
+    """The group of all ranks, which DeepSpeed uses too if a script makes no groups."""
     return torch_distributed.group.WORLD
 
 

@@ -1,4 +1,6 @@
-"""`deepspeed.init_inference`: a model that only computes, in a number format, without kernels of DeepSpeed's own."""
+"""`deepspeed.init_inference`: a model for inference in a given format, without DeepSpeed's own
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ KERNELS = (
 
 
 class InferenceEngine(nn.Module):
-    """A model in evaluation mode. Attributes that it lacks are the model's."""
+    """A model in evaluation mode. Attributes that this class lacks are looked up in the model."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class InferenceEngine(nn.Module):
         self.dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the model."""
+        """An attribute of this module, or else of the model."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -57,7 +59,8 @@ class InferenceEngine(nn.Module):
         """The model's own `generate`."""
         if not hasattr(self.module, "generate"):
             raise BridgeError(
-                f"generate: {type(self.module).__name__} has none; call the engine itself"
+                f"generate: {type(self.module).__name__} has no method generate; call the engine"
+                " itself"
             )
         model: Any = self.module
         return model.generate(*inputs, **named)
@@ -66,10 +69,11 @@ class InferenceEngine(nn.Module):
 def init_inference(
     model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any
 ) -> InferenceEngine:
-    """A model that only computes; `dtype` is fp16 unless said otherwise, as in DeepSpeed.
+    """A model for inference. The default of `dtype` is fp16, as in DeepSpeed.
 
-    Settings of kernels change no numbers beyond rounding and are said. Ranks that split the model, other formats than torch's and
-    weights from a `checkpoint` are refused with `ConfigError`.
+    Settings of kernels change no numbers beyond rounding; each gives a warning. Raises
+    `ConfigError` for a model split over ranks, for formats that torch does not have, and for
+    weights from a `checkpoint`.
     """
     said = (
         json.loads(Path(config).read_text(encoding="utf-8"))
@@ -77,18 +81,22 @@ def init_inference(
         else dict(config or {})
     )
     ConfigError.raise_if(
-        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it once"
+        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it"
+        " only once"
         for name, value in kwargs.items()
         if name in said and said[name] != value
     )
     said.update(kwargs)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; pass the pipeline's model"
+            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if it is a"
+            " pipeline, pass its model"
         )
     ConfigError.raise_if(_refused(said))
     for name in (name for name in KERNELS if said.get(name)):
-        logger.warning("init_inference: %s: torch's own kernels run (same up to rounding)", name)
+        logger.warning(
+            "init_inference: %s: torch's own kernels are used instead (same up to rounding)", name
+        )
     wanted: Any = said.get("dtype", torch.half)
     return InferenceEngine(model, NAMES[wanted] if isinstance(wanted, str) else wanted)
 
@@ -99,9 +107,15 @@ def _refused(said: Mapping[str, Any]) -> Any:
     sizes = {"tensor_parallel.tp_size": size, **{name: said.get(name) for name in SPLITS}}
     for name, value in sizes.items():
         if isinstance(value, int) and value > 1:
-            yield f"init_inference: found {name}={value}; the engine splits models for training alone; run it on one rank"
+            yield (
+                f"init_inference: found {name}={value}; the engine does not split models for"
+                " inference; run the model on one rank"
+            )
     dtype = said.get("dtype", torch.half)
     if dtype not in (*NAMES, *NAMES.values()):
-        yield f"init_inference: found dtype={dtype}; the engine has no such format; use torch.half, torch.bfloat16 or torch.float"
+        yield (
+            f"init_inference: found dtype={dtype}; the engine does not support this format; use"
+            " torch.half, torch.bfloat16 or torch.float"
+        )
     if said.get("checkpoint"):
         yield "init_inference: found checkpoint; load the weights into the model first"

@@ -1,4 +1,6 @@
-"""DeepSpeed's Adam by name: settings that the engine reads, and torch's own steps where a script runs them by itself."""
+"""DeepSpeed's Adam classes. The engine reads their settings; if a script calls their `step` itself,
+torch's Adam runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
 
 
 class FusedAdam(torch.optim.Adam):
-    """Adam, with decay beside the gradients (`adam_w_mode`) or within. Source: deepspeed/ops/adam/fused_adam.py."""
+    """Adam with decoupled weight decay (`adam_w_mode`), or with decay added to the gradients.
+
+    Source: deepspeed/ops/adam/fused_adam.py.
+    """
 
     def __init__(
         self,
@@ -34,7 +39,9 @@ class FusedAdam(torch.optim.Adam):
 
 
 class DeepSpeedCPUAdam(FusedAdam):
-    """The same on the CPU. Source: deepspeed/ops/adam/cpu_adam.py."""
+    """`FusedAdam` under the name of DeepSpeed's Adam for CPUs. Source:
+    deepspeed/ops/adam/cpu_adam.py.
+    """
 
     def __init__(
         self,
@@ -60,9 +67,10 @@ class DeepSpeedCPUAdam(FusedAdam):
 def _check(name: str, bias_correction: bool, amsgrad: bool) -> None:
     if not bias_correction:
         raise BridgeError(
-            f"{name}: found bias_correction=False, which the engine does not run; leave it out"
+            f"{name}: found bias_correction=False, which the engine does not support; leave it out"
         )
     if amsgrad:
         raise BridgeError(
-            f"{name}: found amsgrad=True, which neither DeepSpeed nor the engine runs; leave it out"
+            f"{name}: found amsgrad=True, which neither DeepSpeed nor the engine supports; leave"
+            " it out"
         )

@@ -1,4 +1,6 @@
-"""Parameters that an engine holds in flat buffers: where each lies, whole copies of what belongs to it, and new values."""
+"""Access to parameters in an engine's flat buffers: the place of each, whole copies of it and of
+its state, and new values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ EXPORT = "export parts"
 
 
 class Place(NamedTuple):
-    """The engine that holds a parameter, and the flat that it is in."""
+    """The place of a parameter: the engine that holds it, the number of its flat, and its name."""
 
     engine: weakref.ref[Engine]
     flat: int
@@ -26,7 +28,7 @@ class Place(NamedTuple):
 
 
 def note(native: Engine) -> None:
-    """Tell each parameter of `native` where it lies."""
+    """Store in each parameter of `native` its place in the engine."""
     # By a weak reference: a script may keep its parameters longer than the engine, whose buffers
     # are to be freed.
     named = dict(native.model.named_parameters())
@@ -40,20 +42,26 @@ def note(native: Engine) -> None:
 
 
 def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
-    """The engine that holds a parameter, its flat and its name, if one does."""
+    """The engine that holds a parameter, the number of its flat, and its name; None if no engine
+    holds it.
+    """
     place: Place | None = getattr(weight, PLACE, None)
     engine = None if place is None else place.engine()
     return None if place is None or engine is None else (engine, place.flat, place.name)
 
 
 def in_turns(native: Engine, index: int) -> bool:
-    """Whether a flat shares its buffer with others, so that its parameters are whole only while their stage runs."""
+    """Whether a flat shares its buffer with other flats. Its parameters are then whole only while
+    their stage runs.
+    """
     flat = native.layout.flats[index]
     return flat.weight_shared and native.layout.stages > 1
 
 
 def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
-    """A parameter's part of a flat of which this rank has the slice `shard`, as a fresh copy. All data ranks must take part."""
+    """A whole copy of a parameter's part of a flat, given this rank's slice `shard` of that flat.
+    All data ranks must take part.
+    """
     flat = native.layout.flats[index]
     # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
     # flat.
@@ -68,7 +76,7 @@ def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> None:
-    """Set a parameter's part of the slice `shard` from its whole `value`."""
+    """Copy into the slice `shard` its part of a parameter's whole `value`."""
     flat = native.layout.flats[index]
     for piece in flat.pieces(native.data.index):
         if piece.parameter.name == name:
@@ -83,15 +91,15 @@ def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> 
 
 
 def master(native: Engine, index: int, name: str) -> Tensor:
-    """A parameter whole, in the format that it is updated in."""
+    """The whole master of a parameter."""
     native.weights.settle()
     return whole(native, index, name, native.weights.shards[index])
 
 
 @torch.no_grad()
 def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> None:
-    """Set parameters by flat and name: masters, and the weights that compute. All data ranks must
-    take part.
+    """Set the masters of parameters, by flat and name, and from them the weights in the compute
+    format. All data ranks must take part.
     """
     native.weights.settle()
     for index, name, value in values:
@@ -105,22 +113,23 @@ def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> No
 
 
 def computed(native: Engine, index: int, name: str) -> Tensor:
-    """A parameter whole, in the format that it is computed with."""
+    """A whole parameter in the compute format."""
     return master(native, index, name).to(TORCH[native.layout.flats[index].dtype])
 
 
 def trained(native: Engine, index: int) -> int:
-    """The number of a flat among those that the optimizer updates. Raises `BridgeError` for a frozen one."""
+    """The index of a flat among the trained flats. Raises `BridgeError` for a frozen flat."""
     flats = native.weights.trained()
     if index not in flats:
         raise BridgeError(
-            f"{native.layout.flats[index].slots[0].parameter.name}: is frozen, so the optimizer keeps nothing of it"
+            f"{native.layout.flats[index].slots[0].parameter.name}: is frozen, so the optimizer"
+            " has no state for it; ask only for trained parameters"
         )
     return flats.index(index)
 
 
 def moment(native: Engine, index: int, key: str) -> Tensor:
-    """This rank's slice of what the optimizer keeps of a flat."""
+    """This rank's slice of the optimizer's state `key` for a flat."""
     state = native.optimizer.state(trained(native, index))
     if key not in state:
         raise BridgeError(
@@ -133,15 +142,16 @@ def gradient_unit(native: Engine) -> float:
     """The factor that turns the sums in gradient buffers into mean gradients, before the update of
     a step.
 
-    They are sums over microbatches and data ranks, times the loss scale and what was divided early.
+    The buffers hold sums over microbatches and data ranks, multiplied by the loss scale and by the
+    divisions that were made early.
     """
     number = native.accumulation * native.data.size
     return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
 
 
 def gradient(native: Engine, index: int) -> Tensor | None:
-    """This rank's slice of the reduced gradients of a flat; None if no microbatch ran or the flat
-    is frozen.
+    """This rank's slice of the reduced gradients of a flat; None if no microbatch has run or the
+    flat is frozen.
 
     Raises `BridgeError` in the middle of a step.
     """
@@ -149,8 +159,9 @@ def gradient(native: Engine, index: int) -> Tensor | None:
         return None
     if not native.is_gradient_accumulation_boundary():
         raise BridgeError(
-            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the step; the engine reduces them"
-            " with the last one: ask after its backward and before step"
+            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the"
+            " step; the engine reduces gradients with the last microbatch; ask between its"
+            " backward and step"
         )
     native.gradients.finish()
     return native.gradients.shards[index]

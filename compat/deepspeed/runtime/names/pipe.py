@@ -1,4 +1,8 @@
-"""`deepspeed.pipe`: a model as a list of layers, some of which are made when it is. Source: deepspeed/runtime/pipe/module.py."""
+"""`deepspeed.pipe`: a model as a list of layers. Layers may be specs, which are built together with
+the model.
+
+Source: deepspeed/runtime/pipe/module.py.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,13 @@ __all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec"]
 
 
 class LayerSpec:
-    """A module that is made later: its class and arguments."""
+    """The class and the arguments of a module that is built later."""
 
     def __init__(self, typename: type[nn.Module], *module_args: Any, **module_kwargs: Any) -> None:
         if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
-            raise ConfigError(f"LayerSpec: found {typename!r}, expected a class of torch.nn.Module")
+            raise ConfigError(
+                f"LayerSpec: found {typename!r}, expected a subclass of torch.nn.Module"
+            )
         self.typename, self.module_args, self.module_kwargs = typename, module_args, module_kwargs
 
     def __repr__(self) -> str:
@@ -35,7 +41,9 @@ class LayerSpec:
 
 
 class TiedLayerSpec(LayerSpec):
-    """A module that all specs of the same `key` share; `forward_fn(module, inputs)` runs it where it is not its own forward."""
+    """A module that all specs with the same `key` share. If a spec has `forward_fn`, the layer runs
+    `forward_fn(module, inputs)` instead of the module's own forward.
+    """
 
     def __init__(
         self,
@@ -54,7 +62,7 @@ class TiedLayerSpec(LayerSpec):
 
 
 class Function(nn.Module):
-    """A function as a layer."""
+    """A layer that calls a function."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -66,21 +74,23 @@ class Function(nn.Module):
 
 
 class Tied(nn.Module):
-    """A module of another layer, run in another way."""
+    """A layer that runs the module of another layer with its own function."""
 
     def __init__(self, module: nn.Module, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
         self.tied, self.function = module, function
 
     def forward(self, inputs: Any) -> Any:
-        """Call the function with the module."""
+        """Call the function with the shared module and the inputs."""
         return self.function(self.tied, inputs)
 
 
 class PipelineModule(nn.Sequential):
-    """Layers in order, in `num_stages` pipeline stages: modules, specs, and functions of what the layer before returns.
+    """Layers in order, divided into `num_stages` pipeline stages. A layer is a module, a spec, or a
+    function of the previous layer's output.
 
-    Every rank makes all layers and keeps those of its stages. `loss_fn(outputs, labels)` is the loss of a microbatch.
+    Every rank builds all layers and keeps those of its stages. `loss_fn(outputs, labels)` is the
+    loss of a microbatch.
     """
 
     def __init__(
@@ -104,7 +114,8 @@ class PipelineModule(nn.Sequential):
             )
         if checkpointable_layers:
             raise ConfigError(
-                "PipelineModule: found checkpointable_layers; the engine computes chunks of layers again; leave it out"
+                "PipelineModule: found checkpointable_layers, but the engine recomputes chunks of"
+                " layers of any class; leave the argument out"
             )
         stages: int = num_stages if num_stages is not None else topology.get_dim("pipe")
         world = torch_distributed.get_world_size() if torch_distributed.is_initialized() else 1
@@ -133,7 +144,7 @@ class PipelineModule(nn.Sequential):
 
     @property
     def code(self) -> dict[str, Any]:
-        """What the script says beside the config."""
+        """Settings of the script that belong to the code part of the config."""
         stages = (
             {"pipeline_stages": self.num_stages, "partition_method": self.partition_method}
             if self.num_stages > 1
@@ -150,11 +161,11 @@ class PipelineModule(nn.Sequential):
         return self.num_stages
 
     def allreduce_tied_weight_gradients(self) -> None:
-        """Nothing: the engine does it."""
+        """Does nothing, because the engine reduces these gradients."""
 
 
 def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
-    """The layer that an entry of the list stands for."""
+    """The layer for an entry of the list."""
     if isinstance(spec, TiedLayerSpec):
         known = spec.key in ties
         module = ties.setdefault(
@@ -165,13 +176,14 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
         ]
         if known and others and stages > 1:
             raise ConfigError(
-                f"TiedLayerSpec {spec.key!r}: {others[0]} is not in tied_weight_attr, so that stages would have one each; name it"
-                " there, or keep the layers on one stage"
+                f"TiedLayerSpec {spec.key!r}: {others[0]} is not in tied_weight_attr, so each"
+                " stage would have a separate copy; add it to tied_weight_attr, or put the layers"
+                " on one stage"
             )
         return module if spec.forward_fn is None else Tied(module, spec.forward_fn)
     if isinstance(spec, PipelineModule):
         raise BridgeError(
-            "PipelineModule: found another one among its layers; pass the layers themselves"
+            "PipelineModule: found a PipelineModule among the layers; pass its layers instead"
         )
     if isinstance(spec, nn.Module):
         return spec
@@ -180,5 +192,6 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
     if callable(spec):
         return Function(spec)
     raise ConfigError(
-        f"PipelineModule: found {type(spec).__name__} among the layers, expected a module, a spec or a function"
+        f"PipelineModule: found {type(spec).__name__} among the layers, expected a"
+        " torch.nn.Module, a LayerSpec or a function"
     )

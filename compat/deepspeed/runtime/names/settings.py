@@ -1,4 +1,6 @@
-"""`deepspeed.DeepSpeedConfig`: what a config comes to, under the names that DeepSpeed's own object has."""
+"""`deepspeed.DeepSpeedConfig`: the settings of a config for scripts, under the names of DeepSpeed's
+own object.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ NAMES = {
     "zero_allow_untested_optimizer": "zero_allow_untested_optimizer",
     "dataloader_drop_last": "dataloader_drop_last",
 }
-"""Attributes of DeepSpeed's object, with the settings that they hold."""
+"""The setting that each attribute of DeepSpeed's object holds."""
 LOWER = ("optimizer_name",)
 
 
 class DeepSpeedConfig:
-    """A config read for the ranks at hand. Attributes that it lacks are refused by name."""
+    """A config that was read for the present number of ranks. An attribute that it lacks raises
+    `BridgeError`.
+    """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
         self.global_rank, self.world_size = comm.joined() or (0, 1)
@@ -36,7 +40,7 @@ class DeepSpeedConfig:
         self._param_dict, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        """A setting by DeepSpeed's name of it."""
+        """The value of a setting, by DeepSpeed's name for it."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NAMES:
@@ -48,5 +52,6 @@ class DeepSpeedConfig:
         if name in sections:
             return (self._param_dict.get(sections[name]) or {}).get("params")
         raise BridgeError(
-            f"DeepSpeedConfig.{name}: is not there; it has {', '.join([*NAMES, *sections, 'zero_enabled'])}"
+            f"DeepSpeedConfig.{name}: the native engine does not have this attribute; it has"
+            f" {', '.join([*NAMES, *sections, 'zero_enabled'])}"
         )

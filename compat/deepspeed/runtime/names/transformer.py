@@ -1,7 +1,9 @@
-"""DeepSpeed's layer of BERT with torch's operations: the same parameters by the same names, the same numbers up to rounding.
+"""DeepSpeed's layer of BERT, with torch's operations: parameters with the same names, and the same
+numbers up to rounding.
 
-Source: deepspeed/ops/transformer/transformer.py; the order of the operations, csrc/transformer/ds_transformer_cuda.cpp; the
-approximation of GELU, csrc/transformer/gelu_kernels.cu.
+Source: deepspeed/ops/transformer/transformer.py; the order of the operations,
+csrc/transformer/ds_transformer_cuda.cpp; the approximation of GELU,
+csrc/transformer/gelu_kernels.cu.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = ["DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer"]
 
 
 class DeepSpeedTransformerConfig:
-    """Sizes and settings of a layer. Those of DeepSpeed's kernels that save memory change nothing here."""
+    """Sizes and settings of a layer. The settings by which DeepSpeed's kernels save memory have no
+    effect here.
+    """
 
     def __init__(
         self,
@@ -60,12 +64,14 @@ class DeepSpeedTransformerConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str) -> DeepSpeedTransformerConfig:
-        """A config from a file, in UTF-16 as DeepSpeed reads it."""
+        """A config from a JSON file in UTF-16, the encoding in which DeepSpeed reads it."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-16")))
 
 
 class DeepSpeedTransformerLayer(nn.Module):
-    """Attention and a feed-forward part, normalized before each (`pre_layer_norm`) or after."""
+    """Attention and a feed-forward part, with a norm before each (`pre_layer_norm`) or
+    after each.
+    """
 
     layer_id = 0
     attn_qkvw: Tensor
@@ -118,7 +124,9 @@ class DeepSpeedTransformerLayer(nn.Module):
         self.init_transformer_weights(config.adjust_init_range)
 
     def init_transformer_weights(self, adjust_init_range: bool = False) -> None:
-        """Values to begin with. As in DeepSpeed, what leads back to the stream is smaller on the first local rank alone."""
+        """Set the initial weights. As in DeepSpeed, the matrices that write into the residual
+        stream get smaller values only on the first local rank.
+        """
         config = self.config
         spread = lead = config.initializer_range
         if adjust_init_range and config.local_rank == 0:
@@ -143,7 +151,9 @@ class DeepSpeedTransformerLayer(nn.Module):
         output_attentions: bool = False,
         grads: Any = None,
     ) -> Any:
-        """(batch, tokens, features) to the same; the mask is added to attention's scores. The others do nothing in DeepSpeed."""
+        """Map (batch, tokens, features) to the same shape. The mask is added to the attention
+        scores. The other arguments have no effect in DeepSpeed either.
+        """
         before, stream = self.config.pre_layer_norm, hidden_states
         first, second = (self.norm_w, self.norm_b), (self.attn_nw, self.attn_nb)
         stream = stream + self._attended(

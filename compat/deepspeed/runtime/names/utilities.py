@@ -1,4 +1,4 @@
-"""Small helpers of `deepspeed.utils`, `deepspeed.runtime.utils` and their like."""
+"""Small helpers from `deepspeed.utils`, `deepspeed.runtime.utils` and similar modules."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ GIGABYTE = 1 << 30
 
 
 class OffloadDeviceEnum:
-    """Where memory of a model may lie, as a config writes it."""
+    """Places for a model's memory, as a config names them."""
 
     none, cpu, nvme = "none", "cpu", "nvme"
 
 
 class OffloadStateTypeEnum:
-    """What `engine.offload_states` may be given."""
+    """Arguments that `engine.offload_states` accepts."""
 
     optim_states, hp_params, lp_params = "optim_states", "hp_params", "lp_params"
     lp_grads, contiguous_grad_buffer = "lp_grads", "contiguous_grad_buffer"
@@ -80,14 +80,14 @@ logger = _logger()
 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Log on some ranks only (all of them: -1 or none named)."""
+    """Log a message on the given ranks only; on all ranks if none or -1 is given."""
     rank, wanted = (comm.joined() or (-1, 1))[0], list(ranks or ())
     if not wanted or rank == -1 or -1 in wanted or rank in wanted:
         logger.log(level, "[Rank %s] %s", rank, message)
 
 
 class RepeatingLoader:
-    """A loader over and over."""
+    """Repeats the batches of a loader without end."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader, self.data_iter = loader, iter(loader)
@@ -104,7 +104,7 @@ class RepeatingLoader:
 
 
 class OnDevice(AbstractContextManager[None]):
-    """New tensors have a format and a device within."""
+    """Context in which new tensors get the given format and device."""
 
     def __init__(self, dtype: torch.dtype, device: Any = "meta", enabled: bool = True) -> None:
         self.dtype, self.device, self.enabled = dtype, torch.device(device), enabled
@@ -122,7 +122,7 @@ class OnDevice(AbstractContextManager[None]):
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """With `force`, log what memory this process has."""
+    """If `force` is set, log the memory that this process holds on its first rank."""
     if not force or (comm.joined() or (0, 1))[0]:
         return
     place = get_accelerator()
@@ -141,7 +141,9 @@ def set_random_seed(seed: int) -> None:
 def move_to_device(
     item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
 ) -> Any:
-    """The same lists, tuples and dictionaries with what meets the criterion, or all tensors, on a device."""
+    """A copy of nested lists, tuples and dictionaries, with the items that meet the criterion (by
+    default all tensors) moved to a device.
+    """
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
     if isinstance(item, list | tuple):
@@ -153,7 +155,9 @@ def move_to_device(
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
-    """Copies on a device, without the storage that they are parts of, of all tensors in lists, tuples and dictionaries."""
+    """A copy of nested lists, tuples and dictionaries. Each tensor becomes a copy on a device with
+    a storage of its own.
+    """
     if isinstance(item, Tensor):
         return (
             item.detach().clone()
@@ -171,14 +175,14 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:
-    """The attribute that a dotted name leads to."""
+    """The attribute at a dotted path."""
     for name in module_name.split("."):
         model = getattr(model, name)
     return model
 
 
 def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
-    """Set the attribute that a dotted name leads to."""
+    """Set the attribute at a dotted path."""
     parent, _, name = module_name.rpartition(".")
     setattr(recursive_getattr(model, parent) if parent else model, name, module)
 
@@ -201,7 +205,9 @@ def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Note modules whose weights are gathered together. The engine gathers blocks as a whole, so that this changes nothing."""
+    """Mark modules whose weights are to be gathered together. The mark has no effect, because the
+    engine gathers whole blocks.
+    """
     found = list(_leaves(model, leaf_module_classes))
     if not found and raise_if_not_found:
         raise BridgeError(
@@ -226,10 +232,10 @@ def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
 
 
 def z3_leaf_module(model: nn.Module) -> bool:
-    """Whether a module is noted."""
+    """Whether a module is marked."""
     return bool(getattr(model, LEAF, False))
 
 
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules that are noted."""
+    """The marked modules."""
     return [module for module in model.modules() if z3_leaf_module(module)]

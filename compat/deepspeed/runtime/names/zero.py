@@ -1,4 +1,6 @@
-"""`deepspeed.zero`: weights that are whole for a while. Source: deepspeed/runtime/zero/partition_parameters.py."""
+"""`deepspeed.zero`: contexts in which weights are whole. Source:
+deepspeed/runtime/zero/partition_parameters.py.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ __all__ = [
     "register_external_parameter",
 ]
 EARLY = "_stagebridge_early"
-"""Marks parameters that were made within `Init`, before an engine holds them."""
+"""Attribute that marks parameters made within `Init` until an engine holds them."""
 
 
 WITHIN = "_stagebridge_within"
-"""Keeps the status that a parameter had before the context that it is in."""
+"""Attribute that keeps the status of a parameter from before `GatheredParameters`."""
 
 
 class ZeroParamStatus(Enum):
-    """Whether a parameter is whole now."""
+    """Whether a parameter is whole at present."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -40,7 +42,7 @@ class ZeroParamStatus(Enum):
 
 
 class ZeroParamType(Enum):
-    """How a parameter is held."""
+    """How a parameter is stored."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -48,7 +50,9 @@ class ZeroParamType(Enum):
 
 
 def mark(native: Engine) -> None:
-    """Give parameters at level 3 what DeepSpeed's have there: `ds_id`, `ds_shape`, `ds_numel`, `ds_status`."""
+    """Give the engine's parameters the attributes that DeepSpeed's have at level 3: `ds_id`,
+    `ds_shape`, `ds_numel`, `ds_status`.
+    """
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
         if place is not None and native.plan.zero.effective_stage == 3:
@@ -63,9 +67,11 @@ def mark(native: Engine) -> None:
 
 
 class Init(AbstractContextManager["Init"]):
-    """Models made within are whole on each rank until `initialize` shards them. That costs the
-    memory of one model; the numbers are DeepSpeed's. `module` and all settings are taken as
-    DeepSpeed takes them.
+    """Context in which a model is built. The model is whole on each rank until `initialize` shards
+    it.
+
+    That costs the memory of one model; the numbers are the same as DeepSpeed's. All arguments of
+    DeepSpeed are accepted.
     """
 
     def __init__(
@@ -95,9 +101,10 @@ class Init(AbstractContextManager["Init"]):
 
 
 class GatheredParameters(AbstractContextManager[None]):
-    """Parameters of an engine at level 3 are whole within. With a `modifier_rank`, the values that
-    this rank gives them within are those of all ranks afterwards. All data ranks must take part.
-    Other parameters are left as they are.
+    """Context in which an engine's parameters at level 3 are whole.
+
+    With a `modifier_rank`, all ranks get that rank's values at the end of the context. All data
+    ranks must take part. Other parameters are left unchanged.
     """
 
     def __init__(
@@ -121,7 +128,8 @@ class GatheredParameters(AbstractContextManager[None]):
                 continue
             if hasattr(weight, WITHIN):
                 raise BridgeError(
-                    f"GatheredParameters: {place[2]} is whole already, within another one; leave it out of one of them"
+                    f"GatheredParameters: {place[2]} is gathered already by an outer"
+                    " GatheredParameters; leave it out of one of the two"
                 )
             place[0].weights.settle()
             self._held.append((*place, weight, weight.data))
@@ -149,7 +157,8 @@ class GatheredParameters(AbstractContextManager[None]):
 
     @torch.no_grad()
     def _spread(self) -> None:
-        """Send the values of parameters that were made within `Init` and that no engine holds yet.
+        """Broadcast the values of parameters that were made within `Init` and that no engine holds
+        yet.
         """
         if not torch_distributed.is_initialized() or torch_distributed.get_world_size() == 1:
             return
@@ -159,22 +168,26 @@ class GatheredParameters(AbstractContextManager[None]):
 
 
 def _source(native: Engine, rank: int) -> tuple[Any, int]:
-    """The group in which a rank's values are told, and its place there."""
+    """The group in which a rank's values are broadcast, and that rank's index in it."""
     if native.tensor.size == native.line.size == 1:
         return native.data, rank
     if rank:
         raise BridgeError(
-            f"GatheredParameters: found modifier_rank={rank} where ranks hold parts of layers; use 0"
+            f"GatheredParameters: found modifier_rank={rank} with tensor or pipeline ranks, which"
+            " hold parts of the model; use 0"
         )
     return native.data, 0
 
 
 def register_external_parameter(module: Any, parameter: Any) -> None:
-    """Have `parameter` whole while `module` runs, though another module holds it. Must come before `initialize`."""
+    """Make `parameter` whole while `module` runs, although another module holds it. Must be called
+    before `initialize`.
+    """
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
         found = type(parameter if isinstance(module, nn.Module) else module).__name__
         raise BridgeError(
-            f"register_external_parameter: found {found}, expected a torch.nn.Module and a torch.nn.Parameter"
+            f"register_external_parameter: found {found} among the arguments, expected a"
+            " torch.nn.Module and a torch.nn.Parameter"
         )
     own = {id(weight) for weight in module.parameters()}
     if id(parameter) in own or id(parameter) in {id(weight) for weight in also_uses(module)}:
@@ -182,7 +195,7 @@ def register_external_parameter(module: Any, parameter: Any) -> None:
     place = parts.place_of(parameter)
     if place is not None and parts.in_turns(place[0], place[1]):
         raise BridgeError(
-            f"register_external_parameter: {place[2]} lies in the engine's buffers already; call it in the module's __init__,"
-            " before deepspeed.initialize"
+            f"register_external_parameter: {place[2]} is in the engine's buffers already; call"
+            " register_external_parameter in the module's __init__, before deepspeed.initialize"
         )
     also_uses(module).append(parameter)
