@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.comm import HERE, Comm, leave, told
 from bridge.comm import Group as Ranks
+from bridge.engine import expert_stacks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
@@ -916,6 +917,7 @@ def _split(
     names = names or _own_plan(model, plan, group.size)
     with proved(model, group.size, sample):
         found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
+        expert_stacks.attach(found)
         if plan.parallel.sequence and names.tokens:
             attach(found)
     return found.marks, found.sites

@@ -13,8 +13,16 @@ from torch.utils._pytree import register_pytree_node
 
 from bridge.comm import Comm, Group, Wait
 from bridge.errors import ConfigError
-from bridge.layout.tensor import Site, TensorPlan, cut, matches
-from bridge.layout.traffic import GATHER_TOKENS, LARGEST, LOGITS, SCATTER_TOKENS, SUM, SUM_BACKWARD
+from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut, matches
+from bridge.layout.traffic import (
+    GATHER_FEATURES,
+    GATHER_TOKENS,
+    LARGEST,
+    LOGITS,
+    SCATTER_TOKENS,
+    SUM,
+    SUM_BACKWARD,
+)
 
 TOKENS = 1
 """The dimension that sequence parallelism splits: activations are (batch, tokens, features)."""
@@ -50,6 +58,17 @@ class Split:
         part, wait = self._start_scatter(tensor)
         wait()
         return part
+
+    def gather_features(self, local: Tensor, whole: int) -> Tensor:
+        """The parts of all ranks, put together: (..., features of this rank) to (..., `whole`)."""
+        size, longest = self.group.size, -(-whole // self.group.size)
+        # Parts may differ by one feature, but a gather wants them alike.
+        padded = F.pad(local, (0, longest - local.shape[-1])).contiguous()
+        parts = padded.new_empty(size * len(padded), *padded.shape[1:])
+        self.comm.all_gather(GATHER_FEATURES, parts, padded, self.group)()
+        lengths = (len(cut(whole, size, rank)) for rank in range(size))
+        pieces = parts.view(size, *padded.shape).unbind()
+        return torch.cat([part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1)
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
         """Start the sum of a gradient of split layers' common input. Returns its result, which is
@@ -213,6 +232,39 @@ class _Scatter(torch.autograd.Function):
         return found, None
 
 
+class _GatherFeatures(torch.autograd.Function):
+    """From each rank's features to all of them, which every rank then computes with alike: each has
+    the whole gradient, and keeps its part.
+    """
+
+    @staticmethod
+    def forward(context: Any, local: Tensor, split: Split, part: range, whole: int) -> Tensor:
+        context.part = part
+        return split.gather_features(local, whole)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _features(gradient, context.part), None, None, None
+
+
+class _DivideFeatures(torch.autograd.Function):
+    """From all features, the same on all ranks, to those of this rank."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, split: Split, part: range) -> Tensor:
+        context.split, context.whole = split, inputs.shape[-1]
+        return _features(inputs, part)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        found: Tensor = context.split.gather_features(gradient, context.whole)
+        return found, None, None
+
+
+def _features(tensor: Tensor, part: range) -> Tensor:
+    return tensor.narrow(-1, part.start, len(part)).contiguous()
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Cross entropy (tokens,) of logits (tokens, local vocabulary), of which each rank holds the
     part from `start` on.
@@ -330,6 +382,40 @@ class RowLinear(nn.Module):
         return total + self.bias if self._split.sequence else total.add_(self.bias)
 
 
+class GatheredLinear(ColumnLinear):
+    """Linear layer split by output features that stands alone: whole input, whole output."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, mark: Mark
+    ) -> None:
+        super().__init__(weight, bias, entrance)
+        self._part = range(mark.start, mark.start + len(weight))
+        self.out_features = mark.whole
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        local = super().forward(inputs)
+        split = self._entrance.split
+        found: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
+        return found
+
+
+class DividedLinear(RowLinear):
+    """Linear layer split by input features that stands alone: whole input, whole output."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, split: Split, mark: Mark
+    ) -> None:
+        super().__init__(weight, bias, split)
+        self._part = range(mark.start, mark.start + weight.shape[1])
+        self.in_features = mark.whole
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        part: Tensor = _DivideFeatures.apply(inputs, self._split, self._part)  # type: ignore[no-untyped-call]
+        return super().forward(part)
+
+
 @dataclass(frozen=True)
 class SplitLogits:
     """Logits (..., local vocabulary) of which this rank holds the part that begins at `start`."""
@@ -442,7 +528,8 @@ class Conversion:
 
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
-        self._whole = replace(split, sequence=False)
+        self.alone = split if plan.tokens is None else replace(split, sequence=False)
+        """How layers exchange activations that stand alone: on whole sequences, if tokens are split for the model."""
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
@@ -466,7 +553,9 @@ class Conversion:
     def _problems(self) -> Iterator[str]:
         names = [name for name, _ in self.model.named_modules()]
         plan = self.plan
-        for part in (*plan.columns, *plan.rows, *plan.shared, *plan.vocabulary, *plan.scattered):
+        linear = (*plan.columns, *plan.rows, *plan.gathered, *plan.divided, *plan.shared)
+        stacks = (stack.name for stack in plan.experts)
+        for part in (*linear, *stacks, *plan.vocabulary, *plan.scattered):
             if not any(part in name for name in names):
                 yield f"tensor plan: no module of the model has {part!r} in its name; correct or remove it"
         for part, _ in plan.weights:
@@ -477,6 +566,11 @@ class Conversion:
                 yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove it"
         if self.split.sequence and not plan.scattered and plan.tokens is None:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
+        if self.split.sequence and plan.experts and plan.tokens is None:
+            yield (
+                "parallel.sequence: tensor ranks cannot share experts if the plan does not say how tokens are split;"
+                " turn it off"
+            )
         yield from self._indivisible()
 
     def _indivisible(self) -> Iterator[str]:
@@ -506,7 +600,7 @@ class Conversion:
 
     def _converted(self, name: str, module: nn.Module) -> nn.Module | None:
         if isinstance(module, nn.Embedding) and matches(name, self.plan.vocabulary):
-            weight = self._cut(module.weight, 0)
+            weight = self.cut_along(module.weight, 0)
             self.sites.append(Site(name, "embed", module.embedding_dim))
             return VocabularyEmbedding(weight, self.split, self.marks[id(weight)].start)
         if not isinstance(module, nn.Linear):
@@ -515,11 +609,11 @@ class Conversion:
         return None if kind is None else _MAKE[kind](self, name, module)
 
     def _column(self, name: str, module: nn.Linear) -> nn.Module:
-        weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
+        weight, bias = self.cut_along(module.weight, 0), self._cut_bias(module)
         return ColumnLinear(weight, bias, self._entrance(name, module))
 
     def _vocabulary(self, name: str, module: nn.Linear) -> nn.Module:
-        weight, bias = self._cut(module.weight, 0), self._cut_bias(module)
+        weight, bias = self.cut_along(module.weight, 0), self._cut_bias(module)
         self.sites.append(Site(name, "logits", 1))
         return VocabularyLinear(
             weight, bias, self._entrance(name, module), self.marks[id(weight)].start
@@ -539,7 +633,24 @@ class Conversion:
         self.sites.append(
             Site(name, "leave" if split is self.split else "leave whole", module.out_features)
         )
-        return RowLinear(self._cut(module.weight, 1), module.bias, split)
+        return RowLinear(self.cut_along(module.weight, 1), module.bias, split)
+
+    def _gathered(self, name: str, module: nn.Linear) -> nn.Module:
+        weight, bias = self.cut_along(module.weight, 0), self._cut_bias(module)
+        self._add(name, "gather features", module.out_features)
+        return GatheredLinear(weight, bias, self._entrance(name, module), self.marks[id(weight)])
+
+    def _divided(self, name: str, module: nn.Linear) -> nn.Module:
+        weight, split = self.cut_along(module.weight, 1), self._split_at(name)
+        self._add(name, "divide features", module.in_features)
+        self.sites.append(
+            Site(name, "leave" if split is self.split else "leave whole", module.out_features)
+        )
+        return DividedLinear(weight, module.bias, split, self.marks[id(weight)])
+
+    def _add(self, name: str, kind: SiteKind, features: int) -> None:
+        size = self.split.group.size
+        self.sites.append(Site(name, kind, -(-features // size) * size))
 
     def _split_at(self, name: str) -> Split:
         """How a layer's activations are split. If tokens are split for the model, its layers work on whole sequences, but
@@ -549,7 +660,7 @@ class Conversion:
         return (
             self.split
             if tokens is None or name.rpartition(".")[0] in tokens.regions
-            else self._whole
+            else self.alone
         )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
@@ -569,9 +680,9 @@ class Conversion:
         return self._entrances[parent]
 
     def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
-        return None if module.bias is None else self._cut(module.bias, 0)
+        return None if module.bias is None else self.cut_along(module.bias, 0)
 
-    def _cut(self, weight: Tensor, dim: int) -> nn.Parameter:
+    def cut_along(self, weight: Tensor, dim: int) -> nn.Parameter:
         """This rank's part of a weight. Tied parameters stay tied."""
         key = id(weight), dim
         if key not in self._cuts:
@@ -588,7 +699,7 @@ class Conversion:
             for part, dim in self.plan.weights:
                 if part in name and id(weight) not in self.marks:
                     parent, _, leaf = name.rpartition(".")
-                    setattr(self.model.get_submodule(parent), leaf, self._cut(weight, dim))
+                    setattr(self.model.get_submodule(parent), leaf, self.cut_along(weight, dim))
 
     def _split_tokens(self) -> None:
         """Split the stream by tokens behind the modules that the plan names."""
@@ -640,6 +751,8 @@ def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
 _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
     "column": Conversion._column,
     "row": Conversion._row,
+    "gathered": Conversion._gathered,
+    "divided": Conversion._divided,
     "shared": Conversion._shared,
     "vocabulary": Conversion._vocabulary,
 }

@@ -9,6 +9,18 @@ from typing import Literal
 from bridge.errors import ConfigError
 
 Kind = Literal["column", "row"]
+SiteKind = Literal[
+    "enter",
+    "leave",
+    "embed",
+    "scatter",
+    "gather",
+    "enter whole",
+    "leave whole",
+    "gather features",
+    "divide features",
+    "logits",
+]
 
 _NO_SPLIT = ("attributes", "scattered", "partial", "tokens")
 """Fields of a tensor plan that alone split no weights."""
@@ -31,10 +43,25 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """A module that holds `count` experts, each of its parameters along the first dimension.
+
+    It takes `width` features of each token, the numbers of its experts, and their weights: `choices` of each.
+    """
+
+    name: str
+    count: int
+    width: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPlan:
     """Parts of module names, or of parameter names for `weights`. A module matches if its dotted name contains one.
 
-    columns, rows: linear layers split by output or by input features. `shapes`: (input, output, kind) in any unit; a linear
+    columns, rows: linear layers split by output or by input features. `gathered`, `divided`: the same, but each takes whole
+    features and gives whole features: outputs are gathered, and each rank takes its part of the input. `experts`: stacks of
+    experts, of which each rank keeps some. `shapes`: (input, output, kind) in any unit; a linear
     layer that no name claims is taken if its features stand in that ratio, first match first. `weights`: parameters cut along
     a dimension. `attributes`: integers on any module that are divided, such as numbers of heads. `shared`: linear layers that
     every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
@@ -45,6 +72,9 @@ class TensorPlan:
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
+    divided: tuple[str, ...] = ()
+    experts: tuple[Stack, ...] = ()
     shapes: tuple[tuple[float, float, Kind], ...] = ()
     weights: tuple[tuple[str, int], ...] = ()
     attributes: tuple[str, ...] = ()
@@ -58,7 +88,7 @@ class TensorPlan:
         ConfigError.raise_if(self._problems())
 
     def kind(self, name: str, inputs: int, outputs: int) -> str | None:
-        """How the linear layer `name` is split: vocabulary, shared, column, row, or None."""
+        """How the linear layer `name` is split: vocabulary, shared, column, row, gathered, divided, or None."""
         for kind, parts in self._lists():
             if matches(name, parts):
                 return kind
@@ -71,6 +101,8 @@ class TensorPlan:
             ("shared", self.shared),
             ("column", self.columns),
             ("row", self.rows),
+            ("gathered", self.gathered),
+            ("divided", self.divided),
         )
 
     def _problems(self) -> Iterator[str]:
@@ -91,14 +123,19 @@ class Site:
 
     Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are `scatter`-ed by tokens, or are
     `logits` of a split loss. Where the stream is split by tokens, `gather` puts it together for what every rank computes
-    alike; there activations that enter or leave split layers are `whole`.
+    alike; there activations that enter or leave split layers are `whole`. Where split layers stand alone, ranks `gather
+    features` of their outputs and `divide features` of their inputs. What is `exact` is exchanged in fp32 at least.
     """
 
     name: str
-    kind: Literal[
-        "enter", "leave", "embed", "scatter", "gather", "enter whole", "leave whole", "logits"
-    ]
+    kind: SiteKind
     width: int
+    exact: bool = False
+
+    @staticmethod
+    def ends(whole: bool) -> tuple[SiteKind, SiteKind]:
+        """The kinds at the two ends of split layers; `whole`: of whole sequences, while the stream is split by tokens."""
+        return ("enter whole", "leave whole") if whole else ("enter", "leave")
 
 
 def matches(name: str, parts: tuple[str, ...]) -> bool:

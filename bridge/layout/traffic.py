@@ -23,6 +23,7 @@ SUM = "sum activations"
 SUM_BACKWARD = "sum input gradients"
 GATHER_TOKENS = "gather tokens"
 SCATTER_TOKENS = "scatter tokens"
+GATHER_FEATURES = "gather features"
 LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
@@ -211,7 +212,8 @@ def activation_traffic(
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
         # The loss is computed in fp32 at least, whatever the format of activations.
-        size = BYTES["fp32" if site.kind == "logits" and compute != "fp64" else compute]
+        exact = site.exact or site.kind == "logits"
+        size = BYTES["fp32" if exact and compute != "fp64" else compute]
         forward, backward = _CALLS[site.kind, sequence]
         # A recomputed layer runs forward twice, and with it its collectives.
         times = 2 if site.name in again and site.kind != "logits" else 1
@@ -235,6 +237,12 @@ _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("embed", True): (((SUM, 0),), ()),
     ("scatter", True): ((), ((GATHER_TOKENS, 0),)),
     ("gather", True): (((GATHER_TOKENS, 0),), ()),
+    ("gather features", False): (((GATHER_FEATURES, 0),), ()),
+    ("gather features", True): (((GATHER_FEATURES, 0),), ()),
+    ("divide features", False): ((), ((GATHER_FEATURES, 0),)),
+    ("divide features", True): ((), ((GATHER_FEATURES, 0),)),
+    ("enter whole", False): ((), ((SUM_BACKWARD, 0),)),
+    ("leave whole", False): (((SUM, 0),), ()),
     ("enter whole", True): ((), ((SUM_BACKWARD, 0),)),
     ("leave whole", True): (((SUM, 0),), ()),
     ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),

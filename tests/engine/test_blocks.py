@@ -49,6 +49,8 @@ def test_layers_run_one_by_one_give_what_the_model_gives(name: str) -> None:
         ("llama", "zero bubble, ZeRO 3"),
         ("qwen3", "two tensor ranks"),
         ("gemma4_text", "two tensor ranks, split tokens"),
+        ("mixtral", "two tensor ranks"),
+        ("phi3", "two tensor ranks, split tokens"),
     ],
 )
 def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -> None:
@@ -142,15 +144,16 @@ def test_train_and_layout_take_the_folder_of_a_model(tmp_path: Path, capsys: pyt
 def test_tensor_ranks_split_what_a_plan_covers() -> None:
     plan = tensor_plan(small("mixtral"), Plan(), 2)
     assert {name.split(".", 3)[3] for name in plan.columns} == {f"self_attn.{kind}_proj" for kind in "qkv"}
-    assert [name.split(".", 3)[3] for name in plan.rows] == ["self_attn.o_proj"] * 4, "experts stay whole"
+    assert [name.split(".", 3)[3] for name in plan.rows] == ["self_attn.o_proj"] * 4
+    assert [stack.name for stack in plan.experts] == [f"model.layers.{number}.mlp.experts" for number in range(4)]
     assert {name.split(".", 3)[3] for name in tensor_plan(small("qwen3"), Plan(), 2).partial} == {
         "self_attn.q_norm",
         "self_attn.k_norm",
     }
     with pytest.raises(ConfigError, match=r"the model's num_attention_heads \(4\) do not divide into 3 ranks"):
         tensor_plan(small("llama"), Plan(), 3)
-    with pytest.raises(ConfigError, match="Phi3ForCausalLM has no plan that the engine can follow; leave it at 1"):
-        tensor_plan(small("phi3"), Plan(), 2)
+    with pytest.raises(ConfigError, match="OPTForCausalLM has no plan that the engine can follow; leave it at 1"):
+        tensor_plan(small("opt"), Plan(), 2)
 
 
 def test_a_split_that_gives_other_logits_is_refused() -> None:
@@ -164,7 +167,7 @@ def test_modules_that_need_whole_sequences_are_found() -> None:
     assert found is not None
     assert (found.first, found.last, found.width) == ("model.layers.0", "model.layers.3", 32)
     assert found.regions == tuple(f"model.layers.{number}.self_attn" for number in range(4))
-    assert found.whole == tuple(f"model.layers.{number}.mlp" for number in range(4)), "experts are not split"
+    assert found.whole == tuple(f"model.layers.{number}.mlp" for number in range(4)), "routing takes whole sequences"
     found = tensor_plan(small("gemma4_text"), Plan.of({"parallel.sequence": True}), 2).tokens
     assert found is not None
     assert found.whole == tuple(f"model.layers.{number}" for number in range(4)), "what each layer adds is for all tokens"

@@ -1,8 +1,9 @@
 """Splitting: how tensor ranks share a model of Hugging Face, by its own plan, and the proof that
 its logits stay the same.
 
-A module is split if its plan names all of its weights, each with a style that the engine has. Every
-rank holds the other modules whole, among them embeddings and head.
+A module is split if its plan names all of its weights, each with a style that the engine has. Layers
+that take and give whole features are split one by one, and so are stacks of experts, of which each
+rank keeps some. Every rank holds the other modules whole, among them embeddings and tied heads.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from bridge.engine.models.cutting import (
     uncached,
 )
 from bridge.engine.models.slicing import sliced
+from bridge.engine.models.stacks import stacks_of
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import Plan
 
 COLUMN, ROW, SHARE = "colwise", "rowwise", "replicated_with_grad_allreduce"
+GATHERED, DIVIDED = "colwise_gather_output", "rowwise_split_input"
+EXPERTS = "moe_tp_experts"
 HEADS = ("num_attention_heads", "num_key_value_heads")
 WIDTHS = ("head_dim", "head_size")
 CLOSE = 1e-3
@@ -48,16 +52,32 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     split = {
         name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)
     }
-    if not split:
+    split |= {name: style for name, style in styles.items() if style in (GATHERED, DIVIDED) and _alone(model, name)}
+    stacks = tuple(stacks_of(model, [name for name, style in styles.items() if style == EXPERTS], ranks))
+    if not split and not stacks:
         raise ConfigError(
             f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1"
         )
     named = {
         kind: tuple(name for name, style in split.items() if style == kind)
-        for kind in (COLUMN, ROW, SHARE)
+        for kind in (COLUMN, ROW, SHARE, GATHERED, DIVIDED)
     }
-    sequence = sliced(model, named[ROW]) if plan.parallel.sequence else None
-    return TensorPlan(columns=named[COLUMN], rows=named[ROW], partial=named[SHARE], tokens=sequence)
+    return TensorPlan(
+        columns=named[COLUMN],
+        rows=named[ROW],
+        partial=named[SHARE],
+        gathered=named[GATHERED],
+        divided=named[DIVIDED],
+        experts=stacks,
+        tokens=sliced(model, named[ROW]) if plan.parallel.sequence else None,
+    )
+
+
+def _alone(model: nn.Module, name: str) -> bool:
+    """Whether a layer can be split by itself: a linear layer with a weight that no other module has."""
+    layer = model.get_submodule(name)
+    holders = [each for _, each in model.named_parameters(remove_duplicate=False) if each is layer.weight]
+    return type(layer) is nn.Linear and len(holders) == 1
 
 
 def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
@@ -68,19 +88,20 @@ def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The modules that the plans of a model and of models within it name, with the style of each.
-    """
+    """The modules that the plans of a model and of its base model name, with the style of each."""
+    base = getattr(model, "base_model", None)
     for parent, module in model.named_modules():
-        plan: Mapping[str, str] = (
-            getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
-        )
+        # Names in a base model's plan begin there, without the head. A few models do not say which
+        # of their modules it is.
+        is_base = module is base or (base is model and parent == "model")
+        own = getattr(module, "config", None) if is_base else type(model)
+        named = "base_model_tp_plan" if is_base else "_tp_plan"
+        plan: Mapping[str, str] = ((is_base or module is model) and getattr(own, named, None)) or {}
         patterns = {
             re.compile(re.escape(name).replace(r"\*", r"\d+")): style
             for name, style in plan.items()
         }
-        # Names in a plan begin in the base model, without the head.
-        is_base = module is getattr(model, "base_model", None)
-        for name, _ in module.named_modules() if patterns and is_base else ():
+        for name, _ in module.named_modules() if patterns else ():
             style = next(
                 (style for pattern, style in patterns.items() if pattern.fullmatch(name)), None
             )

@@ -1,0 +1,131 @@
+"""Experts over tensor ranks: each rank keeps some experts of a stack, and the outputs of all ranks are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bridge.engine.tensor_parallel import Conversion, Split
+from bridge.layout.tensor import Site, cut
+from bridge.layout.traffic import SUM, SUM_BACKWARD
+
+
+def attach(found: Conversion) -> None:
+    """Keep this rank's experts of the stacks that the plan names, and add the places where ranks
+    sum to the sites.
+    """
+    # Tokens that are split for the model are put together before a block's experts.
+    tokens = found.plan.tokens is not None
+    split = found.alone
+    enter, leave = Site.ends(whole=tokens)
+    for stack in found.plan.experts:
+        module = found.model.get_submodule(stack.name)
+        part = cut(stack.count, split.group.size, split.group.index)
+        keep(module, {name: found.cut_along(weight, 0) for name, weight in module.named_parameters()}, part)
+        _Experts(module, split, part)
+        found.sites += [
+            Site(stack.name, enter, stack.width),
+            Site(stack.name, enter, stack.choices, exact=True),
+            Site(stack.name, leave, stack.width),
+        ]
+
+
+def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) -> None:
+    """Have a stack of experts hold those of `part` alone."""
+    for name in counts(module):
+        setattr(module, name, len(part))
+    for name, weight in weights.items():
+        setattr(module, name, weight)
+
+
+def counts(module: nn.Module) -> list[str]:
+    """The attributes of a module that tell how many experts it has."""
+    sizes = {len(weight) for weight in module.parameters() if weight.dim()}
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, int) and {value} == sizes and "expert" in name and "per_tok" not in name
+    ]
+
+
+def chosen(index: Tensor, part: range) -> Tensor:
+    """The experts of each token by their numbers on a rank that has `part` of them. Those of other
+    ranks get the number behind its last, which models of transformers take for no expert.
+    """
+    here = (index >= part.start) & (index < part.stop)
+    return (index - part.start).where(here, len(part))
+
+
+def by_kind(values: Iterable[Any]) -> tuple[list[int], list[int]]:
+    """Places of the tensors with numbers of experts, and of those with activations."""
+    tensors = [(place, value) for place, value in enumerate(values) if isinstance(value, Tensor)]
+    floating = [place for place, value in tensors if value.is_floating_point()]
+    return [place for place, _ in tensors if place not in floating], floating
+
+
+class _Experts:
+    """What is done with the inputs and the output of a stack of experts."""
+
+    def __init__(self, module: nn.Module, split: Split, part: range) -> None:
+        self.split, self.part = split, part
+        self._entered: tuple[Tensor, ...] = ()
+        module.register_forward_pre_hook(self.enter, with_kwargs=True)
+        module.register_forward_hook(self.leave)
+
+    def enter(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Take this rank's experts of each token; gradients of activations are summed over ranks."""
+        leaves, form = tree_flatten((given, named))
+        indices, floating = by_kind(leaves)
+        for place in indices:
+            leaves[place] = chosen(leaves[place], self.part)
+        entered = _Enter.apply(self.split, *(leaves[place] for place in floating))  # type: ignore[no-untyped-call]
+        for place, value in zip(floating, entered, strict=True):
+            leaves[place] = value
+        self._entered = entered
+        return tree_unflatten(leaves, form)
+
+    def leave(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        """The sum of all ranks' outputs."""
+        entered, self._entered = self._entered, ()
+        found: Tensor = _Leave.apply(self.split, output, *entered)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Enter(torch.autograd.Function):
+    """Into experts: the same activations on all ranks. In backward, the sums of the ranks' gradients.
+    """
+
+    @staticmethod
+    def forward(context: Any, split: Split, *inputs: Tensor) -> tuple[Tensor, ...]:
+        context.split = split
+        return tuple(value.view_as(value) for value in inputs)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradient of features keeps its format. That of the weights by which experts are summed is small, and summed exactly.
+        # A sum overwrites its tensor, which autograd may have given to others as well.
+        exact = torch.promote_types(gradients[0].dtype, torch.float32)
+        sums = [
+            context.split.sum(SUM_BACKWARD, each.to(exact if place else each.dtype, copy=True))
+            for place, each in enumerate(gradients)
+        ]
+        return None, *(total.to(each.dtype) for total, each in zip(sums, gradients, strict=True))
+
+
+class _Leave(torch.autograd.Function):
+    """Out of experts: the sum of the ranks' outputs. `entered` is what `_Enter` gave: if no token
+    went to an expert of this rank, its backward still has to run, as the other ranks wait for it.
+    """
+
+    @staticmethod
+    def forward(context: Any, split: Split, output: Tensor, *entered: Tensor) -> Tensor:
+        context.number = len(entered)
+        return split.sum(SUM, output.clone())
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, gradient, *(None for _ in range(context.number))

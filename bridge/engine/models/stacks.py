@@ -1,0 +1,88 @@
+"""Stacks of experts in a model of Hugging Face: which of them tensor ranks can share, found out by
+running each in parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bridge.engine.expert_stacks import by_kind, chosen, counts, keep
+from bridge.engine.models.cutting import still, tokens, uncached
+from bridge.layout.tensor import Stack, cut
+
+CLOSE = 1e-4
+"""The largest distance between a stack's output and the sum of its parts' outputs, as a share of the
+largest number.
+"""
+TRIES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
+"""What a stack raises that cannot run in parts."""
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+"""Arguments by place and by name, and the output."""
+
+
+def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[Stack]:
+    """Those of the named modules that `ranks` ranks can share."""
+    if not names:
+        return
+    calls: dict[str, Call] = {}
+    with still(model), torch.no_grad(), ExitStack() as stack:
+        for name in names:
+            note = partial(_noted, calls, name)
+            hook = model.get_submodule(name).register_forward_hook(note, with_kwargs=True)
+            stack.callback(hook.remove)
+        words = tokens(model)
+        model(input_ids=words, **uncached(model))
+    with still(model), torch.no_grad():
+        for name, (given, named, output) in calls.items():
+            module = model.get_submodule(name)
+            leaves, form = tree_flatten((given, named))
+            if _shared(module, leaves, form, output, ranks):
+                features, weights = (leaves[place] for place in by_kind(leaves)[1])
+                widths = (each.numel() // words.numel() for each in (features, weights))
+                yield Stack(name, len(next(module.parameters())), *widths)
+
+
+def _noted(calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+    calls[name] = given, named, output
+
+
+def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks: int) -> bool:
+    """Whether the outputs of a stack's parts, each with its own experts, sum to the stack's output."""
+    indices, floating = by_kind(leaves)
+    number = len(next(module.parameters(), ()))
+    if (len(indices), len(floating)) != (1, 2) or not counts(module) or number < ranks:
+        return False
+    if not isinstance(output, Tensor):
+        return False
+    total = torch.zeros_like(output)
+    for rank in range(ranks):
+        part = cut(number, ranks, rank)
+        own = list(leaves)
+        own[indices[0]] = chosen(leaves[indices[0]], part)
+        given, named = tree_unflatten(own, form)
+        try:
+            total += _part(module, part)(*given, **named)
+        except TRIES:
+            return False
+    scale = float(output.abs().max().clamp(min=1e-30))
+    return bool(torch.allclose(total, output, rtol=0.0, atol=CLOSE * scale))
+
+
+def _part(module: nn.Module, part: range) -> nn.Module:
+    """A copy of a stack that has the experts of `part` alone; their weights are views."""
+    found = copy.copy(module)
+    found.__dict__["_parameters"] = dict(module._parameters)  # the copy shares it with the stack
+    weights = {
+        name: nn.Parameter(weight.detach()[part.start : part.stop], requires_grad=False)
+        for name, weight in module.named_parameters()
+    }
+    keep(found, weights, part)
+    return found
