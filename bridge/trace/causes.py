@@ -180,7 +180,9 @@ def _twice(run: Run, step: int) -> str:
 
 
 def _numbers(case: Case) -> Found | None:
-    """The steps of the runs have other numbers of passes, where neither was told how many there are."""
+    """Rule: the runs have different numbers of passes in a step, and neither run was given their
+    number.
+    """
     runs = _runs(case)
     if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
         return None
@@ -193,7 +195,7 @@ def _numbers(case: Case) -> Found | None:
 
 
 def _passes_of(run: Run, step: int) -> int:
-    """How many passes the first rank logged of a step."""
+    """Number of passes that the first rank logged of a step."""
     found = {
         (part.rank, part.record.microbatch)
         for entry in run.entries(step)

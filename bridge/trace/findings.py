@@ -31,16 +31,17 @@ class Meaning:
 
 MEANINGS: Mapping[str, Meaning] = {
     "replicas-differ": Meaning(
-        "ranks that must hold the same hold different things, and drift apart from here on"
+        "ranks that must hold the same tensor hold different ones, and drift apart from here on"
     ),
     "models-differ": Meaning(
         "data ranks do not have the same parameters; nothing else can be compared between them"
     ),
     "gradient-stale": Meaning(
-        "gradients of the step before are still there as backward begins: zero_grad is missing"
+        "gradients of the step before are left when backward begins: zero_grad is missing"
     ),
     "gradient-lost": Meaning(
-        "backward left gradients that are gone as the step begins: zero_grad comes too early, or they are unset"
+        "gradients that backward computed are gone when the step begins: zero_grad comes too "
+        "early, or they are unset"
     ),
     "gradient-missing": Meaning(
         "a parameter that should train got no gradient, though its layer ran", "remark"
@@ -49,22 +50,25 @@ MEANINGS: Mapping[str, Meaning] = {
         "a rank steps with its own gradient instead of the mean over data ranks"
     ),
     "gradient-summed": Meaning(
-        "gradients are summed over data ranks, not averaged; right only where the loss is divided by the ranks already"
+        "gradients are summed over data ranks, not averaged, which is right only if the loss was "
+        "divided by the number of ranks"
     ),
     "gradient-averaged-twice": Meaning(
-        "gradients are divided by the data ranks once more than they are summed over"
+        "gradients are divided by the number of data ranks twice"
     ),
     "gradient-changed": Meaning(
-        "what the optimizer gets is not what backward left: elements were changed or dropped in between"
+        "the optimizer gets other gradients than backward computed: elements were changed or "
+        "dropped in between"
     ),
     "step-without-backward": Meaning(
         "the optimizer stepped again without a backward pass since its last step"
     ),
     "not-training": Meaning(
-        "the model is in evaluation mode in a training step: nothing is dropped, and norms do not learn"
+        "the model is in evaluation mode in a training step: dropout is off, and norms do not "
+        "update their statistics"
     ),
     "not-in-optimizer": Meaning(
-        "a parameter gets gradients and is in no group of the optimizer: it never trains"
+        "a parameter gets gradients but is in no group of the optimizer: it is never updated"
     ),
     "in-two-groups": Meaning(
         "a parameter is in more than one group: it is updated more than once a step"
@@ -73,16 +77,17 @@ MEANINGS: Mapping[str, Meaning] = {
         "the optimizer holds parameters that the model does not have: it was built for another copy"
     ),
     "not-updated": Meaning(
-        "a parameter has a gradient and a learning rate, and the step left it as it was"
+        "a parameter has a gradient and a learning rate, but the step did not change it"
     ),
     "update-too-large": Meaning(
-        "updates are larger than this optimizer makes them at its learning rate"
+        "updates are larger than this optimizer can make them at its learning rate"
     ),
     "update-unexplained": Meaning(
-        "an update is not what the optimizer's rule makes of the gradient, its state and its settings"
+        "an update does not follow from the gradient, the optimizer's state and its settings by "
+        "its rule"
     ),
     "weights-changed": Meaning(
-        "weights were changed between two steps by something else than the optimizer", "remark"
+        "something other than the optimizer changed weights between two steps", "remark"
     ),
     "updates-lost": Meaning(
         "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
@@ -91,58 +96,66 @@ MEANINGS: Mapping[str, Meaning] = {
         "parameters of one group have taken different numbers of steps: moments were not resumed for all"
     ),
     "moments-lost": Meaning(
-        "the optimizer's state of a parameter is gone since its last step: it starts anew"
+        "the optimizer lost its state of a parameter since its last step, and starts again without "
+        "it"
     ),
     "optimizer-replaced": Meaning(
-        "another optimizer takes over while the run goes on: its moments and counts begin anew", "remark"
+        "another optimizer takes over during the run, with new moments and step counts", "remark"
     ),
     "moments-not-resumed": Meaning(
-        "the schedule goes on where a run ended, and the optimizer starts anew: its moments were not resumed",
+        "the schedule continues where a run ended, but the optimizer starts again: its moments "
+        "were not resumed",
         "remark",
     ),
     "schedule-not-resumed": Meaning(
-        "the optimizer goes on where a run ended, and the schedule starts anew: it was not resumed",
+        "the optimizer continues where a run ended, but the schedule starts again: it was not "
+        "resumed",
         "remark",
     ),
     "clip-norms-differ": Meaning(
-        "ranks clip by different norms: the norm is not summed over all of them"
+        "ranks clip by different norms: the norm is not computed over all ranks"
     ),
     "decay-on-norms": Meaning("weight decay applies to biases or norms", "remark"),
-    "same-data": Meaning("data ranks are fed the same samples: the batch is smaller than it seems"),
+    "same-data": Meaning("data ranks get the same samples: the batch is effectively smaller"),
     "data-repeated": Meaning(
-        "a pass is fed what a pass of this step or the one before was fed", "remark"
+        "a pass gets the same samples as another pass of this step or of the step before", "remark"
     ),
     "dropout-repeated": Meaning(
-        "random numbers start from the same state in several passes: dropout drops the same each time"
+        "random numbers start from the same state in several passes: dropout drops the same "
+        "elements in each"
     ),
     "dropout-alike": Meaning(
-        "data ranks draw the same random numbers: dropout drops the same on each", "remark"
+        "data ranks draw the same random numbers: dropout drops the same elements on each", "remark"
     ),
-    "positions-moved": Meaning("positions start elsewhere than in every pass before"),
+    "positions-moved": Meaning("positions start with another number than in all passes before"),
     "future-seen": Meaning(
-        "outputs depend on tokens after their own, which the loss asks for: the causal mask is missing"
+        "outputs depend on later tokens, which the loss makes them predict: the causal mask is "
+        "missing"
     ),
-    "buffers-differ": Meaning("buffers that no forward pass changes are not alike on data ranks"),
+    "buffers-differ": Meaning("buffers that no forward pass changes differ between data ranks"),
     "untied": Meaning(
-        "two weights start with the same values and are not one parameter: a tie was lost"
+        "two weights start with the same values but are not one parameter: a tie was lost"
     ),
     "skipped-alone": Meaning(
-        "ranks did not step together: some left the step out, and replicas part; no more is compared"
+        "ranks did not step together: some skipped the step, and replicas differ from here on; no "
+        "more is compared"
     ),
     "rank-absent": Meaning(
-        "ranks take steps at other times than this one, or other numbers of them; no more is compared", "remark"
+        "ranks take steps at different times, or different numbers of steps; no more is compared",
+        "remark",
     ),
     "rank-late": Meaning("a rank keeps the others waiting", "remark"),
-    "layers-differ": Meaning("data ranks did not call the same layers as often"),
+    "layers-differ": Meaning("data ranks did not call the same layers equally often"),
     "recompute-differs": Meaning(
-        "computing a layer again for backward gave other values: its random numbers were not kept"
+        "recomputing a layer for backward gave other values: its random numbers were not kept"
     ),
     "check-ended": Meaning(
-        "a check of the trace itself failed and is left out from here on: what it looks for is not found",
+        "a check of the trace itself failed with an error, and is left out from here on",
         "remark",
     ),
     "accumulation-differs": Meaning(
-        "a step had another number of passes than the run was set to: its gradients are scaled by the wrong number"
+        "a step had another number of passes than the run was set to: its gradients have the wrong "
+        "scale"
     ),
 }
 """The meaning of each finding, by id. An id never changes its meaning."""

@@ -1,4 +1,4 @@
-"""Following: the steps and findings of a run as they come, read once each while the training goes on."""
+"""Following: the steps and findings of a run, each read once while the training continues."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_fo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that all ranks have written: its loss, the mean over ranks (None: unknown), and norms by what they are of."""
+    """A step that all ranks have written: its loss, the mean over ranks (None: unknown), and its
+    norms by kind of tensor.
+    """
 
     number: int
     loss: float | None
     norms: dict[str, float]
     left: bool
-    """Whether its tensors were left out for want of room."""
+    """Whether the step's tensors were left out because the log's budget is used up."""
 
 
 @dataclass
 class Follower:
-    """Reads what is new in `folder` each time it is asked."""
+    """Reader that yields the new steps and findings in `folder` at each call."""
 
     folder: Path
     _run: Run | None = None
     _reader: Reader | None = None
     _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """By rank, the bytes and lines that are read."""
+    """The numbers of bytes and lines that were read, by the folder of a rank."""
     _told: int = 0
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     def new(self) -> Iterator[Step | Told]:
-        """What came since it was asked last, findings of a step before the step. Raises `SourceError`."""
+        """Yield the steps and findings since the last call, a step after its findings.
+
+        Raises `SourceError`.
+        """
         found = list(self._findings())
         for step in self._steps():
             yield from (told for told in found if told.step <= step.number)
@@ -114,7 +119,7 @@ class Follower:
 
 
 def words(step: Step) -> str:
-    """A step in one line."""
+    """One line of text about a step."""
     parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
     parts += [
         f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"

@@ -1,4 +1,4 @@
-"""Gathering: small tensors from all ranks of a group, whatever device they are on."""
+"""Gathering of small tensors from all ranks of a group, on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.comm import Comm, Group
 
 
 def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
-    """(ranks, ...): that tensor of every rank in the group, on the device where this rank has its own."""
+    """The tensors (ranks, ...) of every rank in the group, on the device of this rank's own."""
     if group.size == 1:
         return tensor[None]
     own = tensor.reshape(-1).contiguous()
@@ -25,7 +25,7 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
 
 
 def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
-    """What every rank in the group says, as JSON has it."""
+    """The JSON value of every rank in the group."""
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     # Lengths first: a gather takes as much from each rank.
     sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()

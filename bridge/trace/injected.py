@@ -1,4 +1,6 @@
-"""Injection: attaching to a training that nobody edited, as soon as its model runs forward with an optimizer that holds it."""
+"""Injection: attaches to an unedited training when a model whose parameters an optimizer holds runs
+forward.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,26 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
-"""The variable that asks for it: a JSON object with `run`, `debug` and what else `attach` takes."""
+"""Name of the environment variable with the settings: a JSON object with `run`, `debug` and further
+arguments of `attach`.
+"""
 
 ATTACHED = "attached.json"
-"""What lies in the folder of a run once something is watched."""
+"""Name of the file in a run's folder that tells that a training is watched."""
 
 APART = "apart"
-"""How the folders of ranks that are watched each for itself begin, in that of the run; the first rank's is that of the run."""
+"""Prefix of the subfolders for ranks that are watched separately.
+
+The first such rank uses the run's folder itself.
+"""
 logger = logging.getLogger("bridge.trace")
 
 
 def install() -> None:
-    """Have `watch` called once torch is imported, in a process that `SETTINGS` asks for it; before torch, nothing is loaded."""
+    """Arrange for `watch` to be called when torch is imported, if `SETTINGS` is set.
+
+    Nothing is loaded before torch.
+    """
     if SETTINGS not in os.environ:
         return
     if "torch" in sys.modules:
@@ -36,7 +46,7 @@ def install() -> None:
 
 
 def awaited(name: str, then: Callable[[], None]) -> None:
-    """Have `then` called once that module is there."""
+    """Call `then` when the module `name` is imported, or now if it already is."""
     if name in sys.modules:
         then()
     else:
@@ -44,7 +54,7 @@ def awaited(name: str, then: Callable[[], None]) -> None:
 
 
 class _Awaited(MetaPathFinder):
-    """Finds a module as ever, and calls `then` once it is there."""
+    """Finds a module as usual, and calls `then` when it is loaded."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then = name, then
@@ -75,7 +85,7 @@ class _Then(Loader):
 
 
 class _Watch:
-    """What is known of a process until its training is attached."""
+    """The state of a process until its training is attached."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -84,7 +94,9 @@ class _Watch:
         self.hooks: list[Any] = []
 
     def forward(self, module: Any, given: Any) -> None:
-        """A module runs: if it is called from outside, trains, and an optimizer holds its parameters, it is attached."""
+        """Attach a module that runs if it is called from outside, trains, and has its parameters in
+        an optimizer.
+        """
         import torch
 
         if self.inside or not (module.training and torch.is_grad_enabled()):
@@ -95,7 +107,7 @@ class _Watch:
             self._attach(module, module, holding, given)
 
     def _holding(self, modules: Iterable[Any]) -> list[Any]:
-        """The optimizers that hold parameters of these which train."""
+        """The optimizers that hold trained parameters of these modules."""
         own = {id(weight) for module in modules for weight in module.parameters() if weight.requires_grad}
         return [
             one
@@ -110,7 +122,9 @@ class _Watch:
             hook.remove()
 
     def schedule(self, schedule: Any) -> None:
-        """A schedule of torch's pipelining begins a step: on all ranks, before these wait for what the others send."""
+        """Attach a schedule of torch's pipelining that begins a step, before ranks wait for each
+        other's messages.
+        """
         import torch
 
         from bridge.trace.pipelining import stages_of
@@ -124,7 +138,7 @@ class _Watch:
 
     @staticmethod
     def _apart(module: Any, optimizers: Any, run: str) -> tuple[Any, str]:
-        """The module as one that no other rank has a part of, and the folder of its run."""
+        """The module as a source that belongs to this rank alone, and the folder of its run."""
         import torch.distributed as dist
 
         from bridge.comm import Comm
@@ -136,8 +150,9 @@ class _Watch:
         module = stages[0].submod if stages else module
         rank = dist.get_rank()
         logger.warning(
-            "trace run: ranks do not begin to train at the same time, as in a pipeline made by hand: rank %s is watched for"
-            " itself, and ranks are not compared",
+            "trace run: ranks do not begin to train at the same time, as in a hand-written "
+            "pipeline: rank %s is watched"
+            " separately, and ranks are not compared",
             rank,
         )
         source = ModuleSource(module, optimizers, None, Comm(Mesh({"tensor": 1, "data": 1}), 0))
@@ -193,7 +208,9 @@ class _Watch:
 
 
 def watch(settings: dict[str, Any]) -> None:
-    """Note optimizers as they are made, and modules as they are called from outside of any other."""
+    """Note optimizers when they are made, and modules when they are called from outside of any
+    other.
+    """
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim import Optimizer
 
@@ -213,7 +230,7 @@ PIPELINING = "torch.distributed.pipelining.schedules"
 
 
 def _scheduled(found: _Watch) -> None:
-    """Have each step of a schedule told."""
+    """Watch each step of a schedule."""
     for kind in vars(sys.modules[PIPELINING]).values():
         if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
             _told(kind, found)

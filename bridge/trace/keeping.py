@@ -1,4 +1,6 @@
-"""Keeping: how much of a run its log keeps: every so many steps, some ranks, one copy of what ranks hold alike, so many bytes."""
+"""Keeping: how much of a run its log keeps, by steps, by ranks, by copies of equal tensors, and by
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
 
 OWNED = ("weight", "gradient", "moment", "buffer")
 INSIDE = ("tensor", "pipeline")
-"""Axes along which ranks hold different parts."""
+"""Names of the axes along which ranks hold different parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What a log keeps: the tensors of steps that `every` divides, of `ranks` (empty: all), and about
-    `budget` bytes of all ranks together. With `once`, one copy of what ranks hold alike bit by bit.
+    """The part of a run that its log keeps.
+
+    It has the tensors of steps that are multiples of `every`, of `ranks` (empty: all), and about
+    `budget` bytes of all ranks together. With `once`, tensors that ranks hold with equal bits are
+    kept once.
     """
 
     every: int = 1
@@ -43,24 +48,25 @@ class Keep:
             )
 
     def takes(self, step: int, rank: int) -> bool:
-        """Whether that rank's tensors of a step are kept, as long as there is room."""
+        """Whether a rank's tensors of a step are to be kept, if there is room."""
         return self.fits(step) and (not self.ranks or rank in self.ranks)
 
     def fits(self, step: int) -> bool:
-        """Whether some rank's tensors of a step are to be kept."""
+        """Whether any rank's tensors of a step are to be kept."""
         return step % self.every == 0
 
     def share(self, world: int) -> int | None:
-        """The bytes of one rank."""
+        """The budget of one rank in bytes; None if there is no budget."""
         return None if self.budget is None else max(1, self.budget // (len(self.ranks) or world))
 
     def about(self) -> dict[str, Any]:
-        """For the head of a run; empty where all is kept."""
+        """The settings as an entry for the head of a run; empty if everything is kept."""
         return {} if self == Keep() else {"keep": asdict(self) | {"ranks": list(self.ranks)}}
 
 
 def notes(keep: Mapping[str, Any]) -> list[str]:
-    """What a run's head says that its log does not have, in words."""
+    """Sentences about the parts of a run that its log does not have, by the settings in its head.
+    """
     found = []
     if keep.get("every", 1) > 1:
         found.append(f"its log has one step of {keep['every']}")
@@ -70,8 +76,9 @@ def notes(keep: Mapping[str, Any]) -> list[str]:
 
 
 def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
-    """The numbers of those in `seen` that an earlier rank logs too, bit by bit. All ranks must call it
-    at the same point of a step.
+    """The indices of the tensors in `seen` that an earlier rank logs with equal bits.
+
+    All ranks must call it at the same point of a step.
     """
     axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}

@@ -1,4 +1,4 @@
-"""Layer logs: the observer that writes what a plan's debug levels ask for."""
+"""Layer logs: the observer that writes logs at the levels that a plan's debug section sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
 
 RATE = "learning rate"
-"""What sources call it among their state."""
+"""Name of the learning rate in the state of a source."""
 
 
 @dataclass
@@ -36,22 +36,28 @@ class LayerLog:
     keep: Keep = field(default_factory=Keep)
     roots: Roots = field(default_factory=Roots)
     _several: bool = False
-    """Whether the step that runs has more than one microbatch, if nobody said how many it has."""
+    """Whether the current step has more than one microbatch, if their number is not known in
+    advance.
+    """
     _settings: dict[str, list[float]] = field(default_factory=dict)
-    """By name: the values that a setting had when it was logged last."""
+    """The last logged values of each setting, by name."""
 
     @property
     def alone(self) -> bool:
-        """Whether it asks other ranks for nothing, as parameters hold their own gradients."""
+        """Whether it needs no communication with other ranks, since parameters hold their own
+        gradients.
+        """
         return bool(getattr(self.source, "plain", False)) and self._at_hand
 
     @property
     def _at_hand(self) -> bool:
-        """Whether looking at what a rank holds moves nothing between ranks."""
+        """Whether reading a rank's tensors needs no communication between ranks."""
         return bool(getattr(self.source, "at_hand", False))
 
     def _looks(self, step: int) -> bool:
-        """Whether this rank has to look at what it holds: for its own log, or for that of a rank which cannot without it."""
+        """Whether this rank has to read its tensors: for its own log, or for another rank's that
+        needs them.
+        """
         if self._at_hand or not self.keep.fits(step):
             return self._kept(step)
         comm = self.source.comm
@@ -112,12 +118,16 @@ class LayerLog:
             self._several = False
 
     def _forget(self) -> None:
-        """Leave out what another rank logs too, if one copy is enough and ranks still step together."""
+        """Drop tensors that another rank logs too, if one copy is enough and ranks still step
+        together.
+        """
         if self.keep.once and getattr(self.source, "together", True):
             self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
-        """Of the step, in the unit that all layouts share: as the engine tells it, else what backward was called with."""
+        """The loss of the step in the unit that all layouts share: the engine's, else the tensor
+        that started backward.
+        """
         if hasattr(self.source, "loss"):
             return float(self.source.loss)
         found = self.roots.take()
@@ -166,7 +176,10 @@ class LayerLog:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """To the log, as a part of the whole tensor; where the plan wants no whole tensors, and for shards, as it is here."""
+        """Add a tensor to the log as a part of the whole one, or as a tensor of this rank.
+
+        The latter holds for shards, and if the plan turns whole tensors off.
+        """
         if self.debug.global_tensors is False or name.kind == SHARD:
             name, placement = self._own(name), Placement.full(tuple(tensor.shape))
         self.log.add(name, tensor, placement, level, microbatch, unit)

@@ -1,7 +1,8 @@
-"""Logs: what hooks saw in a step, measured at once, written when the step ends, so that a kill loses one step at most.
+"""Logs: tensors of a step, measured when they are seen and written when the step ends, so that a
+kill loses one step.
 
-A run's folder has one folder a rank. A step's samples and whole tensors go to one safetensors file, renamed into place; then
-its line is added to `steps.jsonl`. A line that is not whole is not there.
+A run's folder has one folder a rank. A step's samples and whole tensors go to one safetensors file,
+renamed into place; then its line is added to `steps.jsonl`. An incomplete line is ignored.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
 
 HEADER = 80
-"""Bytes that a file has for each tensor beside its values, about."""
+"""Approximate number of bytes that a file needs for each tensor beside its values."""
 MOST_THIN = 2**20
 logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record whose numbers are still on their way from the device."""
+    """A record whose numbers are still being copied from the device."""
 
     record: Record
     unit: Unit
@@ -45,8 +46,11 @@ class Seen:
 
 
 class Log:
-    """The log of one rank. `full` keeps whole tensors beside the samples from level 3 on. Of `budget` bytes, half are for every
-    step, a quarter for every second, and so on; the log ends with the step that does not fit.
+    """The log of one rank.
+
+    `full` keeps whole tensors beside the samples from level 3 on. Of `budget` bytes, half are used
+    for every step, a quarter for every second step, and so on. The log ends at the first step that
+    does not fit.
     """
 
     def __init__(
@@ -80,7 +84,8 @@ class Log:
 
     @contextmanager
     def _guarded(self, consequence: str) -> Iterator[None]:
-        """Turn an error of writing into one warning that ends the log; a strict log raises it instead."""
+        """Context in which an error of writing ends the log with a warning; a strict log raises it.
+        """
         try:
             yield
         except (OSError, SafetensorError, SourceError) as error:
@@ -101,7 +106,10 @@ class Log:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Note `tensor` as it is now; nothing below level 1. Gradients get the factor of their `unit` as the step ends."""
+        """Record the present values of `tensor`, from level 1 on.
+
+        Gradients get the factor of their `unit` when the step ends.
+        """
         if level < 1 or not self._open:
             return
         dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
@@ -111,7 +119,7 @@ class Log:
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
-        """Of what was noted in this step, leave out what is chosen by its number."""
+        """Drop the tensors of this step whose indices `choose` returns."""
         gone = choose(self._seen)
         self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
 
@@ -130,9 +138,11 @@ class Log:
         alone: bool = False,
         loss: float | None = None,
     ) -> None:
-        """Write what was noted of `step` to the disk. Gradients times `factors` are those of the step's
-        mean loss. If its microbatch turned out to be the only one (`alone`), names leave out its number.
-        `loss` is what its backward passes started from, if that is known.
+        """Write the records of `step` to the disk.
+
+        Gradients times `factors` are those of the step's mean loss. With `alone`, the step had a
+        single microbatch, whose number names leave out. `loss` is the loss from which backward
+        started, if that is known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -173,13 +183,14 @@ class Log:
             self._open = not left.get("stopped", False)
 
     def keeps(self, step: int) -> bool:
-        """Whether there is room for tensors of that step, as far as is known before it."""
+        """Whether there is room for the tensors of a step, as far as that is known before it."""
         return self._open and step % self._thin == 0
 
     def _left(
         self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """What the line of a step says whose tensors do not fit the budget; empty if they fit."""
+        """The entry for the line of a step whose tensors do not fit the budget; empty if they fit.
+        """
         assert self.budget is not None, "asked only where there is one"
         if step % self._thin:
             return {"left": "budget"}
@@ -223,7 +234,7 @@ def _finished(
 
 
 def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """The digest of the file."""
+    """Write tensors into a file. Returns its digest."""
     beside = path.with_suffix(".tmp")
     save_file(tensors, beside)
     digest = digest_of(beside)
@@ -244,7 +255,7 @@ def _replace(beside: Path, path: Path) -> None:
 
 
 def _append(path: Path, line: str) -> int:
-    """The bytes that were added."""
+    """Append a line to a file. Returns the number of bytes added."""
     with path.open("a") as file:
         file.write(line + "\n")
         file.flush()
@@ -253,7 +264,9 @@ def _append(path: Path, line: str) -> int:
 
 
 def _drop_from(run: Path, rank: int, step: int) -> None:
-    """Leave only what came before `step`: an earlier run in this folder, or one that a resume goes on from further back."""
+    """Drop the steps from `step` on, which belong to an earlier run, or to one that was resumed
+    from before them.
+    """
     path = rank_folder(run, rank) / STEPS
     if path.exists():
         text = path.read_text()

@@ -1,4 +1,6 @@
-"""Meetings: ranks wait for each other before a step is compared, so that one that does not come is a finding and not a hang."""
+"""Meetings: ranks wait for each other before a step is compared, so that a missing rank is a
+finding and not a hang.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,28 @@ from bridge.comm import Comm
 from bridge.trace.gathering import gathered
 
 PATIENCE = 10.0
-"""Seconds that ranks wait before they look where the others are; STAGEBRIDGE_MEETING sets others."""
+"""Seconds that ranks wait before they look for the others; the variable STAGEBRIDGE_MEETING
+overrides it.
+"""
 VARIABLE = "STAGEBRIDGE_MEETING"
 WAITS = 12
 OVER = "over"
 ATTACHING = 3
-"""As many times as that rank's patience, ranks wait for each other to attach without being told to."""
+"""Number of times `PATIENCE` that ranks wait for each other before an injected trace is attached.
+"""
 _made = 0
-"""Meetings of this process."""
+"""Number of meetings that this process made."""
 
 
 class Meeting:
-    """Kept in the store through which ranks found each other, beside the collectives of a training.
+    """A meeting of ranks, held through the store of the process group and not by collectives.
 
-    A rank that waits `WAITS` times in vain gives up: what the others do then is not known, and nothing is compared any more.
+    A rank that has waited `WAITS` times in vain gives up: it does not know what the others do, and
+    nothing is compared any more.
 
-    A rank that waits while another one has begun a further forward pass knows that this one left the step out: `lost(id,
-    ranks, why)` is called once on every rank, and nothing is compared any more, while the training goes on.
+    If a rank waits while another one has begun a further forward pass, the other one skipped the
+    step. Then `lost(id, ranks, why)` is called once on every rank, and nothing is compared any
+    more, while the training continues.
     """
 
     def __init__(self, comm: Comm, lost: Callable[[str, tuple[int, ...], str], None]) -> None:
@@ -51,13 +58,13 @@ class Meeting:
         atexit.register(self.leave)
 
     def passed(self) -> None:
-        """A forward pass begins."""
+        """Note that a forward pass begins."""
         self.passes += 1
         if not self.over:
             self.store.set(f"pass {self.comm.rank}", str(self.passes))
 
     def met(self) -> bool:
-        """Wait until all ranks step; whether they do."""
+        """Wait until all ranks step. Returns False if some do not."""
         number, world = self.steps, self.comm.world.size
         self.steps += 1
         if self.over or self._ended():
@@ -90,13 +97,15 @@ class Meeting:
         return True
 
     def _absent(self, number: int) -> tuple[str, tuple[int, ...], str]:
-        """Nobody knows what the others do."""
+        """The finding that the other ranks did not come, for an unknown reason."""
         waited = WAITS * self.patience.total_seconds()
         told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
         return "rank-absent", (self.comm.rank,), told
 
     def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
-        """Ranks that are beyond this step without having come, and how that is known."""
+        """The ranks that passed this step without coming to it, and the evidence; None if there are
+        none.
+        """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
             rank: count for rank in others if (count := self._told(f"pass {rank}")) > self.passes
@@ -123,7 +132,7 @@ class Meeting:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
     def _ended(self) -> bool:
-        """Whether another rank ended it."""
+        """Whether another rank ended the meeting."""
         if not self.store.check([OVER]):
             return False
         name, ranks, why = json.loads(self.store.get(OVER))
@@ -132,7 +141,7 @@ class Meeting:
         return True
 
     def leave(self) -> None:
-        """This rank takes no more steps."""
+        """Tell the other ranks that this one takes no more steps."""
         atexit.unregister(self.leave)
         if self.over:
             return
@@ -144,8 +153,10 @@ class Meeting:
 
 
 def together(wait: float | None = None) -> bool:
-    """Whether all ranks of the process group come here. Who comes alone waits for some time, and then all are told that they do
-    not: ranks of a pipeline that somebody made by hand run one after the other, and some may train nothing.
+    """Whether all ranks of the process group come to this call within some time.
+
+    Ranks of a hand-written pipeline may not: they run one after the other, and some may train
+    nothing.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return True

@@ -10,9 +10,10 @@ from torch import Tensor
 
 
 def memory(device: torch.device) -> Tensor:
-    """(4,) fp64, in bytes: allocated, most allocated since the last call, reserved, most reserved since then.
+    """Bytes (4,) fp64: allocated, peak allocated since the last call, reserved, peak reserved since
+    the last call.
 
-    Torch counts nothing on a CPU: there, all four are the most that the whole process has held so far.
+    Torch does not count memory of a CPU: there, all four are the peak of the whole process so far.
     """
     if device.type != "cuda":
         unit = 1 if sys.platform == "darwin" else 2**10

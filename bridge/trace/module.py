@@ -28,15 +28,17 @@ logger = logging.getLogger("bridge.trace")
 INSIDE = ("tensor", "pipeline")
 """Axes whose ranks work on the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-"""What is called with the inputs of a forward pass."""
+"""Function that is called with the inputs of a forward pass."""
 
 
 class ModuleSource:
-    """Tells traces of `module`, whose steps are those of `optimizer` (several: once all have stepped).
+    """The trace source of a `module` whose steps are those of `optimizer`. With several, a step
+    ends when all have stepped.
 
-    The module may be wrapped by DistributedDataParallel, FullyShardedDataParallel, `fully_shard`, `parallelize_module`,
-    torch.compile or accelerate. With `accumulation` told, each pass's loss is expected to be a mean, divided by it; without,
-    the passes of a step are logged each under its number. Gradients are averaged over ranks by the time of a step.
+    The module may be wrapped by DistributedDataParallel, FullyShardedDataParallel, `fully_shard`,
+    `parallelize_module`, torch.compile or accelerate. With `accumulation` told, each pass's loss is
+    expected to be a mean, divided by it; without, the passes of a step are logged each under its
+    number. Gradients are averaged over ranks by the time of a step.
     """
 
     def __init__(
@@ -53,27 +55,33 @@ class ModuleSource:
         self._step, self._passes = 1, 0
         self._stepped: set[int] = set()
         self._whole = False
-        """Whether it was told that the step's gradients are whole."""
+        """Whether observers were told that the step's gradients are complete."""
         self.replaced = ""
-        """Which optimizer took the place of another in this step; empty: none."""
+        """Text about an optimizer that replaced another one in this step; empty if none did."""
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that hold nothing of the module."""
+        """Optimizers that hold no parameter of the module."""
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
-        """By optimizer, how many calls of its step() are under way, one within the other, and how many forward passes had begun
-        then: one that ended with an error does not count once others have.
+        """For each optimizer, the depth of nested calls of its step(), and the number of forward
+        passes begun before.
+
+        A call that ended with an error no longer counts after a further forward pass.
         """
         self._entered = 0
-        """Forward passes that have begun."""
+        """Number of forward passes that have begun."""
         self.late = False
-        """Whether weights were updated before anybody looked at the gradients: it was attached within the step."""
+        """Whether weights were updated before gradients could be seen, since the trace was attached
+        within a step.
+        """
         self._ready: set[int] = set()
-        """The optimizers whose gradients are."""
+        """Numbers of the optimizers whose gradients are complete."""
         self.stepping: list[Callable[[int], None]] = []
-        """What is called as an optimizer is about to step, with its number."""
+        """Functions that are called with an optimizer's number before it steps."""
         self.quiet, self.evaluating = False, 0
-        """Whether a forward pass runs that is not for training."""
+        """Whether the current forward pass is not for training, and the number of such passes with
+        gradients on.
+        """
         self._calls: dict[Moment, list[Callable[[], None]]] = {
             "reduced": [],
             "updated": [],
@@ -83,11 +91,11 @@ class ModuleSource:
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
         self.meeting: Meeting | None = None
-        """Where ranks wait for each other before a step."""
+        """The meeting in which ranks wait for each other before a step; None if they do not."""
         self.last_gradient = 0.0
-        """When this rank computed a gradient last, on the host's clock."""
+        """Time of this rank's last gradient, on the host's clock."""
         self.done = 0
-        """Steps of the run that this one goes on from, as far as whoever trains says."""
+        """Number of steps of the run that this one resumes, as given by the user."""
         self._said = False
         self._enter()
         self.watch()
@@ -99,7 +107,11 @@ class ModuleSource:
 
     @property
     def uneven(self) -> bool:
-        """Whether torch's `Join` lets ranks take other numbers of steps; said once, as no rank may wait for another then."""
+        """Whether torch's `Join` allows ranks to take different numbers of steps, so that none may
+        wait for another.
+
+        A warning says so once.
+        """
         found = any(part._join_config.enable for part in self._joinable)
         if found and not self._said:
             self._said = True
@@ -116,7 +128,7 @@ class ModuleSource:
         return self.optimizers[0]
 
     def _enter(self) -> None:
-        """Have `begin` called with what each forward pass is given."""
+        """Arrange for `begin` to be called with the arguments of each forward pass."""
         # `Module.compile` compiles `_call_impl`, which runs the hooks: one that is put in here
         # would become part of the graph.
         compiled = getattr(self.module, "_compiled_call_impl", None)
@@ -132,7 +144,7 @@ class ModuleSource:
         self.module._compiled_call_impl = entered
 
     def watch(self) -> None:
-        """Have `before` and `after` called around each step."""
+        """Arrange for `before` and `after` to be called around each step."""
 
         def stepped(number: int) -> None:
             depth, began = self._open.get(number, (1, 0))
@@ -167,8 +179,11 @@ class ModuleSource:
         weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
 
     def _meet(self, optimizer: Any) -> None:
-        """An optimizer steps. One that nobody told of, and that holds parameters of the module, takes the place of one that holds
-        some of these, or steps beside the others.
+        """Handle a step of an optimizer that was not passed to `attach` but holds parameters of the
+        module.
+
+        It replaces a known optimizer that holds some of these parameters, or else is added to the
+        known ones.
         """
         inside = any(depth and began == self._entered for depth, began in self._open.values())
         if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):
@@ -190,7 +205,10 @@ class ModuleSource:
         self._watched(number)
 
     def _begun(self, number: int, given: Any, named: Any) -> Any:
-        """A step begins. Where it is given a closure, that runs forward and backward, and gradients are whole after it."""
+        """Handle the beginning of a step.
+
+        If it has a closure, gradients are complete only after that has run.
+        """
         place = 1 if len(given) > 1 else None
         closure = given[1] if place else named.get("closure")
         # A class that has its own step() and calls that of its base has hooks around both.
@@ -215,7 +233,7 @@ class ModuleSource:
         return given, {**named, "closure": computed}
 
     def before(self, number: int = 0) -> None:
-        """Gradients are whole, of the optimizer with that number at least."""
+        """Note that gradients are complete, at least those of the optimizer with this number."""
         if number not in self._ready:
             self._ready.add(number)
             for call in self.stepping:
@@ -228,7 +246,7 @@ class ModuleSource:
         self._tell("reduced")
 
     def after(self) -> None:
-        """The step is over."""
+        """Note that the step is over."""
         self._tell("updated")
         self._tell("ended")
         self._step += 1
@@ -249,12 +267,14 @@ class ModuleSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Blocks of lists, and the largest modules beside them."""
+        """The layers by name: blocks of lists, and the largest modules beside them."""
         return naming.layers(self.module)
 
     @cached_property
     def hidden(self) -> frozenset[str]:
-        """Layers of which nothing is seen as they run, because torch.compile does not call them one by one."""
+        """Names of the layers whose activations cannot be seen, because torch.compile does not call
+        them one by one.
+        """
         if _compiled(self.module):
             return frozenset(self.layers)
         compiled = [module for module in self.model.modules() if _compiled(module)]
@@ -277,7 +297,7 @@ class ModuleSource:
 
     @property
     def roots(self) -> Sequence[nn.Module]:
-        """The modules that a forward pass calls; none if hooks on them would be compiled."""
+        """The outermost modules of a forward pass; empty if hooks on them would be compiled."""
         return (
             () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
         )
@@ -288,22 +308,27 @@ class ModuleSource:
         return self.model
 
     strict = False
-    """Whether a step never has more passes than `accumulation`. If not, several may share one loss."""
+    """Whether a step never has more passes than `accumulation`.
+
+    Otherwise several passes may share one loss.
+    """
 
     @property
     def trains(self) -> bool:
-        """Whether the model is in training mode, whatever its wrappers are in."""
+        """Whether the model itself is in training mode, whatever the mode of its wrappers."""
         return self.model.training
 
     @property
     def plain(self) -> bool:
-        """Whether parameters hold their own gradients, as torch leaves them."""
+        """Whether gradients are attributes of their parameters, as in plain torch."""
         return True
 
     @cached_property
     def at_hand(self) -> bool:
-        """Whether looking at what a rank holds moves nothing between ranks: parts of DTensors lie as boxes, and where torch did
-        not shard the module as a whole, gradients may still have to be summed.
+        """Whether a rank's tensors can be read without communication.
+
+        Parts of DTensors have to be boxes. If torch did not shard the whole module, gradients of
+        DTensors may still have to be summed.
         """
         weights = naming.parameters(self.module).values()
         return all(map(in_boxes, weights)) and (
@@ -312,7 +337,7 @@ class ModuleSource:
 
     @property
     def recomputes(self) -> bool:
-        """The module's own code decides."""
+        """True, since the module's own code may recompute."""
         return True
 
     @property
@@ -326,12 +351,12 @@ class ModuleSource:
 
     @cached_property
     def data(self) -> Group:
-        """This rank's group along them."""
+        """This rank's group along the axes with different samples."""
         return self.comm.along(self.axes)
 
     @property
     def passes(self) -> int:
-        """Forward passes of the step so far."""
+        """Number of forward passes of the step so far."""
         return self._passes
 
     def now(self) -> Now:
@@ -348,7 +373,10 @@ class ModuleSource:
         return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Of ranks that share samples, those see a part whose tensor is shorter than the tokens that went in."""
+        """The placement of an activation.
+
+        A tensor with fewer tokens than the input is one tensor rank's part.
+        """
         local, placement = whole(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
         # Sequence parallelism leaves each tensor rank a part of the tokens, in dimension 1.
@@ -363,7 +391,9 @@ class ModuleSource:
         return placement.split(1, self.comm.group("tensor").index, group)
 
     def batched(self, tensor: Tensor) -> bool:
-        """Whether the first dimension of an activation is that of the samples, or of their tokens, that went in."""
+        """Whether the first dimension of an activation is that of the input's samples, or of their
+        tokens.
+        """
         first = next((given for given in self._given if given.dim()), None)
         if first is None or not tensor.dim():
             return True
@@ -393,14 +423,14 @@ class ModuleSource:
                         yield Held(*self._named(piece.name, part, kind), local, placement)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """A tensor of that parameter: whole, as ranks hold it alike, or the part that lies here."""
+        """A tensor of a parameter: whole, if ranks hold it alike, or this rank's part."""
         local, placement = whole(
             tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline")
         )
         return Held(*self._named(name, part, kind), local, placement)
 
     def named(self, name: str) -> str:
-        """The global name of a parameter or buffer of that name in the module."""
+        """The global name of a parameter or buffer whose name in the module is `name`."""
         return name
 
     def _named(self, name: str, part: str, kind: str) -> tuple[str, str, str]:
@@ -408,7 +438,7 @@ class ModuleSource:
         return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """The tensors of that kind of a parameter, by what follows its name."""
+        """The tensors of a kind that belong to a parameter, by the suffixes of their names."""
         if kind == "weight":
             return {"": parameter.detach()}
         if kind == "gradient":
@@ -425,7 +455,7 @@ class ModuleSource:
         }
 
     def batch(self) -> Iterator[Held]:
-        """Tensor ranks take the same samples; data ranks others."""
+        """Yield the inputs, which tensor ranks share and data ranks do not."""
         for index, tensor in enumerate(self._given):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
@@ -441,11 +471,11 @@ class ModuleSource:
 
     @property
     def moving(self) -> Sequence[int]:
-        """The numbers of the optimizers that take part in this step, as far as they have begun to."""
+        """The numbers of the optimizers that have begun to step in this step."""
         return sorted(self._ready)
 
     def owned(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
-        """By its id, the group of each parameter that those optimizers hold."""
+        """The group of each parameter that these optimizers hold, by the parameter's id."""
         return {
             id(weight): group
             for number in numbers
@@ -492,8 +522,10 @@ class ModuleSource:
         )
 
     def _settings_held(self) -> Iterator[Held]:
-        """The numbers in the optimizers' settings as they are now, each setting apart; what all groups have alike is said once,
-        so that it does not matter how parameters are grouped.
+        """Yield the present numbers in the optimizers' settings, each setting as one tensor.
+
+        A value that all groups share is given once, so that the grouping of parameters does not
+        matter.
         """
         for name in dict.fromkeys(
             name for group in self.groups for name in group if name != "params"
@@ -508,7 +540,7 @@ class ModuleSource:
                     )
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """A forward pass begins; it is counted if it is for training."""
+        """Handle the beginning of a forward pass, which is counted if it is for training."""
         # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
@@ -531,8 +563,8 @@ class ModuleSource:
 
 
 def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a call in the order in which the module's forward declares them, whether they
-    were given by place or by name.
+    """The arguments of a call in the order of the module's forward, whether they are positional or
+    keywords.
     """
     kind: Any = type(module)
     try:
@@ -556,20 +588,25 @@ def _signature(kind: Any) -> Signature:
 
 
 def ranks_of(module: nn.Module) -> Comm:
-    """All ranks of the process group that this process is in, as torch distributes `module` over them; one without."""
+    """The ranks of the process group, with the axes along which torch distributes `module`; one
+    rank without a group.
+    """
     rank, world = joined() or (0, 1)
     return Comm(mesh_of(module, world), rank)
 
 
 def bare_optimizer(optimizer: Any) -> Any:
-    """The optimizer below what accelerate and others wrap around it. Raises `BridgeError` if it cannot be watched."""
+    """The optimizer without the wrappers of accelerate and others.
+
+    Raises `BridgeError` if it cannot be watched.
+    """
     inner = getattr(optimizer, "optimizer", None)
     if inner is not None and hasattr(inner, "param_groups"):
         return bare_optimizer(inner)
     if not hasattr(optimizer, "param_groups"):
         raise BridgeError(
             f"attach: found an optimizer of type {type(optimizer).__name__}, expected one of torch's, or one that wraps it;"
-            " pass what has param_groups and step()"
+            " pass an object with param_groups and step()"
         )
     return optimizer
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Under which names torch.compile, FullyShardedDataParallel and its checkpoint wrapper hold what they wrap."""
+"""Attributes in which torch.compile, FullyShardedDataParallel and its checkpoint wrapper hold the
+wrapped module.
+"""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `module` wraps, through all wrappers; `module` itself if it wraps nothing.
+    """The innermost module that `module` wraps; `module` itself if it wraps nothing.
 
     A wrapper holds its module under one of `INNER`, or as its only child, called `module`, and has no parameters of its own
     (DistributedDataParallel, and those built like it).
@@ -33,7 +35,7 @@ def _inner(module: nn.Module) -> nn.Module | None:
 
 
 def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Every module by its path without wrappers, parents first; a wrapper is not among them."""
+    """Yield every module but wrappers, parents first, with its path without wrappers."""
     inner = unwrapped(root)
     yield path, inner
     for name, child in inner.named_children():
@@ -46,7 +48,7 @@ def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Buffers by name without wrappers, each once, those included that no checkpoint holds."""
+    """Buffers by name without wrappers, each once, including those that checkpoints do not hold."""
     return dict(_once(root, "_buffers"))
 
 
@@ -61,8 +63,10 @@ def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def layers(root: nn.Module) -> dict[str, nn.Module]:
-    """The layers by name, in order, as they are called: blocks of lists, however deep these lie, and the largest modules that
-    hold no list beside them. A module that has two names is a layer once.
+    """The layers by name, in order: blocks of lists at any depth, and the largest other modules
+    without a list.
+
+    A module with two names is one layer.
     """
     model, found, seen = unwrapped(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
@@ -85,7 +89,9 @@ def _layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_list(module: nn.Module) -> bool:
-    """Whether `module` is a list of blocks: torch's own, or several modules of one kind with weights, one after the other."""
+    """Whether `module` is a list of blocks: one of torch's, or a sequence of modules of one kind
+    with weights.
+    """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
     parts = (
@@ -103,7 +109,9 @@ def is_list(module: nn.Module) -> bool:
 
 
 def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
-    """The layer that a parameter or module of that name belongs to (empty: none), and its name in there."""
+    """The layer to which a parameter or module belongs (empty: none), and its name within the
+    layer.
+    """
     words = name.split(".")
     # The longest name first: layers may lie inside of others.
     for length in range(len(words), 0, -1):

@@ -1,4 +1,4 @@
-"""Pairing: which tensors of two runs are held against each other, worked out once for steps that look alike."""
+"""Pairing: which tensors of two runs are compared, determined once for similar steps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from bridge.trace.segments import Floats, Places, Segments, ranges
 from bridge.trace.verdicts import Verdict
 
 OWNED = ("weight", "gradient", "moment", "replica", "buffer")
-"""Kinds that belong to a parameter or buffer, whatever layer a log counts that to."""
+"""Kinds of tensors that belong to a parameter or buffer, whatever its layer in a log."""
 STATISTICS = 5
-"""Numbers that stand for a tensor without samples: mean, standard deviation, size, smallest and largest."""
+"""Number of statistics that represent a tensor without samples: mean, deviation, size, smallest,
+largest.
+"""
 Section = tuple[str, str]
 """Phase and kind."""
 
 
 def key(name: Name) -> Name:
-    """The name by which both runs know a tensor. A parameter's holds its layer, whatever that is."""
+    """The name of a tensor in both runs.
+
+    That of a parameter includes its layer, which the runs may name differently.
+    """
     return (
         name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
         if name.kind in OWNED
@@ -37,12 +42,15 @@ def key(name: Name) -> Name:
 
 
 def section(name: Name) -> Section:
-    """Its phase and kind."""
+    """The phase and kind of a tensor."""
     return name.phase, name.kind
 
 
 def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Both steps' tensors; those that the runs divide among other microbatches are one tensor in both, without samples."""
+    """Both steps' tensors.
+
+    Those that the runs divide into different microbatches are joined, without samples.
+    """
     numbers: list[dict[Name, set[int | None]]] = []
     for entries in (ours, theirs):
         found: dict[Name, set[int | None]] = defaultdict(set)
@@ -79,25 +87,25 @@ class Table:
 
     @classmethod
     def of(cls, gathering: Gathering, columns: Columns) -> Table:
-        """From the records of a step."""
+        """Make the table from the records of a step."""
         return cls(gathering.figures(columns), gathering.samples(columns))
 
     @cached_property
     def finite(self) -> Floats:
-        """Elements of each that are neither NaN nor infinite."""
+        """Number of elements of each tensor that are neither NaN nor infinite."""
         found: Floats = self.figures[:, 0] - self.figures[:, 1] - self.figures[:, 2]
         return found
 
     @cached_property
     def sizes(self) -> Floats:
-        """Root mean square of each; 0 without any element."""
+        """Root mean square of each tensor; 0 for one without finite elements."""
         with np.errstate(all="ignore"):
             return np.where(
                 self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0
             )
 
     def statistics(self) -> Floats:
-        """(tensors, 5): what stands for each without samples."""
+        """The statistics (tensors, 5) that represent tensors without samples."""
         with np.errstate(all="ignore"):
             finite = np.where(self.finite != 0, self.finite, np.nan)
             mean = self.figures[:, 3] / finite
@@ -107,7 +115,9 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What became of some pairs: by pair, and in words what faults look like; and all values, one pair after the other."""
+    """The results for some pairs: verdicts, distances, descriptions of faults, and all values in
+    order of the pairs.
+    """
 
     verdicts: list[Verdict]
     distances: Floats
@@ -118,18 +128,18 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Tensors `ours` of A, each with one of `theirs` of B, as `tensors` has them."""
+    """Pairs of tensors: indices `ours` of A and `theirs` of B, with the `tensors` themselves."""
 
     gatherings: tuple[Gathering, Gathering]
     ours: Places
     theirs: Places
     tensors: tuple[tuple[Entry, Entry], ...]
     partial: bool = False
-    """Whether some ranks were not to log. Then only samples that both runs have are compared."""
+    """Whether some ranks were not to log, so that only samples that both runs have are compared."""
 
     @cached_property
     def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
-        """The pairs whose values cannot be compared: verdict, distance, and why."""
+        """The verdict, distance and reason for each pair whose values cannot be compared."""
         found: dict[int, tuple[Verdict, float, str]] = {}
         for at, (one, other) in enumerate(self.tensors):
             if one.joined != other.joined or (one.shape != other.shape and not one.joined):
@@ -142,7 +152,7 @@ class Pairs:
                 found[at] = (
                     "fault",
                     math.inf,
-                    f"{one.missing or other.missing} elements were logged by no rank",
+                    f"no rank logged {one.missing or other.missing} of its elements",
                 )
             elif not (
                 self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]
@@ -161,14 +171,16 @@ class Pairs:
 
     @cached_property
     def segments(self) -> Segments:
-        """Of the values of each: its samples, or statistics instead of them."""
+        """Segments of the values of each pair: its samples, or its statistics if it has none."""
         return Segments.of(
             np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
         )
 
     @cached_property
     def _reading(self) -> tuple[Places, Places, Places, Places]:
-        """Where the samples lie, in values and in both tables; and where statistics lie in values."""
+        """Indices of samples among the values and in both tables, and of statistics among the
+        values.
+        """
         rows, others = self.sampled.nonzero()[0], (~self.sampled).nonzero()[0]
         lengths = self.segments.lengths[rows]
         first, second = (
@@ -178,7 +190,7 @@ class Pairs:
         return self.segments.elements(rows), first, second, self.segments.elements(others)
 
     def values(self, tables: tuple[Table, Table]) -> tuple[Floats, Floats]:
-        """Of both, one tensor after the other."""
+        """The values of both runs, one tensor after the other."""
         to, first, second, rest = self._reading
         found = np.empty(self.segments.size), np.empty(self.segments.size)
         for values, table, places, which in zip(
@@ -201,9 +213,10 @@ class Pairs:
         ratios: Mapping[str, float],
         explained: Floats | None = None,
     ) -> Judged:
-        """Hold the pairs against each other. `scales` are the usual sizes of values like these, by which
-        a tensor is measured that is 0 but for rounding. `explained` is how far apart each sample may be
-        in any case.
+        """Compare the pairs.
+
+        `scales` are the usual sizes of such values, against which a tensor is measured that is 0 up
+        to rounding. `explained` is the distance of each sample that is already explained.
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):
@@ -242,7 +255,7 @@ class Pairs:
     def looks(
         self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]
     ) -> dict[int, str]:
-        """What the differences of these look like."""
+        """Descriptions of the differences of these pairs, by pair."""
         if not len(which):
             return {}
         elements = self.segments.elements(which)
@@ -259,18 +272,20 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of a part that another rank of A logged than the first: which pair it belongs to, and the records of both."""
+    """A copy of a part, logged by a rank of A other than the first: its pair, and the records of
+    copy and part.
+    """
 
     pair: int
     rank: int
     row: int
     first: int
     tensor: Entry
-    """With the copy in the place of the first."""
+    """The tensor with the copy in place of the first rank's part."""
 
 
 def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[Copy]:
-    """Of all pairs."""
+    """Yield the copies in all pairs."""
     for at, (one, _) in enumerate(pairs):
         first = {place(part.record.placement): part for part in one.parts}
         for copy in one.replicas:
@@ -280,14 +295,14 @@ def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[C
 
 
 def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
-    """The unit in the last place of the coarsest format."""
+    """The unit in the last place (machine epsilon) of the coarsest number format."""
     formats = {one.first.dtype, other.first.dtype, *formats}
     floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
     return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
 
 
 class Pairing:
-    """The tensors of steps of two runs that look like these patterns."""
+    """The pairs of tensors in steps of two runs with these patterns."""
 
     def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial

@@ -1,4 +1,6 @@
-"""Patterns: what the difference of two tensors looks like, in words that claim no more than the numbers say."""
+"""Patterns: descriptions of the difference between two tensors that claim no more than the numbers
+show.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from torch import Tensor
 from bridge.trace.segments import Floats, Segments
 
 CLOSE = 1e-2
-"""How near a scaled copy has to come, as a share, to be called one."""
+"""Largest distance, as a share, at which a tensor counts as a scaled copy of another."""
 
 SAME = 1e-6
-"""How far apart values may be, as a share, to be called the same."""
+"""Largest distance, as a share, at which values count as equal."""
 
 
 def causes(
@@ -24,8 +26,10 @@ def causes(
     ratios: Mapping[str, float],
     phases: Sequence[str] = (),
 ) -> list[str]:
-    """What the difference of each tensor looks like, in words: A's `values` against B's, in that phase of a step. Elements lie
-    one tensor after the other in `segments`.
+    """A description of the difference of each tensor: A's `values` against B's `others`, in that
+    phase of a step.
+
+    The elements of one tensor after the other lie in `segments`.
     """
     with np.errstate(all="ignore"):
         norms, sizes = np.sqrt(segments.sums(values**2)), np.sqrt(segments.sums(others**2))
@@ -67,7 +71,7 @@ def causes(
 
 
 def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
-    """Whether each tensor is the same in both, but for rounding."""
+    """Whether each tensor is equal in both runs, up to rounding."""
     with np.errstate(all="ignore"):
         apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
     found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
@@ -75,13 +79,15 @@ def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool
 
 
 def scaled(values: Tensor, others: Tensor) -> tuple[float, float]:
-    """The factor by which A's values are nearest to B's, and what it leaves of them, as a share."""
+    """The factor of B's values that comes nearest to A's, and the distance that remains, as a share
+    of A's norm.
+    """
     factor = float(values @ others) / max(float(others @ others), TINY)
     return factor, float((values - factor * others).norm()) / max(float(values.norm()), TINY)
 
 
 TINY = 1e-300
-"""Instead of a divisor of 0."""
+"""Divisor that replaces 0."""
 
 
 def _factor(factor: float, ratios: Mapping[str, float]) -> str:

@@ -19,7 +19,7 @@ from bridge.trace.source import Now
 
 
 def stages_of(target: Any) -> tuple[Any, ...]:
-    """The stages that this rank runs of a schedule; a stage itself; nothing for anything else."""
+    """The stages of a schedule on this rank, or a stage itself; empty for any other object."""
     if hasattr(target, "submod") and hasattr(target, "stage_index"):
         return (target,)
     found = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
@@ -29,7 +29,10 @@ def stages_of(target: Any) -> tuple[Any, ...]:
 
 
 class Stages(nn.Module):
-    """The stages of a rank as one module. What two stages name alike (`0.weight`) gets the stage's number ahead."""
+    """The stages of a rank as one module.
+
+    Names that two stages share (`0.weight`) get the stage as a prefix.
+    """
 
     def __init__(self, stages: Sequence[Any], apart: bool) -> None:
         super().__init__()
@@ -40,10 +43,11 @@ class Stages(nn.Module):
 
 
 class PipelineSource(ModuleSource):
-    """Tells traces of the `stages` that this rank runs, whose microbatches are those of `schedule`.
+    """The trace source of the `stages` on this rank, whose microbatches are those of `schedule`.
 
-    Layers have the names that they have in their stage's module, as `torch.distributed.pipelining.pipeline` and most loops that
-    cut a model themselves leave them; where two stages have the same names, `stage1.` and so on goes ahead.
+    Layers have their names in the stage's module, which `torch.distributed.pipelining.pipeline` and
+    most hand-written splits keep. If two stages share names, `stage1.` and so on is put before
+    them.
     """
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
@@ -72,7 +76,9 @@ class PipelineSource(ModuleSource):
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
-        """A stage that runs once on made-up tensors, to learn their shapes, as it may before its first step, does no pass."""
+        """Do not count the pass in which a stage infers shapes from made-up tensors before its
+        first step.
+        """
         plain = getattr(stage, "_forward_metadata_inference", None)
         if plain is None:
             return
@@ -99,7 +105,7 @@ class PipelineSource(ModuleSource):
         return tuple(stage.submod for stage in self.stages)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Each stage counts for itself."""
+        """Handle the beginning of a forward pass, which each stage counts separately."""
         if self._trial:
             self.quiet = True
             return
@@ -126,7 +132,7 @@ class PipelineSource(ModuleSource):
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Those of other ranks too, as modules that are never called."""
+        """The layers of all ranks; those of other ranks are modules that are never called."""
         here = {
             self._name(stage.stage_index, name): module
             for stage in self.stages
@@ -136,7 +142,7 @@ class PipelineSource(ModuleSource):
         return {name: here.get(name) or nn.Identity() for name in order}
 
     def factors(self) -> Mapping[Unit, float]:
-        """A schedule that scales gradients does so at the end of a step."""
+        """Factors of gradients. A schedule that scales gradients does so at the end of a step."""
         return {
             "parameter": 1.0,
             "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1),
@@ -153,7 +159,10 @@ class PipelineSource(ModuleSource):
 
 
 def mesh_of(stage: Any) -> Comm:
-    """Pipeline ranks as that stage's group has them, all else data ranks. Raises `BridgeError` where these make no grid."""
+    """The mesh of the pipeline ranks in a stage's group and of data ranks.
+
+    Raises `BridgeError` if they form no grid.
+    """
     rank, world = joined() or (0, 1)
     size = stage.group_size
     ranks = tuple(dist.get_process_group_ranks(stage.group or dist.group.WORLD))

@@ -1,4 +1,5 @@
-"""Placements: which part of a whole tensor one rank holds, so that parts of any layout can be put together."""
+"""Placements: which part of a whole tensor a rank holds, so that parts of any layout can be joined.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A box of a tensor of shape `whole`, from `offsets` on, `sizes` long; of its elements in row-major order those from
-    `start` to `stop`. Ranks along the axes `replicas` hold the same.
+    """A part of a tensor of shape `whole`: of the box at `offsets` with `sizes`, the elements
+    `start` to `stop`.
+
+    Elements are in row-major order. Ranks along the axes `replicas` hold the same part.
     """
 
     whole: Shape
@@ -26,18 +29,20 @@ class Placement:
 
     @classmethod
     def full(cls, shape: Shape, replicas: tuple[str, ...] = ()) -> Placement:
-        """All of it."""
+        """The placement of a whole tensor."""
         return cls(shape, (0,) * len(shape), shape, 0, prod(shape), replicas)
 
     @classmethod
     def box(
         cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()
     ) -> Placement:
-        """A rectangular part."""
+        """The placement of a box."""
         return cls(whole, offsets, sizes, 0, prod(sizes), replicas)
 
     def split(self, dim: int, index: int, parts: int) -> Placement:
-        """The whole of which this is part `index` of equal `parts` along `dim`."""
+        """The placement in the larger tensor of which this one is part `index` of equal `parts`
+        along `dim`.
+        """
         size, change = self.sizes[dim], {dim: self.sizes[dim] * index}
         whole = tuple(
             length * parts if at == dim else length for at, length in enumerate(self.whole)
@@ -47,7 +52,7 @@ class Placement:
         return Placement(whole, offsets, self.sizes, self.start, self.stop, self.replicas)
 
     def run(self, start: int, stop: int) -> Placement:
-        """Elements `start` to `stop` of the box in row-major order."""
+        """The placement of the elements `start` to `stop` of the box, in row-major order."""
         return Placement(self.whole, self.offsets, self.sizes, start, stop, self.replicas)
 
     @property
@@ -61,8 +66,8 @@ class Placement:
         return self.count == prod(self.whole)
 
     def within(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Of elements of the whole (int64 places in row-major order): which are held here, and where, counted from the
-        first element held.
+        """Which elements of the whole (int64 indices in row-major order) are held here, and their
+        indices here.
         """
         held = torch.ones_like(wanted, dtype=torch.bool)
         place, rest = torch.zeros_like(wanted), wanted
@@ -77,7 +82,7 @@ class Placement:
         return held, place[held]
 
     def places(self) -> Tensor:
-        """The place of each held element in the whole, in row-major order."""
+        """The index of each held element in the whole, in row-major order."""
         found = torch.arange(self.start, self.stop)
         place = torch.zeros_like(found)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):

@@ -1,4 +1,6 @@
-"""A plugin of pytest, so that a project's own tests hold two of its layouts together: the fixture `assert_same_run`."""
+"""A pytest plugin with the fixture `assert_same_run`, with which a project's tests compare runs of
+two layouts.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ Folder = str | Path
 
 @pytest.fixture
 def assert_same_run() -> Callable[[Folder, Folder], None]:
-    """`assert_same_run(a, b)`: two traced runs are equal up to rounding. What fails says where they part and, if their logs show
-    it, why. Runs without a tensor whose values both logged fail too: nothing was proved.
+    """`assert_same_run(a, b)`: asserts that two traced runs are equal up to rounding.
+
+    A failure says where they part and, if their logs show it, why. Runs without a tensor whose
+    values both logged fail too, since nothing was proved.
     """
     return same_run
 
 
 def same_run(first: Folder, second: Folder) -> None:
-    """Raises `AssertionError`, or `BridgeError` where a folder holds no run."""
+    """Raises `AssertionError` if the runs part, and `BridgeError` if a folder holds no run."""
     from bridge.trace.comparison import compare
     from bridge.trace.run import Run
 
@@ -36,5 +40,6 @@ def same_run(first: Folder, second: Folder) -> None:
         raise AssertionError(f"{first} and {second} are not the same run\n" + "\n".join(told))
     if not any(line.verdict in ("equal", "rounding") for line in found.lines):
         raise AssertionError(
-            f"{first} and {second}: no tensor was logged with values in both: nothing is proved"
+            f"{first} and {second}: no tensor was logged with values in both runs, so nothing is "
+            "proved"
         )

@@ -1,4 +1,4 @@
-"""Records: one line of a log, named the same on every layout."""
+"""Records: the entries of a log, whose names do not depend on the layout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from bridge.trace.placement import Placement
 from bridge.trace.summary import Summary
 
 PHASES = ("init", "forward", "backward", "reduce", "update")
-"""What a step does, in order."""
+"""Phases of a step, in order."""
 
 MEMORY, SHARD = "memory", "gradient shard"
-"""Kinds that tell of one rank, on its layout; runs are not compared by them."""
+"""Kinds of tensors that depend on the layout, and are not compared between runs."""
 
 Unit = Literal["own", "activation", "parameter"]
-"""The unit of a tensor: its own values, a gradient as backward leaves it at an activation, or one as the step reduced it."""
+"""The unit of a tensor: its own values, a gradient of an activation as backward computes it, or a
+reduced gradient.
+"""
 
 
 class Name(NamedTuple):
-    """What was logged: `kind` is what the tensor is to its layer (output, input gradient, weight, gradient, moment), `tensor`
-    which one of them. `microbatch` is None where the microbatches of a step make one tensor, one after the other.
+    """The name of a logged tensor.
+
+    `kind` is its role in the layer (output, input gradient, weight, gradient, moment), and `tensor`
+    tells which one it is. `microbatch` is None if the microbatches of a step are concatenated to
+    one tensor.
     """
 
     step: int
@@ -38,7 +43,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one rank logged of one tensor at one place in a step.
+    """The record that one rank logged of one tensor at one point of a step.
 
     `placement` tells which part of the named tensor it is, `microbatch` when it was seen. Logged values times `factor` are in
     the unit that all layouts share: of the step's mean loss, unscaled.
@@ -56,5 +61,5 @@ class Record:
     full: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The record as JSON values."""
         return asdict(self) | {"name": list(self.name)}

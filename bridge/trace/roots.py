@@ -1,4 +1,6 @@
-"""Roots: what backward passes start from, which is the loss of a training whose loop nobody knows."""
+"""Roots: the tensors from which backward passes start, which are the losses of a training with an
+unknown loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from bridge.trace.tracer import recomputing
 
 
 class Roots:
-    """The scalars that backward passes started from since they were asked for last."""
+    """The scalars from which backward passes started since the last call of `take`."""
 
     def __init__(self) -> None:
         self._found: list[Tensor] = []
@@ -21,7 +23,7 @@ class Roots:
         _install()
 
     def began(self, tensors: Any) -> None:
-        """A backward pass starts from these."""
+        """Note the tensors from which a backward pass starts."""
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if not recomputing() and isinstance(several, list | tuple):
@@ -30,7 +32,10 @@ class Roots:
             ]
 
     def take(self) -> float | None:
-        """Their sum, as passes of one step share its loss; None if there was none. Waits for it."""
+        """The sum of the scalars, since passes of a step share its loss; None if there were none.
+
+        Waits for the device.
+        """
         found, self._found = self._found, []
         return sum(float(root) for root in found) if found else None
 
@@ -39,7 +44,10 @@ _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
 
 
 def _install() -> None:
-    """Have every backward pass that is asked for from Python told to those who listen, once in a process."""
+    """Report every backward pass that Python code starts to all listeners.
+
+    Installed once in a process.
+    """
     plain = torch.autograd.backward
     # Replaced once more, it would tell of each pass twice.
     if hasattr(plain, "told_to"):

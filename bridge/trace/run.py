@@ -1,4 +1,4 @@
-"""Runs: the logs of all ranks of one training, put together to whole tensors."""
+"""Runs: the logs of all ranks of one training, joined to whole tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_fo
 from bridge.trace.summary import Summary, sampled
 
 MOST_MISSING = 4096
-"""How many times more elements a tensor may have than its log has: ranks whose logs are not there yet."""
+"""Largest ratio of a tensor's elements to those in the logs, as the logs of some ranks may be
+missing.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class Part:
         return int(self.folder.name.rpartition("-")[2])
 
     def tensor(self, key: str | None, count: int | None = None) -> Tensor | None:
-        """What was kept under that key, in fp64: `count` numbers. Raises `SourceError` if it is not there."""
+        """The `count` numbers that were kept under `key`, in fp64.
+
+        Raises `SourceError` if they are missing.
+        """
         if key is None:
             return None
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
@@ -64,16 +69,21 @@ class Part:
 
 @lru_cache(maxsize=128)
 def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
-    """A file's tensors, read once; `written`, its time, tells it from a later one of that name."""
+    """The tensors of a file, which is read once.
+
+    `written`, its time, distinguishes it from a later file of that name.
+    """
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
         raise SourceError(
-            f"{path}: it is not what was written, {STEPS} has another digest; it is damaged"
+            f"{path}: its digest differs from the one in {STEPS}; it is damaged"
         )
     return load_file(regular(path, path.parent.parent))
 
 
 def _room(elements: int, present: int, name: object) -> None:
-    """Raises `SourceError` if a tensor is too large for what was logged of it, so that its log cannot be right."""
+    """Raises `SourceError` if a tensor is far larger than its logged part, so that its log must be
+    damaged.
+    """
     if elements > MOST_MISSING * max(present, 1):
         raise SourceError(
             f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged"
@@ -82,17 +92,22 @@ def _room(elements: int, present: int, name: object) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a step, as the parts that were logged of it, each once; values are in the unit that all layouts share."""
+    """One tensor of a step, as its logged parts without copies.
+
+    Values are in the unit that all layouts share.
+    """
 
     name: Name
     parts: tuple[Part, ...]
     replicas: tuple[Part, ...] = ()
-    """The other copies of parts, which other ranks logged."""
+    """Further copies of the parts, logged by other ranks."""
     joined: bool = False
-    """Whether the parts are of several microbatches, of which only statistics make sense together."""
+    """Whether the parts are of several microbatches, for which only statistics can be merged."""
 
     def copies(self) -> Iterator[tuple[Part, Entry]]:
-        """Each copy that is not what the first rank logged, and the tensor with it in the place of that."""
+        """Yield each copy that differs from the first rank's part, with the tensor in which it
+        replaces that part.
+        """
         first = {place(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
             part = first[place(copy.record.placement)]
@@ -109,17 +124,17 @@ class Entry:
 
     @property
     def first(self) -> Record:
-        """A record of it, for what all parts have alike."""
+        """The record of the first part, for facts that all parts share."""
         return self.parts[0].record
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """The shape of the whole tensor."""
         return self.first.placement.whole
 
     @property
     def missing(self) -> int:
-        """Elements of which no rank logged anything."""
+        """Number of elements that no rank logged."""
         return (
             0
             if self.joined
@@ -128,7 +143,7 @@ class Entry:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Of all parts; None below level 2."""
+        """The merged summary of all parts; None below level 2."""
         found = [
             _scaled(part.record.summary, part.record.factor)
             for part in self.parts
@@ -138,7 +153,9 @@ class Entry:
 
     @cached_property
     def samples(self) -> Tensor | None:
-        """fp64 samples of the whole, NaN where a rank's are missing; None below level 3."""
+        """The samples of the whole tensor in fp64, NaN for those of missing ranks; None below level
+        3.
+        """
         if self.joined:
             return None
         if self.whole is not None:
@@ -170,14 +187,14 @@ class Entry:
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
             assert numbers is not None, "asked only where there are samples"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
-                told = "found numbers of samples that the tensor does not have; it is damaged"
+                told = "found indices of samples beyond those of the tensor; it is damaged"
                 raise SourceError(f"{part.folder}: {self.name}: {told}")
             samples[numbers.long()] = held * part.record.factor
         return samples
 
     @cached_property
     def whole(self) -> Tensor | None:
-        """All of it in fp64, NaN where a rank's part is missing; None unless whole tensors were kept."""
+        """The whole tensor in fp64, NaN for missing parts; None unless whole tensors were kept."""
         if not any(part.record.full for part in self.parts):
             return None
         _room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
@@ -192,7 +209,7 @@ class Entry:
         return flat.view(self.shape)
 
     def microbatches(self) -> dict[int, Summary]:
-        """The summary of each microbatch apart."""
+        """The summary of each microbatch, by its number."""
         found: dict[int, list[Summary]] = defaultdict(list)
         for part in self.parts:
             if part.record.microbatch is not None and part.record.summary:
@@ -203,12 +220,15 @@ class Entry:
 
 
 LOOKED = 3
-"""Steps in which the order of layers is looked for."""
+"""Number of steps in which the order of layers is looked up."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder; steps whose line is whole on every rank can be read while it goes on."""
+    """A run in its folder.
+
+    Steps that every rank has written completely can be read while the run continues.
+    """
 
     folder: Path
     about: Mapping[str, Any]
@@ -216,7 +236,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """Raises `SourceError` if that is no run."""
+        """Open the run in `folder`. Raises `SourceError` if that is no run."""
         path = Path(folder)
         if not (path / RUN).exists():
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
@@ -230,18 +250,20 @@ class Run:
 
     @property
     def layout(self) -> str:
-        """Engine, ranks and microbatches, in words."""
+        """The engine, ranks and microbatches, as text."""
         axes = [f"{axis} {size}" for axis, size in self.about.get("mesh", {}).items() if size > 1]
         count = self.about.get("accumulation")
         word = "microbatch" if count == 1 else "microbatches"
         passes = (
-            "microbatches as they came" if count is None else f"{count} {word} of a rank in a step"
+            "an unknown number of microbatches"
+            if count is None
+            else f"{count} {word} of a rank in a step"
         )
         return f"{self.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What is not in this log, in words."""
+        """Sentences about the parts of the run that are not in this log."""
         found, left = (
             [*notes(self.keep), *self.filter.notes()],
             [step for step in self.steps if step not in self._kept],
@@ -255,13 +277,13 @@ class Run:
 
     @cached_property
     def keep(self) -> Mapping[str, Any]:
-        """What of the run was to be logged; empty: all."""
+        """The settings of which parts of the run were to be logged; empty for all."""
         found = self.about.get("keep", {})
         return found if isinstance(found, Mapping) else {}
 
     @cached_property
     def filter(self) -> Filter:
-        """What of the run was chosen to be logged."""
+        """The filter that selected the tensors to be logged."""
         return Filter.of(self.about)
 
     @cached_property
@@ -274,7 +296,7 @@ class Run:
 
     @cached_property
     def logged(self) -> tuple[int, ...]:
-        """Those of `steps` whose tensors were to be logged, and for which every rank had room."""
+        """The steps whose tensors were to be logged, and for which every rank had room."""
         every = self.keep.get("every", 1)
         # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
@@ -287,11 +309,11 @@ class Run:
         return tuple(sorted(set.intersection(*written))) if written else ()
 
     def entries(self, step: int) -> tuple[Entry, ...]:
-        """The tensors of a step, in the order in which a run on one rank would come across them."""
+        """The tensors of a step, in the order of a run on one rank."""
         return self.put_together(self.parts(step))
 
     def put_together(self, parts: Iterable[Part]) -> tuple[Entry, ...]:
-        """The tensors that these are parts of."""
+        """The tensors to which these parts belong."""
         found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
         for part in parts:
             found[part.record.name][place(part.record.placement)].append(part)
@@ -303,7 +325,8 @@ class Run:
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
     def order(self, name: Name) -> Any:
-        """Phase, microbatch, layer (in backward from the last to the first), and then by name."""
+        """Sorting key of a tensor: phase, microbatch, layer (reversed in backward), kind and name.
+        """
         place = self._layers.get(name.layer, len(self._layers))
         order = -place if name.phase == "backward" else place
         if name.kind == "input":
@@ -336,7 +359,7 @@ class Run:
         return {layer: place for place, layer in enumerate(self.layers)}
 
     def parts(self, step: int) -> Iterator[Part]:
-        """What every rank logged of a step, in the order in which it did."""
+        """Yield the parts that every rank logged of a step, in order of logging."""
         for folder, steps in self.lines.items():
             yield from self._of(folder, steps[step])
 
@@ -349,8 +372,10 @@ class Run:
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
-    """The tensor of that name. If ranks logged parts of different wholes, as of microbatches of unequal
-    length, there are as many tensors as wholes.
+    """Yield the tensor with a name, or several if ranks logged parts of tensors with different
+    shapes.
+
+    Microbatches of unequal length, for example, have different shapes.
     """
     wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
     for parts in copies:
@@ -369,11 +394,13 @@ def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
 
 
 APART = "part"
-"""What is added to a tensor's name, with a number, where ranks logged parts of different wholes."""
+"""Suffix of a tensor's name, before a number, if ranks logged parts of tensors with different
+shapes.
+"""
 
 
 def place(placement: Placement) -> Any:
-    """A placement without its replicas: parts for which it is the same are copies of each other."""
+    """A placement without its replicas, which is equal for parts that are copies of each other."""
     return replace(placement, replicas=())
 
 

@@ -1,4 +1,4 @@
-"""Running: whether a training still writes its trace, so that who follows it knows when it ends."""
+"""Running: whether a training still writes its trace, so that a follower knows when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MOST = 2**16
 
 
 def mark(folder: Path) -> Callable[[], None]:
-    """Note that this process writes there; what ends the note, which the end of the process does too."""
+    """Note that this process writes to `folder`.
+
+    Returns a function that removes the note, as the process's end does.
+    """
     path = folder / FILE
 
     def ended() -> None:
@@ -35,7 +38,9 @@ def mark(folder: Path) -> Callable[[], None]:
 
 
 def alive(folder: Path) -> bool:
-    """Whether somebody writes there: a note is there, and its process is, as far as this host can tell."""
+    """Whether a process writes to `folder`: there is a note, and its process exists as far as this
+    host can tell.
+    """
     path = folder / FILE
     if not path.exists():
         return False

@@ -1,4 +1,6 @@
-"""What the files of a traced run hold, checked as they are read: its head, its lines, and the records in them."""
+"""The schema of a traced run's files, checked when they are read: the head, the lines, and their
+records.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,18 @@ from bridge.trace.record import PHASES, Record
 
 FORMAT = 2
 UNSEALED = 1
-"""The format before: lines without digests."""
+"""The previous format, whose lines have no digests."""
 RUN = "run.json"
 STEPS = "steps.jsonl"
 MOST_HEAD = 2**26
 MOST_LEVEL = 40
-"""2^37 samples of a tensor: more than any has elements."""
+"""Largest level; its 2^37 samples are more than any tensor has elements."""
 
 
 class Chosen(BaseModel):
-    """What of a run was chosen to be logged (`bridge.trace.layer_log.Filter`); steps as a range has them."""
+    """The filter of a run (`bridge.trace.layer_log.Filter`), with its steps as the arguments of a
+    range.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -43,7 +47,7 @@ class Chosen(BaseModel):
 
 
 class Head(BaseModel):
-    """What run.json says of all ranks."""
+    """The content of run.json, which applies to all ranks."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -60,8 +64,10 @@ class Head(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a line says: what one rank logged of a step, the digest of the file with its tensors, if there
-    is one, and the loss that its backward passes started from, if that was seen.
+    """The content of a line: one rank's records of a step, the digest of its file of tensors, and
+    the loss.
+
+    The digest is None if there is no such file, and the loss is None if it was not seen.
     """
 
     records: list[Any]
@@ -71,7 +77,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A step of one rank: `size` bytes of its log from byte `begin` on, which are read when they are asked for."""
+    """A step of one rank: `size` bytes of its log from byte `begin` on, which are read on demand.
+    """
 
     step: int
     path: Path
@@ -80,7 +87,7 @@ class Line:
     where: str
     sealed: bool
     left: bool = False
-    """Whether its tensors were left out, for want of room."""
+    """Whether the step's tensors were left out because the log's budget is used up."""
 
     def read(self) -> Content:
         """Raises `SourceError`."""
@@ -102,7 +109,7 @@ class Line:
 
 
 def head(run: Path) -> dict[str, Any]:
-    """What run.json says. Raises `SourceError`."""
+    """The content of run.json. Raises `SourceError`."""
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
     found = parsed(text, path)
@@ -124,13 +131,15 @@ def head(run: Path) -> dict[str, Any]:
 
 
 def rank_folder(run: Path, rank: int) -> Path:
-    """Where a rank writes."""
+    """The folder to which a rank writes."""
     return run / f"rank-{rank:05d}"
 
 
 def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[Line]:
-    """The whole lines of a rank's log, each held against its digest, from byte `begin` on, before which there are `number`; the
-    last one is left out if a kill cut it. None if the rank has not begun.
+    """Yield the complete lines of a rank's log from byte `begin` on, each checked by its digest.
+
+    `number` lines come before `begin`. The last line is left out if a kill cut it. Nothing is
+    yielded if the rank has not begun.
     """
     path = rank_folder(run, rank) / STEPS
     if not inside(path, run).exists():
@@ -156,16 +165,18 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
 
 
 LEFT = b', "left": "budget"'
-"""What a line has near its end whose tensors were left out."""
+"""Text near the end of a line whose tensors were left out."""
 BEGINNING = re.compile(rb'\{"step": (-?\d{1,18}), "rank": (\d{1,18}), "records": \[')
-"""How a line begins that nobody wrote but a log: what it says of itself is known without reading it all."""
+"""Matches the beginning of a line as a log writes it, so that step and rank are known without
+reading it all.
+"""
 SEALED = re.compile(rb', "digest": "([0-9a-f]{64})"\}')
 SEAL = len(', "digest": ""}') + 64
-"""Bytes of a digest and what stands around it."""
+"""Number of bytes of a digest with the text around it."""
 
 
 def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
-    """Step and rank of a line."""
+    """The step and rank of a line."""
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _holds(raw):
@@ -178,7 +189,7 @@ def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
 
 
 def _holds(raw: bytes) -> bool:
-    """Whether a line is what was written."""
+    """Whether a line matches its digest."""
     seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
     return (
         seal is not None
@@ -187,7 +198,7 @@ def _holds(raw: bytes) -> bool:
 
 
 def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
-    """What a line says. The slow way is that of lines that are damaged, for its words."""
+    """The content of a line. A damaged line is parsed again more slowly, for a good message."""
     if not sealed or _holds(raw):
         try:
             found = from_json(raw)
@@ -225,7 +236,10 @@ def _records() -> TypeAdapter[Record]:
 
 
 def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
-    """One record of a line of that step. Raises `SourceError` that begins with `where`."""
+    """One record of a line of `step`.
+
+    Raises `SourceError`, with a message that starts with `where`.
+    """
     try:
         found = _records().validate_python(fields)
     except ValidationError as error:
@@ -237,7 +251,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
 
 
 def _reason(found: Record, step: int) -> str:
-    """Why no log holds such a record; empty if one may."""
+    """The reason why no log can hold such a record; empty if one can."""
     if found.name.step != step:
         return f"a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:
@@ -249,7 +263,7 @@ def _reason(found: Record, step: int) -> str:
     return (
         ""
         if _possible(found.placement)
-        else f"found a part {shown(found.placement)} that does not lie in its whole"
+        else f"found a part {shown(found.placement)} that is not within its whole tensor"
     )
 
 

@@ -1,4 +1,4 @@
-"""Segments: arrays of unequal length, one behind the other in one array, worked on all at once."""
+"""Segments: arrays of unequal length, concatenated in one array and processed all at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Their lengths, where each begins, and for each element the number of its segment."""
+    """The lengths and beginnings of segments, and for each element the number of its segment."""
 
     lengths: Places
     begins: Places
@@ -23,26 +23,29 @@ class Segments:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Segments:
-        """Of these lengths."""
+        """Segments with these lengths."""
         found = np.array(lengths, np.int64)
         return cls(found, np.cumsum(found) - found, np.repeat(np.arange(len(found)), found))
 
     @property
     def size(self) -> int:
-        """Elements of all."""
+        """Number of elements in all segments."""
         return len(self.numbers)
 
     def elements(self, which: Places) -> Places:
-        """Where the elements of these segments lie, in that order."""
+        """Indices of the elements of the segments `which`, in that order."""
         return ranges(self.begins[which], self.lengths[which])
 
     def sums(self, values: Floats) -> Floats:
-        """(elements,) to (segments,); 0 of an empty one."""
+        """Sums of each segment's elements: (elements,) to (segments,), with 0 for an empty segment.
+        """
         found: Floats = np.bincount(self.numbers, values, len(self.lengths)).astype(np.float64)
         return found
 
     def rms(self, values: Floats) -> Floats:
-        """Root of the mean square of each, over all rows of `values` (elements,) or (rows, elements); 0 of an empty one."""
+        """Root mean square of each segment, over all rows of `values` (elements,) or (rows,
+        elements); 0 if empty.
+        """
         with np.errstate(all="ignore"):
             squares = values**2 if values.ndim == 1 else (values**2).sum(axis=0)
             count = np.maximum(self.lengths * (values.size // max(1, values.shape[-1])), 1)
@@ -50,12 +53,12 @@ class Segments:
         return found
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(segments,) to (elements,)."""
+        """Repeat each segment's value for its elements: (segments,) to (elements,)."""
         return values[self.numbers]
 
 
 def ranges(begins: Places, lengths: Places) -> Places:
-    """The whole numbers from each of `begins` on, as many as its length, one range behind the other."""
+    """The concatenation of ranges of integers, given by `begins` and `lengths`."""
     ends = np.cumsum(lengths)
     found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
         begins - (ends - lengths), lengths

@@ -1,4 +1,4 @@
-"""Settings of two runs: which differ, of one engine or of two."""
+"""Settings of two runs, of one engine or of two, and which of them differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that two runs do not have alike; None if one of them does not have it. A `layout` changes who computes what."""
+    """A setting that differs between two runs, None in a run without it.
+
+    With `layout`, it decides who computes what.
+    """
 
     path: str
     first: Any
@@ -32,7 +35,7 @@ LAYOUT = (
     "accumulation",
     "zero_optimization.",
 )
-"""Settings that begin so decide who computes what, or what is logged."""
+"""Prefixes of settings that decide which rank computes what, or what is logged."""
 SPEED = (
     "foreach",
     "fused",
@@ -42,7 +45,8 @@ SPEED = (
     "decoupled_weight_decay",
     "param_names",
 )
-"""Settings of torch's optimizers that are no numbers of the update, or follow from its class."""
+"""Names of settings of torch's optimizers that do not affect the update, or follow from the class.
+"""
 SHARED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.name", "optimizer"),
     "learning rate": ("optimizer.lr", "group 0.lr", "optimizer.optimizer.lr"),
@@ -51,11 +55,13 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "weight decay": ("optimizer.weight_decay", "group 0.weight_decay"),
     "momentum": ("optimizer.momentum", "group 0.momentum"),
 }
-"""What engines have in common, with its name in each."""
+"""Settings that engines have in common, with their names in each."""
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """The settings that two runs' heads do not have alike: all of them for one engine, those that both have for two."""
+    """The settings that differ between two runs' heads; for different engines, only those that both
+    have.
+    """
     ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
     alike = set(ours) & set(theirs)
     # With less than half of the names in common, these are two engines.
@@ -101,7 +107,7 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A number or a list that was written as text, as what it is."""
+    """The number or list that a text spells; any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,6 @@
-"""Sharding: which part of a whole tensor a rank holds where torch distributes it, as a DTensor or a flat parameter."""
+"""Sharding: which part of a whole tensor a rank holds, if torch distributes it as a DTensor or a
+flat parameter.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ from bridge.trace.naming import parameters
 from bridge.trace.placement import Placement
 
 TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
-"""What a dimension of a device mesh is called along which single weights are split."""
+"""Names of dimensions of a device mesh along which single weights are split."""
 
 
 def mesh_of(model: nn.Module, world: int) -> Mesh:
-    """The axes along which torch distributes the weights of `model`: those of its largest device mesh, else data ranks alone.
+    """The axes along which torch distributes the weights of `model`: those of its largest device
+    mesh, else only data.
 
-    Of two or more dimensions over which batches are split, the last one shards and the first ones replicate.
+    Of two or more dimensions over which batches are split, the last one shards and the first ones
+    replicate.
     """
     found = [
         weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)
@@ -66,20 +70,21 @@ def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Whether torch distributes it as a DTensor."""
+    """Whether torch distributes a tensor as a DTensor."""
     return isinstance(tensor, DTensor)
 
 
 def fully_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was called on the model or a part of it."""
+    """Whether `fully_shard` was called on the model or on a part of it."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
-    """This rank's part of `tensor`, and its place in the whole. A plain tensor is whole; ranks along the
-    axes `others` hold the same.
+    """This rank's part of `tensor`, and its placement in the whole.
+
+    A plain tensor is whole, and ranks along the axes `others` hold the same one.
     """
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
@@ -105,12 +110,14 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
 
 
 def local(tensor: Any) -> Tensor:
-    """What this rank holds of it."""
+    """This rank's part of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(weight: nn.Parameter) -> Tensor | None:
-    """The gradient of what this rank holds of a weight; None without one, or if it is split otherwise than the weight."""
+    """The gradient of this rank's part of a weight; None if it has none, or if it is split
+    differently from the weight.
+    """
     found: Any = weight.grad
     if isinstance(weight, DTensor) and isinstance(found, DTensor):
         alike = (found.device_mesh, found.placements) == (weight.device_mesh, weight.placements)
@@ -119,7 +126,7 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 
 
 def in_boxes(tensor: Tensor) -> bool:
-    """Whether each rank holds a box of it, so that where that lies is known without the others."""
+    """Whether each rank holds a box of a tensor, whose place is known without the other ranks."""
     return not isinstance(tensor, DTensor) or all(
         type(placement) in (Shard, Replicate) for placement in tensor.placements
     )
@@ -127,7 +134,9 @@ def in_boxes(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """Of a parameter's elements in row-major order those from `start` to `stop`, which lie at `offset` of a flat shard."""
+    """The elements `start` to `stop` of a parameter, in row-major order, which are at `offset` of a
+    flat shard.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -137,8 +146,9 @@ class Piece:
 
 
 def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
-    """The pieces that this rank holds, by the id of a flat parameter of FullyShardedDataParallel, or of
-    an original parameter that is a view of one.
+    """The pieces that this rank holds, by the id of a flat parameter of FullyShardedDataParallel.
+
+    The id may also be that of an original parameter that is a view of a flat one.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 

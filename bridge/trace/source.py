@@ -1,4 +1,4 @@
-"""Sources: what a traced engine tells of itself, whichever stack it is."""
+"""Sources: the interface of a traced engine, whatever its stack."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 
 Kind = Literal["weight", "gradient", "shard", "moment", "replica", "buffer", "state", "generator"]
-"""Owned parts of weights, gradients (also as the flat pieces that were reduced: shards) and optimizer state; whole parameters
-that data ranks hold alike; buffers; counters; generators.
+"""Kinds of tensors between steps.
+
+They are owned parts of weights, gradients (also as reduced flat pieces: shards) and optimizer
+state; whole parameters that data ranks hold alike (replicas); buffers; counters and rates (state);
+and generators.
 """
 Moment = Literal["reduced", "updated", "ended"]
-"""Points of a step that every rank reaches, also on a step that is skipped: gradients are whole and nothing was updated yet;
-weights are updated, or left; the step is over."""
+"""Points of a step that every rank reaches, even if the step is skipped.
+
+At "reduced" gradients are complete and nothing is updated; at "updated" weights are updated or
+skipped; at "ended" the step is over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that lives between steps. `tensor` tells which one of a parameter's (its name, a moment's), `layer` where.
+    """A tensor that lives between steps. `layer` is its layer, and `tensor` its name, such as that
+    of a moment.
 
-    If its placement has the pipeline axis among its replicas, only the places `holders` on that axis
+    If its placement has the pipeline axis among its replicas, only the pipeline ranks `holders`
     hold it (empty: all).
     """
 
@@ -52,7 +59,7 @@ class Now:
 
 
 class Source(Protocol):
-    """What `attach` needs to know of an engine."""
+    """The interface that `attach` needs of an engine."""
 
     @property
     def layers(self) -> Mapping[str, nn.Module]:
@@ -66,45 +73,47 @@ class Source(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the forward pass of a layer may run once more for backward."""
+        """Whether the forward pass of a layer may run again for backward."""
         ...
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """The sets of places along the pipeline axis that hold some tensor alike, as all ranks know them."""
+        """The sets of pipeline ranks that hold some tensor alike, which all ranks know."""
         ...
 
     @property
     def comm(self) -> Comm:
-        """The groups of this rank."""
+        """The communicator with the groups of this rank."""
         ...
 
     def now(self) -> Now:
-        """Where the run is."""
+        """The present step and microbatch of the run."""
         ...
 
     def factors(self) -> Mapping[Unit, float]:
-        """What gradients of the step that ends are multiplied with to be those of its mean loss, unscaled."""
+        """Factors that turn gradients of the ending step into those of its unscaled mean loss, by
+        unit.
+        """
         ...
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Which part of the microbatch's output (or input) of that layer `tensor` is."""
+        """The placement of `tensor` within the microbatch's output (or input) of a layer."""
         ...
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """What this rank holds of that kind; gradients once they are reduced."""
+        """Yield this rank's tensors of a kind; gradients are available after their reduction."""
         ...
 
     def batch(self) -> Iterator[Held]:
-        """Inputs and labels of the microbatch that runs."""
+        """Yield the inputs and labels of the current microbatch."""
         ...
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
-        """Call at that point of every step."""
+        """Register `call` for a point of every step."""
         ...
 
     def settings(self) -> Mapping[str, object]:
-        """The run's settings by dotted path, alike on all ranks."""
+        """The run's settings by dotted path, which are equal on all ranks."""
         ...
 
     def about(self) -> Mapping[str, object]:

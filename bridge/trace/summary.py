@@ -1,4 +1,6 @@
-"""Summaries: what one log line says of a tensor, by level, mergeable over the ranks and microbatches that hold its parts."""
+"""Summaries: statistics and samples of a tensor, by level, which can be merged over ranks and
+microbatches.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from torch import Tensor
 from bridge.trace.placement import Placement
 
 STATISTICS = 2
-"""Level from which a line has statistics; below it, down to 1, it has shape, dtype and device."""
+"""Level from which on a record has statistics; at level 1 it has only shape, dtype and device."""
 
 SAMPLES = 3
-"""Level from which 2^(level - 3) values are kept too."""
+"""Level from which on 2^(level - 3) values are kept, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,13 @@ class Summary:
 
     @classmethod
     def of(cls, measured: Tensor) -> Summary:
-        """From what `measure` found; waits for it."""
+        """Make the summary from a result of `measure`, for which it waits."""
         count, nans, infs, total, squares, low, high = measured.tolist()
         return cls(int(count), int(nans), int(infs), total, squares, low, high)
 
     @classmethod
     def merged(cls, parts: Iterable[Summary]) -> Summary:
-        """Of all elements of `parts`."""
+        """The summary of all elements of `parts`."""
         found = list(parts)
         return cls(
             sum(part.count for part in found),
@@ -54,17 +56,17 @@ class Summary:
 
     @property
     def finite(self) -> int:
-        """Elements that are neither NaN nor infinite."""
+        """Number of elements that are neither NaN nor infinite."""
         return self.count - self.nans - self.infs
 
     @property
     def mean(self) -> float:
-        """Of the finite elements; NaN without any."""
+        """The mean of the finite elements; NaN if there are none."""
         return self.total / self.finite if self.finite else math.nan
 
     @property
     def std(self) -> float:
-        """Of the finite elements, as a population."""
+        """The standard deviation of the finite elements, as a population."""
         return (
             math.sqrt(max(0.0, self.squares / self.finite - self.mean**2))
             if self.finite
@@ -73,13 +75,15 @@ class Summary:
 
     @property
     def norm(self) -> float:
-        """Euclidean, of the finite elements."""
+        """The Euclidean norm of the finite elements."""
         return math.sqrt(self.squares)
 
 
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
-    """(7,) fp64 with a summary's values, on the tensor's device; on a GPU without waiting for it."""
+    """The values of a summary, (7,) fp64, on the tensor's device; on a GPU without waiting for
+    them.
+    """
     values = _real(tensor.detach())
     if not values.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
@@ -95,7 +99,9 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """As numbers that have a size: of a complex tensor both parts, of a sparse one all elements."""
+    """The elements as real numbers: both parts of a complex tensor, and all elements of a sparse
+    one.
+    """
     whole = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if whole.is_complex():
         return torch.view_as_real(whole.resolve_conj())
@@ -103,7 +109,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
-"""What is measured of no elements."""
+"""Result of `measure` for a tensor without elements."""
 
 
 def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
@@ -132,13 +138,17 @@ def sampled(shape: tuple[int, ...], level: int) -> Tensor:
 
 @torch.no_grad()
 def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
-    """The samples of the whole that this rank holds: their numbers among all samples, and their values."""
+    """This rank's samples of the whole tensor: their indices among all samples, and their values.
+    """
     numbers, places = _sampled_here(placement, level, tensor.device)
     return numbers.clone(), tensor.detach().reshape(-1)[places]
 
 
 @lru_cache(maxsize=4096)
 def _sampled_here(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of the samples of a whole, those held here: their numbers, and where they lie. Others get the same: copy them."""
+    """The indices of this rank's samples among all samples, and in its part.
+
+    The result is cached: do not change it.
+    """
     held, places = placement.within(sampled(placement.whole, level))
     return held.nonzero().view(-1), places.to(device)

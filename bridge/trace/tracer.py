@@ -1,4 +1,7 @@
-"""The tracer: hooks on a source's layers and steps, and the observers that they serve. Without an observer none is installed."""
+"""The tracer: hooks on a source's layers and steps for observers.
+
+Without an observer no hook is installed.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ logger = logging.getLogger("bridge.trace")
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """An activation, or the gradient of one, as a hook sees it. `placement` is its place in the named tensor; `again` tells a
-    forward that runs inside backward, to compute what was not kept.
+    """An activation or its gradient, as a hook sees it.
+
+    `placement` is its part of the named tensor. `again` tells that the forward pass runs inside
+    backward, for recomputation.
     """
 
     name: Name
@@ -36,18 +41,20 @@ class Sight:
 
 
 class Observer(Protocol):
-    """What hooks serve."""
+    """The interface of objects that hooks inform."""
 
     def wants(self, kind: str) -> bool:
-        """Whether it looks at sights of that kind: input, output, input gradient."""
+        """Whether the observer needs sights of a kind: input, output, input gradient."""
         ...
 
     def saw(self, sight: Sight) -> None:
-        """Take note of the sight as it is now; call no collective."""
+        """Record the present values of a sight, without any collective."""
         ...
 
     def reached(self, moment: Moment | None) -> None:
-        """A point of a step that all ranks reach; None: before the first step."""
+        """Handle a point of a step that all ranks reach; None stands for the time before the first
+        step.
+        """
         ...
 
 
@@ -56,21 +63,23 @@ INPUT, OUTPUT, GRADIENT = "input", "output", "input gradient"
 
 @dataclass
 class Tracer:
-    """Hooks on `source` for `observers`; `remove` takes them out again."""
+    """Hooks on `source` for `observers`; `remove` removes them."""
 
     source: Source
     observers: Sequence[Observer]
     findings: Findings = field(default_factory=Findings)
     ended: Callable[[], None] | None = None
-    """What to call once nothing more is watched."""
+    """Function to call when nothing is watched any more; None if there is none."""
     _handles: list[Any] = field(default_factory=list)
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     _over: bool = False
     _without: dict[str, list[Now]] = field(default_factory=dict)
-    """By layer, where the run was when it ran without a graph: with one it runs again in backward."""
+    """Steps and microbatches in which each layer ran without a graph, to run again with one in
+    backward.
+    """
 
     def install(self) -> Tracer:
-        """Put in the hooks that some observer wants."""
+        """Install the hooks that some observer needs."""
         hidden: Collection[str] = getattr(self.source, "hidden", ())
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._wanted(INPUT):
@@ -89,7 +98,7 @@ class Tracer:
         return self
 
     def remove(self) -> None:
-        """Take all hooks out; steps that follow are not looked at."""
+        """Remove all hooks; later steps are not observed."""
         self._over = True
         for handle in self._handles:
             handle.remove()
@@ -114,7 +123,10 @@ class Tracer:
                 self._asked(observer, observer.reached, moment)
 
     def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
-        """What goes wrong in the trace itself ends that part of it, and not the training. What it says on purpose is raised."""
+        """Call an observer, which is dropped if it fails with an unexpected error.
+
+        A `BridgeError` is raised.
+        """
         try:
             call(given)
         except BridgeError:
@@ -178,7 +190,9 @@ class Tracer:
         return hook
 
     def _call(self, now: Now, layer: str, kind: str, again: bool = False) -> str:
-        """What tells a layer's second call in a microbatch, and those after it, from the first."""
+        """Prefix that distinguishes a layer's second and later calls in a microbatch from the
+        first; empty for that.
+        """
         key, at = (layer, kind, again), (now.step, now.microbatch)
         last, count = self._counts.get(key, (at, -1))
         count = count + 1 if last == at else 0
@@ -186,7 +200,9 @@ class Tracer:
         return f"call {count + 1} " if count else ""
 
     def _await(self, inputs: Any, layer: str, now: Now) -> None:
-        """Observe the gradients of activations, each once: a backward pass in two halves comes by twice."""
+        """Observe the gradients of activations, each once, even if a backward pass in two halves
+        visits them twice.
+        """
         wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
         call = self._call(now, layer, GRADIENT) if wanted else ""
         for index, tensor in wanted:
@@ -231,18 +247,18 @@ class Tracer:
 
 
 def recomputing() -> bool:
-    """Whether a forward runs inside a backward, to compute again what was not kept."""
+    """Whether a forward pass runs inside a backward pass, for recomputation."""
     # -1 outside of any backward; torch has no public name for it.
     return torch._C._current_graph_task_id() != -1
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """What lies here of a tensor that torch distributes."""
+    """This rank's part of a tensor that torch distributes."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in `values`, with a number for all but the first."""
+    """Yield the tensors in `values`, all but the first with their number."""
     found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))

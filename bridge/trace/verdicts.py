@@ -1,4 +1,4 @@
-"""Verdicts: what became of one tensor of two runs."""
+"""Verdicts: the results of comparing one tensor of two runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one tensor: root mean square of the difference over that of the values (`distance`), and how large
-    rounding may make it (`bound`); `cause` is what a fault looks like, `ranks` who logged what differs, where not all did. A
-    tensor of a kind that one of the runs does not log is "unseen". The distance of weights is without
-    the part that adaptive updates made of the distance of their gradients.
+    """The result for one tensor.
+
+    `distance` is the root mean square of the difference over that of the values, and `bound` the
+    largest distance that rounding may cause. `cause` describes a fault, and `ranks` are those whose
+    logs differ, if not all do. A tensor of a kind that one of the runs does not log is "unseen".
+    The distance of weights excludes the part that adaptive updates make of the distance of their
+    gradients.
     """
 
     name: Name
@@ -46,7 +49,7 @@ class Line:
 
 
 def share(line: Line) -> float:
-    """Its distance as a share of its bound; infinite if a fault has no bound."""
+    """The distance of a line as a share of its bound; infinite for a fault without a bound."""
     if line.bound:
         return line.distance / line.bound
     return math.inf if line.is_fault else 0.0

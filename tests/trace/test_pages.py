@@ -111,7 +111,7 @@ def test_findings_alone_make_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found_in(tmp_path / "run", where="head", evidence="all of them")
     page = page_of(tmp_path / "run", out=tmp_path / "page.html")
-    assert "nothing was logged but findings" in page.words and "all of them" in page.words
+    assert "only findings were logged" in page.words and "all of them" in page.words
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_finding_that_is_none_is_named(line: str, tmp_path: Path, capsys: pyte
     folder = written(tmp_path / "run", ("a",), 2)
     (folder / "findings.jsonl").write_text(line + "\n")
     assert command(["trace", "html", str(folder), "-o", str(tmp_path / "page.html")]) == 1
-    assert "findings.jsonl:1: no finding, which has an id" in capsys.readouterr().err
+    assert "findings.jsonl:1: expected a finding with id" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 

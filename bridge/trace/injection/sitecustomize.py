@@ -1,4 +1,6 @@
-"""Runs as each Python process starts below `stagebridge trace run`, then what another `sitecustomize` would have done."""
+"""Runs at the start of each Python process under `stagebridge trace run`, and then runs any other
+`sitecustomize`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Invariants: what every training keeps to, held in every step, so that much that is wrong is found in one run alone."""
+"""Invariants: properties of every right training, checked in every step, so that one run is enough
+to find a fault.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ ROWS, SAID = "invariants", "findings"
 
 
 class Passes(Check):
-    """A step has as many forward passes as the run was told: by that number it divides its loss."""
+    """A step has as many forward passes as the run was set to, by which number it divides its loss.
+    """
 
     def local(self, step: int) -> Iterator[Finding]:
         told, passes = self.source.accumulation, self.source.passes
@@ -62,7 +65,9 @@ class Passes(Check):
 
 @dataclass
 class Invariants:
-    """The observer that asks every check, tells data ranks each other's rows, and all ranks each other's findings."""
+    """The observer that calls every check, exchanges rows between data ranks, and findings between
+    all ranks.
+    """
 
     source: ModuleSource
     findings: Findings
@@ -70,13 +75,14 @@ class Invariants:
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
-    """What this rank's group of data ranks found in the step, if there are other ranks to tell."""
+    """Findings of this rank's group of data ranks in the step, if there are other ranks to be told.
+    """
     _sizes: dict[bool, dict[Check, int]] = field(default_factory=dict)
-    """How many numbers the row of each check has, before and after the update, as all ranks know."""
+    """Length of each check's row, before and after the update, as agreed between ranks."""
     _calls: dict[str, list[Callable[..., Any]]] = field(default_factory=dict)
-    """What checks do at the points of a forward pass that some of them look at."""
+    """The methods of checks for each point of a forward pass, by the name of the point."""
     _said: set[Check] = field(default_factory=set)
-    """Checks that went wrong and were reported."""
+    """Checks that failed with an error and were reported."""
 
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
@@ -93,7 +99,7 @@ class Invariants:
         self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
 
     def _lost(self, name: str, ranks: tuple[int, ...], why: str) -> None:
-        """Ranks did not come to a step."""
+        """Report that ranks did not come to a step."""
         self.findings.add([Finding(name, self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
@@ -138,7 +144,7 @@ class Invariants:
             self._point("ended")
 
     def _each(self, name: str, *given: Any) -> Iterator[Finding]:
-        """What all checks answer to that question."""
+        """Yield the findings that the method `name` of each check returns."""
         for check in self.checks:
             yield from self._asked(check, name, *given)
 
@@ -147,7 +153,10 @@ class Invariants:
         return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
 
     def _failed(self, step: int) -> Iterator[Finding]:
-        """Checks that went wrong themselves are said, and left out: they must not end a training."""
+        """Yield a finding for each check that failed with an error.
+
+        It is left out, so that the training continues.
+        """
         for check in self.checks:
             error = check.error
             if error is None or check in self._said:
@@ -171,7 +180,7 @@ class Invariants:
         self._tell([*self._each("start"), *self._failed(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
-        """Rows of all checks in one call."""
+        """Gather the rows of all checks in one call, and judge them."""
         if not self._alike:
             return
         asked = [check for check in self.checks if not check.over]
@@ -195,7 +204,9 @@ class Invariants:
                 self._kept += found
 
     def _agreed(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
-        """The size of each check's row, which ranks ask each other for once: where it failed, nobody knows it."""
+        """The length of each check's row, exchanged between ranks once, since a rank on which it
+        failed does not know it.
+        """
         if updated not in self._sizes:
             sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
             every = gathered(self.source.comm, ROWS, sizes, self.source.data)
@@ -206,13 +217,14 @@ class Invariants:
         return self._sizes[updated]
 
     def _lost_on(self, check: Check, there: Tensor) -> None:
-        """A check failed on those ranks, as all were told, so that none goes on with it."""
+        """Stop a check on all ranks because it failed on some."""
         ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
         check.over, check.error = True, check.error or RuntimeError(f"it failed on rank {ranks}")
 
     def _tell(self, alone: Iterable[Finding]) -> None:
-        """Tell all ranks what single ranks know, and what groups of data ranks found. In most steps there
-        is nothing, and ranks exchange no more than that.
+        """Send all ranks the findings of single ranks and of groups of data ranks.
+
+        In most steps there are none, and ranks exchange only that fact.
         """
         own, world = (
             [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))],
@@ -230,7 +242,7 @@ class Invariants:
             self.findings.add([Finding(**{**one, "ranks": told})])
 
     def close(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         if self.source.meeting is not None:
             self.source.meeting.leave()
         for handle in self._handles:
@@ -240,10 +252,12 @@ class Invariants:
 
 
 def _sent(own: Tensor | None, size: int) -> Tensor:
-    """A row as it goes to the other ranks: whether its check failed here, and its numbers."""
+    """A row in the form that is sent to other ranks: whether its check failed here, and its
+    numbers.
+    """
     return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
 
 
 def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
-    """The same findings, with `ranks` in those that name none."""
+    """The findings, with `ranks` added to those that name no rank."""
     return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

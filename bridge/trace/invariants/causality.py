@@ -14,13 +14,17 @@ from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
 
 SHARE = 0.9
-"""Of the targets, how many have to be the token after their place for a training to be one of next tokens."""
+"""Share of the targets that have to equal the next token for a training to count as one on next
+tokens.
+"""
 
 
 class Causal(Check):
-    """In the first step, the targets of `cross_entropy` are held against the tokens that went in. If they
-    are the tokens shifted by one, the model is run twice more after the step, without gradients, once with
-    another last token: the outputs before that token must stay the same.
+    """The outputs for a token do not depend on later tokens.
+
+    In the first step, the targets of `cross_entropy` are compared with the input tokens. If they
+    are the tokens shifted by one, the model is run twice more after the step, without gradients,
+    once with another last token: the outputs before that token must stay the same.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -53,7 +57,7 @@ class Causal(Check):
             self.given, self.tokens = (tuple(given), named), tokens[0]
 
     def told(self, targets: Tensor) -> None:
-        """A loss was computed of these targets."""
+        """Note that a loss was computed from these targets."""
         if self.done or self.tokens is None or targets.is_floating_point():
             return
         batch, length = self.tokens.shape
@@ -77,14 +81,16 @@ class Causal(Check):
             layer = self._leak()
             if layer is not None:
                 told = (
-                    "with another last token, what it gives for tokens before that one"
-                    " changes, and the loss asks for next tokens"
+                    "with another last token, its outputs for earlier tokens"
+                    " change, and the loss is for next tokens"
                 )
                 yield Finding("future-seen", step, layer, told)
         self.given = self.tokens = None
 
     def _leak(self) -> str | None:
-        """The first layer whose output before the last token depends on the last token."""
+        """The first layer whose output for earlier tokens depends on the last token; None if there
+        is none.
+        """
         assert self.tokens is not None and self.given is not None
         changed = self.tokens.clone()
         # Another token of the same row is one that the vocabulary has.
@@ -108,8 +114,9 @@ class Causal(Check):
         return None
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        """The output of each layer, in evaluation mode; the model, with its buffers and what its modules keep, and torch's
-        generators are left as they were.
+        """The output of each layer in evaluation mode.
+
+        The model with its buffers and attributes, and torch's generators, keep their states.
         """
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
@@ -142,7 +149,7 @@ class Causal(Check):
 
 
 def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """The module's own buffers by name, each with what is in it."""
+    """The module's own buffers by name, each with a copy of its content."""
     found = module._buffers.items()
     return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
 
@@ -164,7 +171,7 @@ def _kept(found: dict[str, Tensor], name: str) -> Any:
 
 
 def _whole(source: ModuleSource) -> bool:
-    """Whether a rank can run the model by itself."""
+    """Whether a rank can run the model without the other ranks."""
     from bridge.trace.sharding import flat_pieces
 
     plain = all(type(weight) is nn.Parameter for weight in source.model.parameters())
@@ -172,7 +179,7 @@ def _whole(source: ModuleSource) -> bool:
 
 
 class _Targets:
-    """Has a check told of the targets of every cross entropy, until it is removed."""
+    """Passes the targets of every `cross_entropy` to a check, until it is removed."""
 
     def __init__(self, check: Causal) -> None:
         self.plain = plain = nn.functional.cross_entropy
@@ -185,5 +192,5 @@ class _Targets:
         nn.functional.cross_entropy = watched
 
     def remove(self) -> None:
-        """Put torch's own back."""
+        """Restore torch's own function."""
         nn.functional.cross_entropy = self.plain

@@ -1,4 +1,6 @@
-"""Checks: what an invariant is asked at each point of a step, and how it says what it saw to the other ranks."""
+"""Checks: the methods that an invariant has for each point of a step, and the rows that ranks
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -15,72 +17,77 @@ from bridge.trace.tracer import Sight
 
 
 class Check:
-    """One invariant, or several that look at the same things; every method is called on all ranks alike.
+    """One invariant, or several that need the same data. Every method is called on all ranks alike.
 
-    `row` is what this rank tells of a step, always as many numbers (int64; fp64 as their bits, see `floats`); `judged` gets
-    the rows of all data ranks (ranks, numbers) and says what is wrong. The same for `later`, once weights are updated.
+    `row` is this rank's row of numbers about a step, always of equal length (int64; fp64 as their
+    bits, see `floats`). `judged` gets the rows of all data ranks (ranks, numbers) and yields
+    findings. `later` and `judged_later` do the same after the update.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         self.source = source
         self.handles: list[Any] = []
-        """Hooks, each with `remove`."""
+        """Handles of hooks, each with a method `remove`."""
         self.error: Exception | None = None
-        """What went wrong in the check itself. It is left out from then on, and the training goes on."""
+        """Error of the check itself, after which it is left out and the training continues; None
+        without one.
+        """
         self.over = False
-        """Whether all ranks know that."""
+        """Whether all ranks know that the check failed."""
 
     def start(self) -> Iterator[Finding]:
-        """Before the first step."""
+        """Yield findings before the first step."""
         yield from ()
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """A forward pass begins."""
-
+        """Called when a forward pass begins."""
     def passed(self) -> None:
-        """A forward pass is over."""
+        """Called when a forward pass ends."""
 
     def backward(self) -> None:
-        """The backward pass of a forward pass begins."""
+        """Called when the backward pass of a forward pass begins."""
 
     def saw(self, sight: Sight) -> None:
-        """A layer ran."""
+        """Called when a layer ran."""
 
     def row(self, step: int) -> Tensor:
-        """Before the update."""
+        """This rank's row before the update."""
         return NOTHING
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """What the rows of a step show."""
+        """Yield the findings that the rows of a step show."""
         yield from ()
 
     def later(self, step: int) -> Tensor:
-        """After the update."""
+        """This rank's row after the update."""
         return NOTHING
 
     def judged_later(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """What these show."""
+        """Yield the findings that the rows after the update show."""
         yield from ()
 
     def local(self, step: int) -> Iterator[Finding]:
-        """What only this rank knows, as a step ends; it is told to all."""
+        """Yield the findings of this rank alone at the end of a step, which are sent to all ranks.
+        """
         yield from ()
 
     def ended(self) -> None:
-        """The step is over."""
+        """Called when a step ends."""
 
     def close(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
 
     def at(self, place: int) -> int:
-        """The rank at that place among data ranks."""
+        """The global rank of the data rank with index `place`."""
         return self.source.data.ranks[place]
 
     def safe(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, as a hook of somebody else's training: what goes wrong in it is noted, and it is not called again."""
+        """`call` as a hook that cannot stop a training: an error in it is recorded, and it is not
+        called again.
+        """
 
         def safely(*given: Any, **named: Any) -> Any:
             if self.error is None:
@@ -97,7 +104,9 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class Watched:
-    """A function of `torch.nn.utils.clip_grad` whose results `told` gets too, until it is removed."""
+    """A function of `torch.nn.utils.clip_grad` whose results are also passed to `told`, until it is
+    removed.
+    """
 
     def __init__(self, name: str, told: Callable[[Any], None]) -> None:
         self.name, self.plain = name, getattr(clip_grad, name)
@@ -121,7 +130,7 @@ class Watched:
 
 
 def floats(values: Tensor | Sequence[float]) -> Tensor:
-    """fp64 numbers as int64 of the same bits."""
+    """Values as fp64, viewed as int64 of the same bits."""
     found = (
         values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
     )
@@ -130,10 +139,10 @@ def floats(values: Tensor | Sequence[float]) -> Tensor:
 
 
 def unfloats(rows: Tensor) -> Tensor:
-    """Back to fp64."""
+    """The fp64 values whose bits `floats` returned."""
     return rows.contiguous().view(torch.float64)
 
 
 def few(names: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
+    """The first three names, and the number of the others, as text."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

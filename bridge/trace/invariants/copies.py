@@ -1,4 +1,4 @@
-"""Invariants of what data ranks have alike besides weights: buffers, calls of layers; and of weights that are tied."""
+"""Invariants of buffers and calls of layers, which are equal on data ranks, and of tied weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.trace.tracer import OUTPUT, Sight
 
 
 class Buffers(Check):
-    """Buffers that forward passes leave as they are, are alike on data ranks."""
+    """Buffers that no forward pass changes are equal on all data ranks."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -48,7 +48,7 @@ class Buffers(Check):
 
 
 class Calls(Check):
-    """Data ranks call the same layers as often."""
+    """All data ranks call the same layers equally often."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -88,7 +88,7 @@ class Calls(Check):
             )
             more = f"; {len(odd) - 1} more layers" if len(odd) > 1 else ""
             yield Finding(
-                "layers-differ", step, names[odd[0]], f"tensors that it gave: {told}{more}"
+                "layers-differ", step, names[odd[0]], f"number of its output tensors: {told}{more}"
             )
 
     def ended(self) -> None:
@@ -148,8 +148,10 @@ class Ties(Check):
 
 
 def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
-    """The weights of all modules of that kind. One that is worked out as it is read, as under `spectral_norm`, is left alone:
-    reading it would change it.
+    """The weights of all modules of a kind.
+
+    A weight that is computed when it is read, as under `spectral_norm`, is left out, since reading
+    changes it.
     """
     found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
     return [weight for weight in found if weight is not None]

@@ -1,4 +1,6 @@
-"""Invariant of torch's own optimizers: an update is what their rule makes of the gradient, their state and their settings."""
+"""Invariant of torch's own optimizers: an update follows from the gradient, the state and the
+settings by their rule.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
 FIRST, EVERY = 3, 20
-"""Steps from the first on that are looked at, and one of so many after them."""
+"""Number of steps at the start that are checked, and the interval of checks after them."""
 TOLERANCE = 1e-3
-"""As a share of the update, how far apart it may be from what is worked out."""
+"""Largest distance of an update from the computed one, as a share of the update."""
 FORMATS = (torch.float32, torch.float64)
 
 
@@ -35,8 +37,10 @@ class Before:
 
 
 class Explained(Check):
-    """Samples of weights, gradients and moments around a step of `Adam`, `AdamW` or `SGD`, in these very classes: whoever derives
-    from them may have a rule of its own.
+    """Each update of `Adam`, `AdamW` or `SGD` is the one that its rule yields, as samples around
+    the step show.
+
+    Classes that derive from these are left out, since they may have other rules.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -70,7 +74,7 @@ class Explained(Check):
         return NOTHING
 
     def _owners(self, numbers: Iterable[int]) -> dict[int, tuple[Any, Mapping[str, Any]]]:
-        """By the id of a parameter: its optimizer and group, of those optimizers."""
+        """The optimizer and group of each parameter of these optimizers, by the parameter's id."""
         return {
             id(weight): (optimizer, group)
             for optimizer in map(self.source.optimizers.__getitem__, numbers)
@@ -127,7 +131,9 @@ class Explained(Check):
 def _adam(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """What Adam adds to a weight: by its moments after the step, the first of which is held to the gradient as well."""
+    """The change that Adam adds to a weight, by the second moment after the step and a first moment
+    computed here.
+    """
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
     # torch's AdamW is Adam with this setting: decay goes beside the gradient, not into it.
@@ -146,7 +152,7 @@ def _adam(
 def _sgd(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """What SGD adds to a weight."""
+    """The change that SGD adds to a weight."""
     given = (-gradient if group.get("maximize") else gradient) + float(
         group["weight_decay"]
     ) * before.weight
@@ -164,4 +170,4 @@ RULES: Mapping[Any, Any] = {
     torch.optim.AdamW: _adam,
     torch.optim.SGD: _sgd,
 }
-"""By class: what its rule adds to the samples of a weight."""
+"""By optimizer class, the function that computes the change of a weight's samples."""

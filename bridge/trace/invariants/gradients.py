@@ -1,4 +1,6 @@
-"""Invariants of gradients: cleared before backward, there before a step, and the mean of what backward left on every rank."""
+"""Invariants of gradients: cleared before backward, present before a step, and averaged over data
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,26 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local
 
 LARGE = 4096
-"""Elements from which a norm is told from the sketch."""
+"""Number of elements from which on the norm is estimated by the sketch."""
 SLACK = 64.0
-"""How many units in the last place gradients may be off that several roundings made."""
+"""Largest error, in units in the last place, of gradients after several roundings."""
 
 
 class Cleared(Check):
-    """As backward first adds to the gradients of an optimizer since its last step, none is left of before, unless it is cleared
-    until the optimizer steps; as it steps, there are some.
+    """Gradients of one step are cleared before the optimizer uses those of the next one, and a step
+    has gradients.
+
+    A gradient is stale if it is left when the first backward pass since the optimizer's last step
+    begins, and is not cleared before the optimizer steps.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.backwards, self.known, self.trained, self.graded = 0, False, False, False
         self.since: dict[int, int] = {}
-        """By optimizer, the backward passes since its last step; none before its first one."""
+        """Number of backward passes since the last step of each optimizer that has stepped."""
         self.left: dict[str, nn.Parameter] = {}
-        """Parameters whose gradient was there as such a pass began, and was not cleared since."""
+        """Parameters whose gradient was left when such a pass began, and was not cleared since."""
         self.stale: list[str] = []
         self.missing: list[str] = []
         self.parameters = 0
@@ -57,7 +62,7 @@ class Cleared(Check):
         self.backwards += 1
 
     def _of(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters that train and that this optimizer holds."""
+        """The trained parameters that an optimizer holds."""
         held = self.source.owned([number])
         return ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
 
@@ -93,7 +98,10 @@ class Cleared(Check):
 
     def local(self, step: int) -> Iterator[Finding]:
         if self.stale:
-            told = f"{len(self.stale)} of {self.parameters} gradients are not zero as backward begins: {few(self.stale)}"
+            told = (
+                f"{len(self.stale)} of {self.parameters} gradients are not zero when backward "
+                f"begins: {few(self.stale)}"
+            )
             yield Finding("gradient-stale", step, self.stale[0], told)
         known = (name for name in self.missing if name not in self.ever)
         missing = list(known) if step <= 2 and self.backwards else []
@@ -117,7 +125,7 @@ class Cleared(Check):
 
 
 class _Graded:
-    """Knows whether `torch.autograd.grad` runs, until it is removed."""
+    """Tells whether `torch.autograd.grad` is running, until it is removed."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -139,10 +147,14 @@ class _Graded:
 
 
 class Reduced(Check):
-    """What the optimizer gets is the mean over data ranks of what backward left: held by sketches, which add up as gradients do.
+    """The gradients that the optimizer gets are the means over data ranks of those that backward
+    computed.
 
-    A small second reduction proves the large one. Gradients may be scaled by one number for all parameters (clipping, a loss
-    scale). Parameters that torch shards are left out: nobody sees their gradients before they are reduced.
+    This is checked on sketches, which are linear in the gradients.
+
+    A small second reduction proves the large one. Gradients may be scaled by one number for all
+    parameters (clipping, a loss scale). Parameters that torch shards are left out: their gradients
+    cannot be seen before they are reduced.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -160,7 +172,7 @@ class Reduced(Check):
         self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
         self.fired = [0] * len(self.named)
         self.rows = NOTHING[None]
-        """What all ranks told as the step began."""
+        """The rows of all ranks before the update."""
         self.before: Tensor | None = None
         self.clipped = self.bounded = False
         self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
@@ -170,7 +182,8 @@ class Reduced(Check):
             self.handles.append(weight.register_hook(left))  # type: ignore[no-untyped-call]
 
     def _left(self, at: int, gradient: Tensor) -> None:
-        """Backward left a gradient on this rank, before anything is reduced."""
+        """Add the sketch of a gradient that backward computed on this rank, before it is reduced.
+        """
         weight = self.named[at][1]
         # The gradient begins with this pass: what was summed before was cleared.
         if weight.grad is None or (not self.fired[at] and not _any(weight.grad)):
@@ -180,8 +193,8 @@ class Reduced(Check):
         self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:
-        """Of each parameter: sketch of its own gradients, sketch of what the optimizer gets, its norm, and whether
-        backward reached it.
+        """For each parameter: sketch of this rank's gradients, sketch and norm of the optimizer's
+        gradient, backward calls.
         """
         if not self.named:
             return NOTHING
@@ -239,7 +252,10 @@ class Reduced(Check):
                 and abs(factor - wanted) < 1e-3 * wanted
                 and not (name != "gradient-summed" and self.clipped)
             ):
-                told = f"every gradient is {factor:.6g} times the mean of what backward left on {ranks} data ranks"
+                told = (
+                    f"every gradient is {factor:.6g} times the mean of the gradients that backward "
+                    f"computed on {ranks} data ranks"
+                )
                 yield Finding(name, step, "", told)
         # Each number of a sketch is about as large as the norm: COUNT of them COUNT**0.5 times.
         apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(
@@ -255,7 +271,10 @@ class Reduced(Check):
             names = [self.named[at][0] for at in found]
             worst = max(float(apart[at]) for at in found)
             alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
-            told = f"{few(names)}: {worst:.2g} of its norm away from the mean of what backward left, others agree"
+            told = (
+                f"{few(names)}: {worst:.2g} of its norm away from the mean of the gradients that "
+                "backward computed; others agree"
+            )
             yield Finding(kind, step, names[0], told, alone)
 
     def _kind(
@@ -273,7 +292,9 @@ class Reduced(Check):
         return "gradient-changed"
 
     def _alone(self, at: int, own: Tensor, got: Tensor) -> tuple[int, ...]:
-        """The ranks that step with what they computed themselves, where others computed something else; as it is, or scaled."""
+        """The ranks whose optimizer gets their own gradient, scaled or not, although other ranks
+        computed different ones.
+        """
         if len(own) == 1:
             return ()
         mine, given, mean = own[:, at], got[:, at], own[:, at].mean(0)
@@ -285,7 +306,7 @@ class Reduced(Check):
         )
 
     def _dropped(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[Finding]:
-        """Gradients that backward left and that are all zeros by now, of some parameters."""
+        """Yield a finding if the gradients of some parameters became zero after backward."""
         left = (own.norm(dim=2) > 0).any(0) & (fired > 0).any(0).view(-1)
         zero = left & (norm == 0).all(0).view(-1)
         if zero.any() and not zero[left].all():
@@ -294,7 +315,7 @@ class Reduced(Check):
                 "gradient-changed",
                 step,
                 names[0],
-                f"{few(names)}: backward left a gradient, and now it is all zeros",
+                f"{few(names)}: the gradient that backward computed is all zeros now",
             )
 
     def _tolerance(self) -> float:
@@ -312,7 +333,7 @@ class Reduced(Check):
 
 
 def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
-    """The one number that most gradients were multiplied with; None if there is nothing to tell it from."""
+    """The factor by which most gradients were multiplied; None if it cannot be computed."""
     weights = mean.norm(dim=1) / size.view(-1)
     # A mean that is small beside the norm tells no factor: its parts cancel.
     known = weights > 0.1
@@ -337,14 +358,16 @@ def _row(gradient: Tensor | None) -> Tensor:
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that train, of which this rank holds something."""
+    """Yield the trained parameters of which this rank holds at least a part."""
     for name, weight in naming.parameters(source.module).items():
         if weight.requires_grad and local(weight).numel():
             yield name, weight
 
 
 def _probed(source: ModuleSource) -> bool:
-    """Whether parameters see their gradients before these are reduced: not what torch shards or compiles."""
+    """Whether hooks on parameters get gradients before these are reduced, as they do unless torch
+    shards or compiles.
+    """
     from bridge.trace.sharding import flat_pieces
 
     sharded = any(
@@ -354,11 +377,15 @@ def _probed(source: ModuleSource) -> bool:
 
 
 LOSSY = "torch.distributed.algorithms.ddp_comm_hooks."
-"""Where torch's own hooks lie that reduce gradients of less than all their digits, as PowerSGD does, beside plain ones."""
+"""Prefix of the modules with torch's hooks for the reduction of gradients, many of them lossy, such
+as PowerSGD.
+"""
 
 
 def _compressed(source: ModuleSource) -> bool:
-    """Whether DistributedDataParallel was asked to reduce something else than the gradients themselves."""
+    """Whether DistributedDataParallel reduces compressed gradients instead of the gradients
+    themselves.
+    """
     hooks = [hook for part in source.module.modules() for hook, _ in getattr(part, "_comm_hooks", ())]
     places = [str(getattr(hook, "__module__", "")) for hook in hooks]
     return any(place.startswith(LOSSY) and not place.endswith(".default_hooks") for place in places)

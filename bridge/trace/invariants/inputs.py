@@ -1,4 +1,4 @@
-"""Invariants of what goes in: samples, random numbers and positions."""
+"""Invariants of inputs: samples, random numbers and positions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource
 
 KEPT = 64
-"""How many passes back random states are remembered."""
+"""Number of passes whose random states are remembered."""
 
 
 class Samples(Check):
-    """Data ranks are fed different samples, and passes others than the passes of this step and the one before."""
+    """Data ranks get different samples, and no pass gets the samples of another one in this step or
+    the step before.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -66,7 +68,7 @@ class Samples(Check):
 
 
 class Randomness(Check):
-    """Random numbers go on from pass to pass, and are others on other data ranks."""
+    """Random states advance from pass to pass, and differ between data ranks."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -123,12 +125,12 @@ class Randomness(Check):
 
 
 class Positions(Check):
-    """Where an embedding is given consecutive numbers, they begin with the same in every pass."""
+    """Consecutive positions that an embedding gets begin with the same number in every pass."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.starts: dict[str, int | None] = {}
-        """By embedding; None once it was given anything else."""
+        """The first position that each embedding got; None if its inputs are no positions."""
         self.times: dict[str, int] = {}
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():

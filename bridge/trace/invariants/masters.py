@@ -1,4 +1,6 @@
-"""Invariants of engines that keep weights of their own: updates are not lost in the format that these are kept in."""
+"""Invariant of engines with their own master weights: updates are not lost in the number format of
+the masters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ FORMATS = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Masters:
-    """The observer of what an optimizer updates, where looking at it moves nothing between ranks."""
+    """The observer of the weights that an optimizer updates, for engines whose weights can be read
+    on each rank alone.
+    """
 
     source: Source
     findings: Findings
@@ -29,7 +33,7 @@ class Masters:
         return False
 
     def saw(self, sight: Sight) -> None:
-        """Nothing: it looks at no activations."""
+        """Ignore activations."""
 
     def reached(self, moment: Moment | None) -> None:
         if moment == "reduced":
@@ -52,7 +56,7 @@ class Masters:
                         "updates-lost",
                         self.source.now().step,
                         "",
-                        "other ranks found it in their weights",
+                        "found in the weights of other ranks",
                     )
                 ]
             self.findings.add(found)

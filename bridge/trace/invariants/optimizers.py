@@ -1,4 +1,6 @@
-"""Invariants of optimizers: which parameters they hold, that a step updates these, and as much as it should."""
+"""Invariants of optimizers: they hold the right parameters, and a step updates these by the right
+amount.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from bridge.trace.sharding import local, local_gradient
 
 
 class Groups(Check):
-    """Every parameter that trains is in one group of the optimizers, and these hold nothing else."""
+    """Every trained parameter is in exactly one group of the optimizers, which hold no other
+    parameters.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -73,7 +77,7 @@ class Groups(Check):
             )
 
     def local(self, step: int) -> Iterator[Finding]:
-        """A step shows which parameters without a group train all the same."""
+        """Yield a finding for parameters that get gradients but are in no group."""
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
         named = naming.parameters(self.source.module)
         missing = [
@@ -91,21 +95,25 @@ class Groups(Check):
 
 
 class Updated(Check):
-    """A step moves every weight that has a gradient: by no more than its optimizer does at its rate, and
-    by more than rounding takes away. Between two steps nothing moves weights or removes the optimizer's
-    state.
+    """A step changes every weight that has a gradient, and nothing else changes weights or the
+    optimizer's state.
+
+    The change is at most what the optimizer makes at its learning rate, and is not lost in
+    rounding.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.old: dict[str, tuple[Tensor, Tensor | None]] = {}
-        """Samples of weights before the update, those of 16 bits with samples of their gradients. Others
-        are asked for their gradients only if they did not move.
+        """Samples of weights before the update; for weights of 16 bits, also samples of their
+        gradients.
+
+        Gradients of other weights are read only if the weights did not change.
         """
         self.now: dict[str, Tensor] = {}
         """Samples of weights after the last update."""
         self.known: dict[str, int] = {}
-        """How many things the optimizer's state had of a parameter then."""
+        """Number of entries in the optimizer's state of each parameter after the last update."""
         self.found: list[Finding] = []
         self.steps = 0
 
@@ -124,7 +132,7 @@ class Updated(Check):
         return torch.empty(0, dtype=torch.int64)
 
     def _between(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
-        """What happened since the last update."""
+        """Yield findings about changes since the last update."""
         both = (
             (name, before, self.old[name][0])
             for name, before in self.now.items()
@@ -151,7 +159,10 @@ class Updated(Check):
             if name in named and self._state(named[name]) < count
         ]
         if gone:
-            told = f"{len(gone)} of {len(self.known)} had some after the last update and have less now: {few(gone)}"
+            told = (
+                f"{len(gone)} of {len(self.known)} parameters lost state since the last update: "
+                f"{few(gone)}"
+            )
             yield Finding("moments-lost", step, gone[0], told)
 
     def _state(self, weight: nn.Parameter) -> int:
@@ -206,7 +217,11 @@ class Updated(Check):
     def _large(
         self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]
     ) -> Iterator[Finding]:
-        """Adam's first updates are about as large as its rate; later ones up to (1 - beta1) / sqrt(1 - beta2) times that."""
+        """Yield findings about updates that are too large.
+
+        Adam's first updates are about as large as its rate, later ones up to (1 - beta1) / sqrt(1 -
+        beta2) times that.
+        """
         for name, (old, _) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
             if (
@@ -241,17 +256,19 @@ class Updated(Check):
 
 
 def _rate(group: Mapping[str, Any]) -> float:
-    """The learning rate; 0 where an optimizer works it out itself, as Adafactor may."""
+    """The learning rate of a group; 0 if the optimizer computes it itself, as Adafactor may."""
     return float(group.get("lr") or 0.0)
 
 
 SHORT = (torch.bfloat16, torch.float16)
 BOUNDED = ("Adam", "AdamW")
-"""Optimizers whose updates their learning rate bounds."""
+"""Names of optimizers whose updates are bounded by their learning rate."""
 
 
 class Resumed(Check):
-    """Parameters of one group have taken as many steps, as far as their optimizer counts them, and moments belong to them."""
+    """Parameters of one group have equal step counts, as far as the optimizer counts steps, and
+    matching moments.
+    """
 
     def start(self) -> Iterator[Finding]:
         if not self.source.plain:
@@ -305,7 +322,7 @@ class Resumed(Check):
 
 
 class Clipped(Check):
-    """Norms by which `clip_grad_norm_` clips are alike on all ranks."""
+    """The norms by which `clip_grad_norm_` clips are equal on all ranks."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)

@@ -1,4 +1,6 @@
-"""Invariants of pace: no rank keeps the others waiting, and schedule and moments go on together after a resume."""
+"""Invariants of pace: no rank keeps the others waiting, and schedule and moments are resumed at the
+same step.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ from bridge.trace.sharding import flat_pieces
 
 PHASES = ("before the forward pass", "in forward", "in backward", "between backward and the step")
 SHARE, LEAST, TIMES = 0.5, 0.25, 2
-"""How late a rank has to be: as a share of the others' step, in seconds, and in how many steps in a row."""
+"""How late a rank has to be: as a share of the others' step, in seconds, and in consecutive steps.
+"""
 
 
 class Late(Check):
-    """Time of each phase of a step on the host's clock, without what a rank waits for others. A rank
-    is late by what it takes longer than they do.
+    """No rank takes much longer than the others in a phase of a step.
+
+    Times are those of the host's clock, without the time that a rank waits for others.
 
     Backward counts up to the last gradient that this rank computes. Where torch shards parameters, ranks wait for each other in
     both passes, and the time before and after these is looked at alone.
@@ -83,7 +87,9 @@ class Late(Check):
 
 
 class Schedules(Check):
-    """A schedule that steps with the optimizer has counted as many steps before this run as the optimizer has."""
+    """A schedule that steps with the optimizer counts as many steps before this run as the
+    optimizer does.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -95,7 +101,7 @@ class Schedules(Check):
             self.handles.append(_Stepped(self))
 
     def stepped(self, scheduler: LRScheduler) -> None:
-        """A schedule went on."""
+        """Note that a schedule stepped."""
         optimizer = getattr(scheduler, "optimizer", None)
         if any(optimizer is one for one in self.source.optimizers):
             self.calls[id(scheduler)] = self.calls.get(id(scheduler), 0) + 1
@@ -124,13 +130,13 @@ class Schedules(Check):
 
 
 def _taken(optimizer: Any) -> int:
-    """Steps that an optimizer counts."""
+    """The largest step count in an optimizer's state."""
     counts = (state.get("step") for state in optimizer.state.values())
     return max((int(count) for count in counts if count is not None), default=0)
 
 
 class _Stepped:
-    """Has a check told of every schedule that steps, until it is removed."""
+    """Passes every schedule that steps to a check, until it is removed."""
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step
@@ -143,5 +149,5 @@ class _Stepped:
         LRScheduler.step = stepped  # type: ignore[method-assign, assignment]
 
     def remove(self) -> None:
-        """Put torch's own back."""
+        """Restore torch's own method."""
         LRScheduler.step = self.plain  # type: ignore[method-assign]

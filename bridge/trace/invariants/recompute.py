@@ -1,4 +1,4 @@
-"""Invariant of recomputation: what backward computes again, it computes to the same values, inside layers too."""
+"""Invariant of recomputation: backward recomputes the same values, inside layers too."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import recomputing
 
 PROBED = 2
-"""Steps from the first on in which every module is watched. Later ones watch one step in `EVERY`, if anything is recomputed."""
+"""Number of steps at the start in which every module is watched, and then one step in `EVERY` if
+any recomputes.
+"""
 EVERY = 50
 TOLERANCE = 1e-3
-"""As a share of the values, how far apart two computations of the same thing may be on devices that sum in any order."""
+"""Largest difference between two computations of the same values, as a share of these, on devices
+that sum in any order.
+"""
 
 
 class Recomputed(Check):
-    """Samples of every module's output, in the forward pass and when it is computed again.
+    """Samples of every module's output are equal in the forward pass and in its recomputation.
 
-    Non-reentrant checkpoints end as soon as all that backward needs is there, before the hooks of the last modules run; in the
-    steps that are watched they go on to the end.
+    Non-reentrant checkpoints stop as soon as they have all that backward needs, before the hooks of
+    the last modules run. In the steps that are watched they run to the end.
     """
 
     def __init__(self, source: ModuleSource) -> None:

@@ -1,4 +1,6 @@
-"""Sketches: a few numbers of a tensor that add up as the tensor itself does, so that sums over ranks can be proved by them."""
+"""Sketches: a few numbers that are linear in a tensor, so that they can prove sums of the tensor
+over ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,15 @@ import torch
 from torch import Tensor
 
 COUNT = 4
-"""Numbers of a sketch."""
+"""Number of values in a sketch."""
 COLUMNS = 512
 
 
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Tensor:
-    """(COUNT,) fp64: sums of all elements with random signs, each about as large as the norm, and linear in `tensor`."""
+    """The sketch (COUNT,) fp64: sums of all elements with random signs, each about as large as the
+    norm.
+    """
     flat = flattened(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
@@ -45,13 +49,15 @@ def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> T
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """All elements in a row, real ones: a complex number is two, and a sparse gradient is read as a dense one."""
+    """All elements as a flat real tensor: a complex number is two elements, and a sparse gradient
+    is made dense.
+    """
     whole = tensor.detach()
     whole = whole if whole.layout == torch.strided else whole.to_dense()
     return (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
 
 
 def sample(tensor: Tensor, most: int = 64) -> Tensor:
-    """Up to `most` elements, spread over the tensor, as they are now."""
+    """A copy of up to `most` elements, spread over the tensor."""
     flat = flattened(tensor)
     return flat[:: max(1, flat.numel() // most)][:most].clone()

@@ -1,1 +1,1 @@
-"""Pages: what a run logged, or where two runs part, as one HTML file that needs nothing else."""
+"""Pages: the log of a run, or the comparison of two runs, as one self-contained HTML file."""

@@ -1,4 +1,6 @@
-"""The page: a run, or two that are held against each other, in one file without a script and without anything from elsewhere."""
+"""The page of a run, or of two compared runs, as one file without scripts and without external
+resources.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from bridge.trace.verdicts import Line, share
 
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
-"""Shares of its bound from which a distance is of the next level; from 1 on, runs differ."""
+"""Distances, as shares of their bounds, at which the levels of cells begin; from 1 on, runs differ.
+"""
 SHARE_WORDS = (
     "equal, or nearly",
     "rounding",
@@ -26,7 +29,9 @@ SHARE_WORDS = (
     "1000 times or more, or NaN",
 )
 TIMES = (2.0, 8.0, 100.0)
-"""So many times larger or smaller than usual in its layer, a norm is of the next level; NaN is of the last."""
+"""Factors between a norm and its layer's usual one at which the levels of cells begin; NaN has the
+last level.
+"""
 TIMES_WORDS = (
     "as usual",
     "twice or half the usual, or more",
@@ -35,12 +40,12 @@ TIMES_WORDS = (
     "NaN or infinite",
 )
 SHOWN = 200
-"""Rows of a table that are shown."""
+"""Largest number of rows that a table shows."""
 Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 
 def run_page(found: Series) -> str:
-    """Of one run."""
+    """The page of one run."""
     body = [_about("Run", found), _findings([("", found.findings)]), *_charts([("", found)], {})]
     if found.sizes.size:
         body += [
@@ -52,7 +57,7 @@ def run_page(found: Series) -> str:
 
 
 def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
-    """Of two runs."""
+    """The page of two compared runs."""
     first = found.divergence
     marks = {} if first is None else {first.name.step: "they part"}
     body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
@@ -79,7 +84,7 @@ def _page(title: str, body: Iterable[str]) -> str:
 
 def _about(label: str, found: Series) -> str:
     if found.run is None:
-        return f"<p>{label}: {text(found.folder)}: nothing was logged but findings.</p>"
+        return f"<p>{label}: {text(found.folder)}: only findings were logged.</p>"
     steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
     ranks = len(found.run.lines)
     more = f"; the first {MOST_RANKS} of {ranks} ranks are shown" if ranks > MOST_RANKS else ""
@@ -165,7 +170,7 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
 
 
 def _key(words: Sequence[str], of: str) -> str:
-    """What a cell's height and colour say."""
+    """The legend of a map: the meaning of a cell's height and colour."""
     bars = (
         f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>'
         for at in range(len(words))
@@ -216,7 +221,7 @@ def _run_maps(found: Series) -> list[Map]:
 
 
 def _median(values: Floats) -> float:
-    """Of those that are there and not 0."""
+    """The median of the finite positive values; NaN if there are none."""
     some = values[(values > 0) & np.isfinite(values)]
     return float(np.median(some)) if len(some) else np.nan
 
@@ -224,7 +229,7 @@ def _median(values: Floats) -> float:
 def _places(
     findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
 ) -> tuple[int, list[tuple[str, int, str]]]:
-    """On which rank's map the first finding that names a layer is shown, and where."""
+    """The rank on whose map the first finding that names a layer is shown, and its place there."""
     for told in findings:
         # The longest name: a finding names a parameter, and layers may lie inside of others.
         layer = max(
@@ -320,7 +325,9 @@ def _settings(found: Comparison) -> str:
 
 
 def _differences(found: Comparison) -> list[str]:
-    """What differs, by phase and kind of the step in which they part, and of the steps after it together."""
+    """The table of differences by phase and kind: of the step in which the runs part, and of all
+    later steps.
+    """
     groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
     for line in found.faults:
         groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(

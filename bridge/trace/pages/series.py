@@ -1,4 +1,6 @@
-"""Series: what a page shows of a run, step by step: its loss, its norms, and how large each layer's tensors are on each rank."""
+"""Series: the data of a run's page, step by step: the loss, the norms, and each layer's norms on
+each rank.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
 
 SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
-"""Phases and kinds whose norms are shown. The map of layers shows the first of them that was logged."""
+"""Phases and kinds of the norms that are shown.
+
+The map of layers shows the first that was logged.
+"""
 WORDS: Mapping[tuple[str, str], str] = {
     ("reduce", "gradient"): "gradients",
     ("forward", "output"): "outputs",
@@ -28,14 +33,14 @@ WORDS: Mapping[tuple[str, str], str] = {
     ("init", "weight"): "weights",
 }
 MOST_RANKS = 64
-"""Ranks that are shown apart; of more, the first."""
+"""Largest number of ranks that are shown; of more ranks, the first ones are."""
 MOST_FINDINGS = 2**26
-"""Bytes of the file of findings."""
+"""Largest size of the file of findings in bytes."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """A finding as its file has it."""
+    """A finding as read from its file."""
 
     id: str
     step: int
@@ -48,8 +53,11 @@ class Told:
 
 @dataclass(frozen=True)
 class Series:
-    """What a run logged: its loss (steps, ranks) where it is known, the norms (steps) of all gradients, outputs or weights
-    together, and of the first of them that was logged the norm in each layer (ranks, layers, steps), NaN where there is none.
+    """The series of a run: its loss (steps, ranks), and the norms (steps) of all gradients, outputs
+    or weights.
+
+    `sizes` are the norms in each layer (ranks, layers, steps) of the first of these kinds that was
+    logged. NaN stands for a value that is not known.
     """
 
     folder: Path
@@ -61,12 +69,12 @@ class Series:
     mapped: str
     sizes: Floats
     odd: Floats
-    """(ranks, layers, steps): NaNs and infinities in them."""
+    """Numbers of NaNs and infinities (ranks, layers, steps) in the tensors of `sizes`."""
     findings: Sequence[Told]
 
 
 def findings(folder: Path) -> list[Told]:
-    """What invariants found, as `findings.jsonl` has it. Raises `SourceError`."""
+    """The findings in the file `findings.jsonl`. Raises `SourceError`."""
     path = folder / FILE
     if not inside(path, folder).exists():
         return []
@@ -75,7 +83,10 @@ def findings(folder: Path) -> list[Told]:
 
 
 def one_finding(line: str, where: str) -> Told:
-    """A line of that file. Raises `SourceError` that begins with `where`."""
+    """The finding in a line of that file.
+
+    Raises `SourceError`, with a message that starts with `where`.
+    """
     try:
         found = json.loads(line)
         known = MEANINGS.get(found["id"])
@@ -96,12 +107,15 @@ def one_finding(line: str, where: str) -> Told:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SourceError(
-            f"{where}: no finding, which has an id, step, place, evidence and ranks; it is damaged"
+            f"{where}: expected a finding with id, step, place, evidence and ranks; it is damaged"
         ) from None
 
 
 def read(folder: Path) -> Series:
-    """All that a page shows of a run. Raises `SourceError` if there is neither a log nor a finding."""
+    """The series of the run in `folder`.
+
+    Raises `SourceError` if there is neither a log nor a finding.
+    """
     found = findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
         if not found:
@@ -116,7 +130,7 @@ def read(folder: Path) -> Series:
 
 
 def series(run: Run, found: Sequence[Told]) -> Series:
-    """Of a run that is read, step by step."""
+    """The series of a run and its findings."""
     reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
@@ -147,7 +161,7 @@ def series(run: Run, found: Sequence[Told]) -> Series:
 
 
 class Reading:
-    """Where the figures of one pattern of steps go."""
+    """Maps the figures of steps with one pattern to norms, and to cells of the map of layers."""
 
     def __init__(
         self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]
@@ -171,7 +185,7 @@ class Reading:
         )
 
     def norms(self, columns: Columns) -> dict[str, float]:
-        """Of all tensors of a kind together; NaN if one has no finite norm."""
+        """The norm of all tensors of each kind; NaN if a tensor has no finite norm."""
         with np.errstate(all="ignore"):
             return {
                 name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
@@ -181,7 +195,7 @@ class Reading:
             }
 
     def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
-        """Into the sizes and odd values (ranks, layers) of a step."""
+        """Fill in the `sizes` and the numbers of odd values (ranks, layers) of a step."""
         where: tuple[Places, Places] = (self._ranks, self._layers)
         if not len(self._rows):
             return

@@ -1,4 +1,7 @@
-"""Pictures of a page: lines over steps, and maps of layers by steps, as SVG that takes its colours from the page."""
+"""Figures of a page as SVG: lines over steps, and maps of layers by steps.
+
+The page's style sets the colours.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,32 @@ from bridge.clean import clean
 from bridge.trace.segments import Floats
 
 POINTS = 300
-"""Places of a line: of more steps, each place shows the smallest and the largest of its steps."""
+"""Largest number of points of a line.
+
+For more steps, each point shows the smallest and largest of its steps.
+"""
 COLUMNS, ROWS = 120, 64
-"""Cells of a map, across and down: of more, each shows the worst of its own."""
+"""Largest numbers of cells of a map, across and down.
+
+A cell that stands for several shows the worst.
+"""
 WIDE, HIGH, LEFT = 960, 170, 190
 CELL = 14
 LEVELS = 5
-"""How high a cell can be filled."""
+"""Number of levels to which a cell can be filled."""
 DIGITS = 4
-"""Digits of a number; more where two would read alike."""
+"""Number of digits of a label; there are more if two labels would be equal."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
 def text(value: object) -> str:
-    """Whatever a log says, as words that are nothing but words on a page."""
+    """A value from a log as text that is escaped for the page."""
     return escaped(clean(str(value)), quote=True)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values (steps), by what they are called."""
+    """Values (steps) of a line, with its label."""
 
     label: str
     steps: Sequence[int]
@@ -40,7 +49,9 @@ class Curve:
 
 
 def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
-    """Lines over steps, each with dashes of its own and named at its end; `marks` are steps that are named."""
+    """A figure with lines over steps, each with its own dashes and legend; `marks` are steps with a
+    caption.
+    """
     curves = [curve for curve in curves if np.isfinite(curve.values).any()]
     if not curves:
         return ""
@@ -65,7 +76,9 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From steps and values to places; by their logarithm where they span more than two orders of magnitude."""
+    """Maps steps and values to coordinates; values that span over two orders of magnitude on a
+    logarithmic scale.
+    """
 
     first: int
     last: int
@@ -105,7 +118,7 @@ def _frame(scale: _Scale) -> Iterable[str]:
 
 
 def _apart(values: Sequence[float]) -> list[str]:
-    """The values with so many digits that no two of them read alike."""
+    """The values as labels, with enough digits that no two labels are equal."""
     labels = (
         [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
     )
@@ -130,7 +143,9 @@ def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
 
 
 def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
-    """Its points, or of each place the smallest and the largest; a value that is not finite is kept."""
+    """Yield the points of a curve, or the smallest and largest of each bin; values that are not
+    finite are kept.
+    """
     size = max(1, math.ceil(len(curve.steps) / POINTS))
     for start in range(0, len(curve.steps), size):
         values = curve.values[start : start + size]
@@ -166,8 +181,10 @@ def _legend(curves: Sequence[Curve]) -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Levels (layers, steps) from 0 to 4, -1 where there is nothing, of the ranks that `label` names; `frames` are layers and
-    steps that are pointed at, with what is said there.
+    """Levels (layers, steps) from 0 to 4, or -1 for nothing logged, of the ranks that `label`
+    names.
+
+    `frames` are cells to mark, each with a layer, a step and a caption.
     """
 
     label: str
@@ -178,7 +195,10 @@ class Map:
 
 
 def drawn(found: Map) -> str:
-    """A map as SVG. The worse a cell, the higher it is filled; each level has a colour of its own."""
+    """A map as SVG.
+
+    The worse the value of a cell, the higher it is filled; each level has its own colour.
+    """
     rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
     # Of cells that fall into one, the worst is shown.
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
@@ -198,7 +218,7 @@ def drawn(found: Map) -> str:
 
 
 def _bins(count: int, most: int) -> list[int]:
-    """Where the bins of so many things begin."""
+    """The index at which each bin begins if `count` items are put into at most `most` bins."""
     number = min(count, most)
     return [at * count // number for at in range(number)]
 
