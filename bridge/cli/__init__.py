@@ -34,7 +34,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line with `arguments` and give its exit code."""
+    """Run the command line with `arguments` and return its exit code."""
     import typer
 
     from bridge.cli.app import app
@@ -55,7 +55,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _refuse(arguments: list[str], error: BridgeError) -> Exit:
-    """Say why a command was refused, once for all ranks that have the same to say; the exit code."""
+    """Print why a command was refused, once for all ranks with the same problems. Returns the exit
+    code.
+    """
     from bridge import stacks
     from bridge.cli import launched, mistakes
     from bridge.cli.terminal import complain, note
@@ -74,7 +76,9 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
 
 
 def _misused(arguments: list[str], error: Any) -> Exit:
-    """Say what the parser found wrong, or, if it is known, what was meant; the exit code."""
+    """Print what the parser found wrong or, if it is known, what the user meant. Returns the exit
+    code.
+    """
     from bridge import stacks
     from bridge.cli import launched, mistakes
     from bridge.cli.terminal import complain
@@ -99,7 +103,7 @@ def _asks_json(arguments: list[str]) -> bool:
 
 
 def _print_object(arguments: list[str], problems: Sequence[str]) -> None:
-    """Print an error as an object; `train` prints one a line."""
+    """Print an error as a JSON object; `train` prints each object on one line."""
     from bridge.cli.terminal import print_json
 
     print_json({"problems": list(problems), "exit_code": Exit.ERROR}, lines=arguments[0] != "train")

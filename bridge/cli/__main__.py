@@ -1,4 +1,6 @@
-"""`python -P -m bridge.cli`: the same as the `stagebridge` command; without `-P` it refuses, and names that of `stagebridge`."""
+"""The `stagebridge` command as `python -P -m bridge.cli`; without `-P` it refuses to run, and names
+the command to use.
+"""
 
 from bridge.cli import main
 

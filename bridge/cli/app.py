@@ -33,7 +33,11 @@ Folder = Annotated[
 ]
 FromFormat = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--from", metavar="FORMAT", help="Its format, if the folder holds several."),
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        help="Format of the checkpoint, if the folder holds several.",
+    ),
 ]
 Processes = Annotated[
     int,
@@ -42,11 +46,11 @@ Processes = Annotated[
         metavar="N",
         min=1,
         max=64,
-        help="Processes that share the files to be written.",
+        help="Number of processes that share the files to be written.",
     ),
 ]
 DONE = "-"
-"""For commands without findings: they end well or with an error."""
+"""Marks commands without findings in their table of exit codes: they end well or with an error."""
 
 CONVERT = """Convert a training config from one stack to another, and say what did not map and why.
 
@@ -84,7 +88,7 @@ Examples:
 Options for a whole project are set in [tool.stagebridge] of its pyproject.toml: select, ignore, fail-on, baseline, format,
 exclude.
 
-""" + table(error="wrong usage, not valid, or the run stops")
+""" + table(error="wrong usage, an invalid config, or a run that stops")
 
 DIFFERENCE = """Say where the meanings of two configs differ, of one stack or of two, each difference with its effect on the run.
 
@@ -98,10 +102,10 @@ Examples:
 
 """ + table(
     clean="they mean the same, up to the threshold",
-    findings="they do not: different numbers, or what --fail-on names",
+    findings="they differ: different numbers, or the --fail-on effect",
 )
 
-SCHEMA = """Print the JSON Schema of what a command prints under --json, for programs that read it.
+SCHEMA = """Print the JSON Schema of a command's output with --json, for programs that read it.
 
 docs/json.md says what each key means.
 
@@ -109,7 +113,7 @@ docs/json.md says what each key means.
 Examples:
   stagebridge schema convert > convert.schema.json
   stagebridge schema "checkpoint inspect"
-  stagebridge schema                              (names what there is)
+  stagebridge schema                              (lists the names of all outputs)
 
 """ + table(clean="printed", findings=DONE, error="wrong usage: no such output")
 
@@ -126,14 +130,15 @@ Examples:
 
 """ + table(
     clean="the file means the same in both releases, up to the threshold",
-    findings="it does not: different numbers, or what --fail-on names",
-    error="wrong usage, refused by the first release, or the run stops in the second",
+    findings="the meanings differ: different numbers, or the --fail-on effect",
+    error="wrong usage, a file that the first release refuses, or a run that stops in the second",
 )
 
 FUZZ = """Fuzz a stack: generated configs of all its releases are written, read, lifted, lowered and converted.
 
 Every config that the stack's rules accept has to be read as it was written, and to keep its meaning when it is lifted and
-lowered. With --to the other stack has to accept what it becomes, every loss has to be named, and the way back has to restore it.
+lowered. With --to the other stack has to accept the converted config, every loss has to be named, and the way back
+has to restore it.
 On a failure the smallest config found is printed, ready to paste, with the command that shows it. Needs the extra "test".
 
 \b
@@ -159,7 +164,10 @@ Examples:
 If sizes do not fit the ranks, the error names a command that does; --fit shrinks the sizes and says which.
 
 """ + table(
-    clean="trained; findings are printed at the start; the code stays 0, as launchers take others for a crash",
+    clean=(
+        "trained; findings are printed at the start; the code stays 0, as launchers take any other "
+        "code for a crash"
+    ),
     findings=DONE,
 )
 
@@ -185,7 +193,10 @@ Examples:
     clean="the same run, on both stacks as they are",
     findings="another run, on some engine or after the translation; the report says why",
     error="wrong usage, or refused",
-    unproved="nothing was proved, or a part: an engine did not run, a feature was taken out, or no step shows it",
+    unproved=(
+        "nothing or only a part was proved: an engine did not run, a feature was left out, or no "
+        "step shows it"
+    ),
 )
 
 MOVE = """Move a run to another stack: its config, code part, launch command and checkpoint, in one folder that is ready to start.
@@ -202,7 +213,7 @@ Examples:
 
 """ + table(
     clean="moved; nothing lost at or above the threshold, and with --prove the same run",
-    findings="moved; what the report names changes numbers, or the proof shows another run",
+    findings="moved; a loss in the report changes numbers, or the proof shows another run",
     error="wrong usage, a refused input, or a run that stops",
     unproved="moved; an engine did not run, or layers were left out",
 )
@@ -257,16 +268,16 @@ Examples:
 
 TRACE = """See inside runs: where two of them part, and what every layer of one did.
 
-A run is the folder that `train --trace DIR` (or `bridge.trace.attach`) wrote; it can be read while the training goes on.
+A run is the folder that `train --trace DIR` (or `bridge.trace.attach`) wrote; it can be read while the training runs.
 """
 
 DIFF = """Compare two traced runs of any layouts or stacks, down to the first tensor that differs.
 
-The runs' settings are compared first. Then tensors are matched by name and sample order, in order of execution, every rank's
-copy among them. A distance within what rounding can do, for their formats and the depth of the model, is rounding; the first
-one beyond it is where the runs part. If the logs show a cause, it is named with its evidence; else the report
-says what to log next. NaNs never pass. A tensor that one run did not log, such as one of a layer that a compiler hides, is
-counted "unseen".
+The runs' settings are compared first. Then tensors are matched by name and sample order, in order of execution, with the copies
+of all ranks. A distance that rounding can explain, for the formats and the depth of the model, is taken for rounding; the runs
+part at the first tensor with a larger distance. If the logs show a cause, it is named with its evidence; else the report says
+what to log next. NaNs never pass. A tensor that one run did not log, such as one of a layer that a compiler hides, is counted
+"unseen".
 
 \b
 Examples:
@@ -295,12 +306,15 @@ Examples:
 
 """ + table(
     clean="the training ended well, and nothing was found wrong",
-    findings="it ended well, and invariants or ranks are broken; what was found is in DIR/findings.jsonl",
+    findings=(
+        "it ended well, but an invariant is broken or ranks disagree; the findings are in "
+        "DIR/findings.jsonl"
+    ),
     error="wrong usage; a training that fails keeps its own exit code",
     unproved="no model was watched",
 )
 
-FOLLOWED = """Follow a run: a line for each step with its loss and norms, and for each finding, as they come.
+FOLLOWED = """Follow a run: print a line for each step with its loss and norms, and for each finding, once it is logged.
 
 It ends with the training, or with Ctrl-C. A run that has ended is printed as a whole. The output can be piped.
 
@@ -327,7 +341,7 @@ Examples:
 """ + table(
     clean="written",
     findings=DONE,
-    error="wrong usage: no run there, the tool is not installed, or the folder is there",
+    error="wrong usage: no run there, the tool is not installed, or the folder exists already",
 )
 
 LINES = """Show the tensors that a run logged, joined over its ranks: shape, type, statistics, samples.
@@ -357,10 +371,10 @@ Examples:
   stagebridge trace html bad good -o parts.html
 
 """ + table(
-    clean="written: no fault was found; of two, they are equal up to rounding",
-    findings="written: faults were found; of two, they differ",
+    clean="written: no fault was found; two runs are equal up to rounding",
+    findings="written: faults were found; two runs differ",
     error="wrong usage: no run there, or no step that both have",
-    unproved="written: no tensor of the two was logged with values",
+    unproved="written: no tensor of the two runs was logged with values",
 )
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
@@ -385,15 +399,15 @@ Examples:
   stagebridge checkpoint inspect model --check --json
 
 """ + table(
-    clean="shown; nothing of it is lost here",
-    findings="shown; something of it is not read, which the report names",
-    error="wrong usage, no checkpoint there, or it is damaged",
+    clean="shown; no loss in reading it changes numbers",
+    findings="shown; the report names losses in reading it",
+    error="wrong usage, no checkpoint there, or a damaged one",
 )
 
 CHECKPOINT_CONVERT = """Write a checkpoint in another format, with its masters, moments, steps, schedule and loss scale.
 
-The files are written beside OUT and renamed at the end; a conversion that was killed goes on where it stopped. The report names,
-with its effect, everything that the other format has no place for.
+The files are written beside OUT and renamed at the end; a conversion that was killed continues where it stopped. The report
+names, with its effect, everything that the other format has no place for.
 
 \b
 Examples:
@@ -405,8 +419,8 @@ Examples:
 
 """ + table(
     clean="written, and nothing that changes numbers was lost",
-    findings="written; what was lost changes the numbers of a run that goes on from it",
-    error="wrong usage, refused, damaged, or no room",
+    findings="written; a loss changes the numbers of a run that resumes from it",
+    error="wrong usage, a refused or damaged checkpoint, or no room on the disk",
 )
 
 CHECKPOINT_DIFF = """Compare two checkpoints of any formats: every weight, master and moment, and the steps of the runs.
@@ -420,9 +434,9 @@ Examples:
 
 """ + table(
     clean="equal, bit by bit",
-    findings="they differ, or one has what the other lacks",
+    findings="they differ, or one has tensors that the other lacks",
     error="wrong usage, or no checkpoint there",
-    unproved="nothing that both have",
+    unproved="nothing was proved: neither has a tensor",
 )
 
 app = typer.Typer(
@@ -505,7 +519,10 @@ def convert(
     ] = True,
     script: Annotated[
         bool,
-        typer.Option("--script", help="Write what starts the run as well (DeepSpeed, Megatron)."),
+        typer.Option(
+            "--script",
+            help="Also write the script that starts the run (DeepSpeed, Megatron).",
+        ),
     ] = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -569,15 +586,38 @@ def layout(
     ] = None,
     micro_batch: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--micro-batch", metavar="N", min=1, max=COUNT, help="Sequences in a microbatch, if FILE does not say."),
+        typer.Option(
+            "--micro-batch",
+            metavar="N",
+            min=1,
+            max=COUNT,
+            help="Sequences in a microbatch, if FILE does not set it.",
+        ),
     ] = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="OUT", callback=own_file, help="Draw bytes by rank, as OUT ends: svg, pdf, html or png."),
+        typer.Option(
+            "--plot",
+            metavar="OUT",
+            callback=own_file,
+            help=(
+                "Draw the bytes of each rank; the suffix of OUT sets the format: svg, pdf, html or "
+                "png."
+            ),
+        ),
     ] = None,
     memory: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--memory", metavar="GIB", min=0.001, max=1e6, help="Memory of a device: a line in the plot, and a limit."),
+        typer.Option(
+            "--memory",
+            metavar="GIB",
+            min=0.001,
+            max=1e6,
+            help=(
+                "Memory of a device, drawn as a line in the plot; a rank that needs more is an "
+                "error."
+            ),
+        ),
     ] = None,
 ) -> int:
     """Show the layout of one file."""
@@ -609,18 +649,19 @@ def show(
         ),
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of its files, for editors.")
+        bool,
+        typer.Option("--schema", help="Print the JSON Schema of the stack's files, for editors."),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show one field, a section, or a list of all."""
+    """Show one field, a section, or a list of all fields."""
     from bridge.cli.show import show
 
     return show(dialect, field, as_json, schema)
 
 
 @app.command(
-    "schema", help=SCHEMA, short_help="Print the JSON Schema of what a command prints under --json."
+    "schema", help=SCHEMA, short_help="Print the JSON Schema of a command's output with --json."
 )
 def schema_of(
     name: Annotated[Optional[str], typer.Argument(metavar="[COMMAND]", show_default=False)] = None,  # noqa: UP045
@@ -659,7 +700,7 @@ def fuzz(
         ),
     ] = None,
     examples: Annotated[
-        int, typer.Option("--examples", metavar="N", min=1, help="Configs to try.")
+        int, typer.Option("--examples", metavar="N", min=1, help="Number of configs to try.")
     ] = 200,
     seed: Annotated[
         int, typer.Option("--seed", metavar="S", min=0, help="Another seed tries other configs.")
@@ -705,7 +746,10 @@ Traced = Annotated[
         "--trace",
         metavar="DIR",
         callback=own_place,
-        help="Log every layer there, as FILE says or with samples; see trace --help.",
+        help=(
+            "Folder for a log of every layer, at the levels that FILE sets or with samples; see "
+            "trace --help."
+        ),
     ),
 ]
 
@@ -716,12 +760,25 @@ def train(
     job: Job,
     steps: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--steps", metavar="N", min=1, help="Steps in all, with those before a resume: 20, or as a recipe says."),
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help=(
+                "Number of steps in all, those before a resume included; default: as a recipe "
+                "says, else 20."
+            ),
+        ),
     ] = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--model", metavar="NAME", help="tiny, file (what FILE states), or a model's folder; a recipe names its own."
+            "--model",
+            metavar="NAME",
+            help=(
+                "tiny, file (the model that FILE states), or a model's folder; a recipe names its "
+                "own model."
+            ),
         ),
     ] = None,
     data: Annotated[
@@ -730,7 +787,12 @@ def train(
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Shrink sizes that do not fit the ranks launched, and say which.")] = False,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME", help="What runs it: native, a stack with an engine of its own, or auto.")
+        str,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="Engine to run on: native, a stack with an engine of its own, or auto.",
+        ),
     ] = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
@@ -744,7 +806,10 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--groups", metavar="FILE", help="Groups of parameters with settings of their own, as `move` writes them."),
     ] = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Two runs give the same bits; costs speed.")] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Make two runs equal bit by bit, at a loss of speed."),
+    ] = False,
     trace: Traced = None,
     trace_full: Annotated[bool, typer.Option("--trace-full", help="Keep whole tensors in the log.")] = False,
     desync: Annotated[
@@ -755,7 +820,7 @@ def train(
     silence: Silence = None,
     timeout: Timeout = None,
 ) -> int:
-    """Train on one file."""
+    """Train the plan of one file."""
     from bridge.cli import folder
     from bridge.cli.train import Options, Watch, checked, train
 
@@ -776,7 +841,11 @@ def verify(
     job: Job,
     other: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[OTHER]", help="A config of your own to hold it against, in place of --to.", show_default=False),
+        typer.Argument(
+            metavar="[OTHER]",
+            help="A config of your own to compare FILE with, instead of --to.",
+            show_default=False,
+        ),
     ] = None,
     to: Annotated[
         Optional[str],  # noqa: UP045
@@ -784,7 +853,11 @@ def verify(
     ] = None,
     model: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--model", metavar="FOLDER", help="Your model: config.json of Hugging Face, with weights or without."),
+        typer.Option(
+            "--model",
+            metavar="FOLDER",
+            help="Folder of your model: config.json of Hugging Face, with or without weights.",
+        ),
     ] = None,
     batch: Annotated[
         Optional[Path],  # noqa: UP045
@@ -793,11 +866,19 @@ def verify(
     on: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--on", metavar="A,B", help="Engines of both: torch, ddp, fsdp2, native or a stack; by default their own stacks."
+            "--on",
+            metavar="A,B",
+            help=(
+                "Engines of the two sides: torch, ddp, fsdp2, native or a stack; by default their "
+                "own stacks."
+            ),
         ),
     ] = None,
     to_version: ToVersion = None,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most.")] = 4,
+    ranks: Annotated[
+        int,
+        typer.Option("--ranks", metavar="N", min=1, max=8, help="Most local ranks."),
+    ] = 4,
     steps: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--steps", metavar="N", min=1, help="Steps of each run; by default enough to show a difference."),
@@ -835,7 +916,10 @@ def move(
         Optional[int],  # noqa: UP045
         typer.Option("--prove", metavar="N", min=1, help="Run both sides N further steps, and compare them."),
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, max=8, help="Local ranks at most, for the proof.")] = 2,
+    ranks: Annotated[
+        int,
+        typer.Option("--ranks", metavar="N", min=1, max=8, help="Most local ranks for the proof."),
+    ] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
     processes: Processes = 1,
@@ -858,7 +942,7 @@ def schedule(
             metavar="N",
             min=1,
             max=COUNT,
-            help="Microbatches in a step; by default what FILE says.",
+            help="Number of microbatches in a step; by default as FILE says.",
         ),
     ] = None,
     png: Annotated[
@@ -868,7 +952,7 @@ def schedule(
             "--png",
             metavar="OUT",
             callback=own_file,
-            help="Draw it, as OUT ends: svg, pdf, html or png.",
+            help="Draw the schedule; the suffix of OUT sets the format: svg, pdf, html or png.",
         ),
     ] = None,
     csv: Annotated[
@@ -877,7 +961,7 @@ def schedule(
             "--csv",
             metavar="OUT",
             callback=own_file,
-            help="Write it as a compute-only table of torch.distributed.pipelining.",
+            help="Write the schedule as a compute-only table of torch.distributed.pipelining.",
         ),
     ] = None,
 ) -> int:
@@ -900,7 +984,7 @@ def checkpoint_inspect(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Read all of it, and check it against its own checksums."),
+        typer.Option("--check", help="Read all files, and check them against their own checksums."),
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -922,7 +1006,11 @@ def checkpoint_convert(
     from_: FromFormat = None,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--dtype", metavar="TYPE", help="Format of the weights: fp32, bf16 or fp16; as they are by default."),
+        typer.Option(
+            "--dtype",
+            metavar="TYPE",
+            help="Format of the weights: fp32, bf16 or fp16; unchanged by default.",
+        ),
     ] = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
@@ -971,7 +1059,7 @@ def checkpoint_diff(
     second: Annotated[
         Path,
         typer.Argument(
-            metavar="B", help="Folder of the one to compare it with.", show_default=False
+            metavar="B", help="Folder of the checkpoint to compare A with.", show_default=False
         ),
     ],
     as_json: Json = False,
@@ -996,7 +1084,7 @@ def trace_diff(
     second: Annotated[
         Path,
         typer.Argument(
-            metavar="B", help="Folder of the run it is held against.", show_default=False
+            metavar="B", help="Folder of the run to compare A with.", show_default=False
         ),
     ],
     html: Annotated[
@@ -1027,13 +1115,18 @@ def trace_html(
     out: Annotated[
         Path,
         typer.Option(
-            "-o", "--out", metavar="OUT", callback=own_file, help="The page.", show_default=False
+            "-o",
+            "--out",
+            metavar="OUT",
+            callback=own_file,
+            help="File for the page.",
+            show_default=False,
         ),
     ],
     second: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Argument(
-            metavar="[B]", help="Folder of the run it is held against.", show_default=False
+            metavar="[B]", help="Folder of a second run, to compare RUN with.", show_default=False
         ),
     ] = None,
 ) -> int:
@@ -1043,13 +1136,19 @@ def trace_html(
     return html(run, second, out)
 
 
-@trace.command("watch", help=FOLLOWED, short_help="Follow a run that goes on.")
+@trace.command("watch", help=FOLLOWED, short_help="Follow a run while it trains.")
 def trace_watch(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a traced run.", show_default=False)
     ],
     interval: Annotated[
-        float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--interval",
+            metavar="S",
+            min=0.05,
+            help="Seconds between two reads of the log.",
+        ),
     ] = 1.0,
 ) -> int:
     """Follow a run."""
@@ -1091,7 +1190,7 @@ def trace_export(
 )
 def trace_run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="What to run.", show_default=False)
+        list[str], typer.Argument(metavar="-- COMMAND", help="Command to run.", show_default=False)
     ],
     run: Annotated[
         Path, typer.Option("--run", metavar="DIR", callback=own_place, help="Folder of the trace.")
@@ -1115,14 +1214,20 @@ def trace_run(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Log one copy of tensors that ranks hold alike, bit by bit."),
+        typer.Option(
+            "--once",
+            help="Log only one copy of tensors that are equal on several ranks, bit by bit.",
+        ),
     ] = False,
     budget: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             "--budget",
             metavar="SIZE",
-            help="Most bytes of the log, as 500MB or 2GB: fewer steps, then none.",
+            help=(
+                "Largest size of the log, such as 500MB or 2GB; close to it fewer steps are "
+                "logged, then none."
+            ),
         ),
     ] = None,
     on_finding: Annotated[
@@ -1130,7 +1235,7 @@ def trace_run(
         typer.Option(
             "--on-finding",
             metavar="CMD",
-            help="Run CMD for each finding, without a shell; stdin has it as JSON.",
+            help="Run CMD for each finding, without a shell; it gets the finding as JSON on stdin.",
         ),
     ] = None,
 ) -> int:
@@ -1147,7 +1252,7 @@ def trace_show(
     ],
     layer: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--layer", metavar="PART", help="Layers whose name contains it."),
+        typer.Option("--layer", metavar="PART", help="Show layers whose name contains PART."),
     ] = None,
     kind: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -1157,10 +1262,15 @@ def trace_show(
     ] = None,
     step: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option("--step", metavar="N", min=0, help="Steps; 0 is the state before the first."),
+        typer.Option(
+            "--step",
+            metavar="N",
+            min=0,
+            help="Steps to show; 0 is the state before the first.",
+        ),
     ] = None,
     microbatches: Annotated[
-        bool, typer.Option("--microbatches", help="Show each microbatch apart too.")
+        bool, typer.Option("--microbatches", help="Also show each microbatch separately.")
     ] = False,
     plot: Annotated[
         Optional[Path],  # noqa: UP045

@@ -14,7 +14,9 @@ from bridge.errors import BridgeError
 
 
 class _TimeIsUpError(BaseException):
-    """Not an `Exception`: nothing on the way may take it for a failure of its own and go on."""
+    """Raised when the time is up. It is not an `Exception`, so that no handler on the way takes it
+    for a failure of its own and continues.
+    """
 
 
 @contextmanager
@@ -54,15 +56,20 @@ def bounded() -> Iterator[None]:
         ) from None
 
 
-TOO_LARGE = "the config asks for sizes that no run has, or is not one: reduce them"
+TOO_LARGE = (
+    "the config asks for sizes that no run has, or the file is not a config: reduce the sizes, or "
+    "name another file"
+)
 TOO_BUSY = (
-    "the commands of the script take longer to follow: write what comes of them in their place"
+    "the commands of the script take longer than that to follow: replace them by their results"
 )
 SCRIPTS = "bridge.files.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    """End the work. The advice depends on what is under way: following a script, or a size in a config."""
+    """Raise the error that ends the work. Its advice depends on what is under way: following a
+    script, or reading a config.
+    """
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
         frame = frame.f_back
     raise _TimeIsUpError(TOO_LARGE if frame is None else TOO_BUSY)
@@ -82,7 +89,7 @@ def _limit_memory(soft: int, hard: int) -> None:
 
 
 def _used() -> int | None:
-    """Bytes of data that the process has now; None where the system does not say."""
+    """Bytes of data that the process has now; None if the system does not say."""
     import resource
 
     try:

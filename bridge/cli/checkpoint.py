@@ -1,4 +1,6 @@
-"""What `checkpoint` does: show one, write it in another format, or hold two against each other."""
+"""The `checkpoint` command: show a checkpoint, write it in another format, or compare two
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SHOWN = 20
-"""How many tensors that differ are listed."""
+"""The most tensors that differ which are listed."""
 WIDE = 160
-"""How many letters of a dictionary are shown."""
+"""The most characters of a dictionary that are shown."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `convert` was asked."""
+    """The options of `checkpoint convert`."""
 
     to: str
     output: Path
@@ -66,7 +68,7 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
 
 
 def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json: bool) -> int:
-    """Show one checkpoint; the exit code."""
+    """Show one checkpoint. Returns the exit code."""
 
     def work() -> int:
         from bridge import report
@@ -177,7 +179,7 @@ def _findings(findings: tuple[Finding, ...]) -> None:
 
 
 def convert(folder: Path, options: Options) -> int:
-    """Write one checkpoint in another format; the exit code."""
+    """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
         from bridge import report
@@ -221,9 +223,15 @@ def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
     """Options that the target format has no use for, and an output that would become a part of its own source."""
     for key in ("ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
-            yield f"--{key}: found {options.wanted[key]}; {target.name} is written alike for all; leave it out"
+            yield (
+                f"--{key}: found {options.wanted[key]}; {target.name} does not depend on it; leave "
+                "it out"
+            )
     if options.output.resolve().is_relative_to(folder.resolve()):
-        yield f"-o: {options.output} lies within {folder}, which it is made of; name a folder beside it"
+        yield (
+            f"-o: {options.output} lies inside {folder}, the checkpoint that is read; name a "
+            "folder outside it"
+        )
 
 
 def _told(hub: Hub, options: Options) -> Hub:
@@ -255,11 +263,11 @@ def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
 
 
 CONFIG = "config.json"
-"""What transformers calls the config that it saves beside weights."""
+"""The name of the config that transformers saves beside weights."""
 
 
 def _gigabytes(size: float) -> int:
-    """The size of a file at most, in bytes."""
+    """The largest size of a file, in bytes."""
     if not 0 < size < LARGEST:
         raise BridgeError(
             f"--shard-size: found {size:g} GB, expected a size above 0 and below {LARGEST:g}; 5 is usual"
@@ -268,7 +276,7 @@ def _gigabytes(size: float) -> int:
 
 
 LARGEST = 2.0**30
-"""Gigabytes: a file of that size is a mistake."""
+"""Gigabytes from which on a file size is taken for a mistake."""
 
 
 def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
@@ -284,7 +292,7 @@ def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
 
 
 class Progress:
-    """Tells on stderr how far the writing is."""
+    """Prints the progress of writing on stderr."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.before = total, 0, 0
@@ -292,11 +300,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the writing began."""
         return time.monotonic() - self.began
 
     def moved(self, count: int, fresh: bool = True) -> None:
-        """`count` more bytes are there: written now (`fresh`), or by an earlier conversion."""
+        """Add `count` bytes to the progress: written now (`fresh`), or by an earlier conversion."""
         self.done += count
         self.before += 0 if fresh else count
         # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
@@ -370,7 +378,9 @@ def _said(
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor of two checkpoints: equal, different (by how much at most), or in one of them alone."""
+    """The comparison of one tensor in two checkpoints: equal, different (with the largest
+    difference), or only in one of them.
+    """
 
     name: str
     kind: str
@@ -386,7 +396,7 @@ class Line:
 
 
 def diff(first: Path, second: Path, as_json: bool) -> int:
-    """Compare two checkpoints; the exit code."""
+    """Compare two checkpoints. Returns the exit code."""
 
     def work() -> int:
         from bridge.state import formats
@@ -429,7 +439,9 @@ EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
 
 
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
-    """How far both are, as pairs by key. A value that one of them does not state is left out, and is no difference."""
+    """Counters and settings of both runs, as pairs by key. A value that one checkpoint does not
+    state is left out, and is no difference.
+    """
     pairs = {
         key: (getattr(one.where, key), getattr(other.where, key))
         for key in ("steps", "skipped", "samples")
@@ -452,7 +464,9 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Settings of the optimizers that differ, as pairs by `SETTING of NAME`: for each, the first parameter that both have."""
+    """Settings of the optimizers that differ, as pairs by `SETTING of NAME`: for each setting, the
+    first parameter for which it differs.
+    """
     ours, theirs = (dict(_settings(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}
     # Of a setting that differs for thousands of parameters, one is enough to look for the cause.
@@ -468,7 +482,9 @@ def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]
 
 
 def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name of each parameter: settings of its group, its own step, and whether it is trained. Ties name what they share."""
+    """Yield the name of each parameter with the settings of its group, its own step, and whether it
+    is trained; a tie with the name of the parameter that it shares.
+    """
     known = {name: group.settings for group in hub.groups for name in group.names}
     for name, held in hub.parameters.items():
         yield name, {**known.get(name, hub.settings), "step": held.step, "trained": held.trained}
@@ -476,7 +492,9 @@ def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _lines(one: Hub, other: Hub) -> Iterator[Line]:
-    """The most exact copy of each parameter, the weight beside it if both have one, its moments, and the buffers."""
+    """Compare the most exact copy of each parameter, the weight beside it if both checkpoints have
+    one, its moments, and the buffers.
+    """
     ours, theirs = dict(_comparable(one)), dict(_comparable(other))
     for key in [
         key
@@ -516,7 +534,9 @@ def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
 
 
 def _most(one: Lazy, other: Lazy) -> float:
-    """The largest distance of two elements, in the coarser of both formats; infinite if NaNs are not the same."""
+    """The largest difference between corresponding elements, in the coarser of both formats;
+    infinite if one of two elements is NaN.
+    """
     import torch
 
     from bridge.state.lazy import STRIP, WIDTH, torch_type

@@ -1,4 +1,5 @@
-"""What `convert` and `check` do: read, recognise, translate, report, write."""
+"""The commands `convert`, `check` and `diff`: read, recognise, translate, compare, report, write.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of a conversion: stack and release, where to write, what to write beside it, and what to report."""
+    """The request for a conversion: stack and release, the output, the files beside it, and the
+    parts of the report.
+    """
 
     to: str
     to_version: str | None = None
@@ -74,14 +77,18 @@ class Asked:
 
 
 SUFFIXES = (".json", ".args", ".yaml")
-"""Suffixes for files in a folder: the first one that stands for the default format of the stack is taken."""
+"""Suffixes for files in a folder: the first one that stands for the default format of the stack is
+used.
+"""
 
 
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
-    """Convert one file, or several into a folder; the exit code."""
+    """Convert one file, or several into a folder. Returns the exit code."""
     job = gate.job(job)
     BridgeError.raise_if(
-        ["--write-baseline: only check and diff write one; drop it"] if gate.write_baseline else []
+        ["--write-baseline: only check and diff write a baseline; remove the option"]
+        if gate.write_baseline
+        else []
     )
     if gate.listed:
         return _convert_listed(job, asked, gate, names)
@@ -100,7 +107,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     # A pattern that fits nothing is said first: a folder for -o would not help.
     files, folder = files_of(names, gate), asked.output
     if folder is None or not os.path.isdir(folder):
-        raise BridgeError("convert: several files need -o FOLDER, a folder that is there")
+        raise BridgeError("convert: several files need -o FOLDER, a folder that exists")
     dialect = stacks.load(asked.to)
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
@@ -116,7 +123,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
-    """Convert files, and print their findings as one list of records; the exit code."""
+    """Convert files, and print their findings as one list of records. Returns the exit code."""
     if asked.output is None or str(asked.output) == STDOUT:
         raise BridgeError(
             f"--format {gate.format}: needs -o OUT, as the findings go to standard output"
@@ -140,7 +147,7 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
 
 
 def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
-    """Convert each file into the folder of -o; a note names those that no stack recognises. The exit code."""
+    """Convert each file into the folder of -o; a note names those that no stack recognises. Returns the exit code."""
     codes = []
     for file, named, output in counted(_placed(asked, gate, names)):
         try:
@@ -162,10 +169,10 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
 
 
 def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
-    """Convert one file; the exit code. Its findings go to `records`, or without these into a report on the terminal."""
+    """Convert one file. Returns the exit code. Its findings go to `records`, or without these into a report on the terminal."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
-        raise BridgeError("--dry-run: needs -o OUT; without it nothing is written")
+        raise BridgeError("--dry-run: needs -o OUT; without -o nothing is written")
 
     @bounded()
     def work() -> int:
@@ -210,7 +217,7 @@ def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
 
 
 def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
-    """Check one file, or several; the exit code."""
+    """Check one file, or several. Returns the exit code."""
     job = gate.job(job)
     if gate.listed or gate.write_baseline or several(names):
         return answered(job, lambda: _check_all(job, view, gate, names or (job.file,)))
@@ -249,7 +256,7 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
 
 
 def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
-    """Compare what two files mean; the exit code."""
+    """Compare the meanings of two files. Returns the exit code."""
     job, names = gate.job(job), (job.file, other)
 
     @bounded()
@@ -322,7 +329,9 @@ def read(job: Job) -> Config:
 def release_of(
     job: Job, dialect: Dialect, version: str | None
 ) -> tuple[str | None, tuple[Finding, ...]]:
-    """The release to take for `version`: with --nearest an unknown one is taken as its neighbour, and a finding says so."""
+    """The release to use for `version`: with --nearest the nearest known release stands for an
+    unknown one, and a finding says so.
+    """
     if version is None or version in dialect.versions:
         return version, ()
     near, said = dialect.nearest(version)
@@ -345,7 +354,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
     """The document as `dialect` would read it at a release."""
-    # Noted now, for the error that may follow when sizes do not come out (bridge.cli.lacking).
+    # Noted now, for the error that may follow when sizes do not match (bridge.cli.lacking).
     if (
         dialect.coded
         and not job.code
@@ -386,14 +395,16 @@ def document_of(job: Job) -> Document:
 
 
 def standard_input() -> str:
-    """What is piped in. Raises `SourceError`."""
+    """The text on standard input. Raises `SourceError` if it cannot be read."""
     if sys.stdin is None:  # closed by whoever started the command
         raise SourceError("standard input: closed; pipe the config in, or name its file")
     return read_stream(sys.stdin.buffer, "standard input")
 
 
 def recognised(document: Document) -> Dialect:
-    """The dialect that is surest of `document`; `SourceError` if none or more than one is."""
+    """The dialect that recognises `document` with the highest score; `SourceError` if none does, or
+    if several share that score.
+    """
     scores, faults = stacks.recognising(document.data)
     for fault in faults:
         note(f"note: {fault}")
@@ -420,14 +431,14 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> str:
-    """What the document may really be; empty if no stack has a doubt."""
+    """A sentence on what the document may really be; empty if no dialect doubts it."""
     return next(
         filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), ""
     )
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
-    """The job's file in another dialect, with what an earlier conversion left beside the file."""
+    """The job's file in another dialect, with the sidecar of an earlier conversion."""
     carry = beside.fitting(target)
     config = _sized(job, read(job), carry) if carry else read(job)
     near, said = release_of(job, target, version)
@@ -451,13 +462,13 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
 
 
 def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
-    """What lies beside the job's file."""
+    """The sidecar of the job's file; an empty one if it is not `wanted`, or for standard input."""
     return sidecar.beside(Path(job.file)) if wanted and job.file != STDIN else Sidecar()
 
 
 @contextmanager
 def together(job: Job) -> Iterator[None]:
-    """Within this block no other run writes the job's file and what lies beside it."""
+    """Context in which no other run writes the job's file and the files beside it."""
     with shared(Path() if job.file == STDIN else Path(job.file).parent):
         yield
 
@@ -465,7 +476,7 @@ def together(job: Job) -> Iterator[None]:
 # Writing
 
 Before = tuple[Original, str]
-"""A text that the target was once read from, and the release that it was for."""
+"""A text that the target was once read from, and the release for which it was read."""
 
 
 def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
@@ -486,7 +497,9 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
 
 
 def _before(result: Result, beside: Sidecar) -> Before | None:
-    """What the target was read from: the file itself in another release, else what the sidecar tells."""
+    """The text that the target was read from: that of the file itself in another release, else that
+    in the sidecar.
+    """
     if result.source.dialect.name == result.config.dialect.name:
         return (result.carry.original, result.source.version) if result.carry.original else None
     carry = beside.fitting(result.config.dialect)
@@ -494,7 +507,9 @@ def _before(result: Result, beside: Sidecar) -> Before | None:
 
 
 def written_for(result: Result, output: Path, before: Before | None = None) -> Written:
-    """The target in the format that the suffix of `output` stands for; what was once read from `before` is written into it."""
+    """The target in the format that the suffix of `output` stands for; if it was once read from the
+    text `before`, it is written into that text.
+    """
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
     return (written or dialect.render(result.config, format_for(dialect, output))).named(
@@ -503,7 +518,7 @@ def written_for(result: Result, output: Path, before: Before | None = None) -> W
 
 
 def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    """What is written: the target, and what lies beside it."""
+    """The texts of all files to write: the target, and the files beside it."""
     written = result.put or written_for(result, output)
     texts = result.config.dialect.files(written, output)
     others = {path.name: text for path, text in texts.items() if path != output}
@@ -514,7 +529,9 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
 
 
 def file_of(output: Path | None, beside: str) -> Path | None:
-    """The file that -o names; None for standard output. A note then says that what lies `beside` a file is not written."""
+    """The file that -o names; None for standard output. A note then says that the files `beside` it
+    are not written.
+    """
     if str(output) != STDOUT:
         return output
     if beside:
@@ -523,12 +540,15 @@ def file_of(output: Path | None, beside: str) -> Path | None:
 
 
 def format_for(dialect: Dialect, output: Path) -> str | None:
-    """The format that the suffix of `output` stands for, or None. Raises `SourceError` if readers would take it for another."""
+    """The format that the suffix of `output` stands for, or None. Raises `SourceError` if the
+    suffix is that of another format.
+    """
     format, suffix = dialect.format_of(output), output.suffix.lower()
     if format is None and suffix in LOADERS:
         fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
         raise SourceError(
-            f"{output}: found {suffix}, which {dialect.title} is not written as; name a file {fitting}"
+            f"{output}: found suffix {suffix}, a format without configs of {dialect.title}; use "
+            f"{fitting}"
         )
     return format
 

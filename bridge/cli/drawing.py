@@ -17,19 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNITS = 72
-"""Units of time in a line."""
+"""Number of units of time in a line."""
 LINES = 40
 """The most lines of a picture. If there are more, the title says how many."""
 ROW, GAP = 0.24, 0.5
 """Inches: the height of a rank, and of the space around the ranks of a line."""
 LETTERS, FITTING = 5.5, 14.0
-"""Points of a label: the most, and what fits if it is one letter in one unit of time."""
+"""Font sizes of labels in points: the largest, and the one that fits for one letter in one unit of
+time.
+"""
 IDLE = "#e6e6e6"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Units of time in one line of the picture, and what is said above it."""
+    """The first and the last unit of time in one line of the picture, and the text above the line.
+    """
 
     start: int
     stop: int
@@ -37,7 +40,9 @@ class Line:
 
 
 def lines(found: Timeline) -> list[Line]:
-    """The lines of a picture: all of a schedule that fits, else what repeats once, with its count."""
+    """The lines of a picture: the whole schedule if it fits, else each repeated part once, with the
+    number of its repetitions.
+    """
     whole = Part(0, round(found.length))
     # Up to four lines are drawn whole: looking for repeats saves little there.
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
@@ -78,7 +83,7 @@ def _figure(found: Timeline) -> Figure:
 
 
 def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
-    """One line, on the scale of all of them: `units` of time are as wide as the page."""
+    """Draw one line on the scale that all lines share: `units` of time are as wide as the page."""
     ranks, length = found.schedule.ranks, line.stop - line.start
     # Idle time lies below the whole line, and what ranks do covers it.
     axes.barh(

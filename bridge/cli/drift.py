@@ -1,4 +1,4 @@
-"""What `drift` does: read one file at two releases, report, write the migrated file."""
+"""The `drift` command: read one file in two releases, report, and write the migrated file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bridge.errors import TranslationError
 
 
 def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:
-    """Compare one file in two releases; the exit code."""
+    """Compare one file in two releases. Returns the exit code."""
     output = file_of(output, "")
 
     @bounded()

@@ -1,4 +1,4 @@
-"""The process that local ranks come from: what all of them need is loaded once, and each rank is a fork of it."""
+"""The process from which local ranks are forked: it loads the modules that all ranks need, once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Order:
-    """What the ranks do: each calls `main(*arguments)` of `module`, whose `warm(*arguments)` loads ahead what all of them need.
+    """The work of the ranks: each calls `main(*arguments)` of `module`. Before the fork,
+    `warm(*arguments)` of that module loads what all ranks need.
 
-    `words` has the descriptor of an open file for the stderr of each rank, `said` that of the file for how they ended. `patience`
-    and `grace` are seconds that the others get: once rank 0 has ended well, and once a rank has died.
+    `words` holds the descriptor of an open file for the stderr of each rank, and `said` that of the
+    file for their exit codes. `patience` and `grace` are the seconds that the other ranks get to
+    end: after rank 0 has ended well, and after a rank has died.
     """
 
     module: str
@@ -31,13 +33,15 @@ class Order:
     grace: float
 
     def text(self) -> str:
-        """As one argument of a command."""
+        """The order as one argument of a command."""
         return json.dumps(asdict(self))
 
 
 @dataclass
 class Ends:
-    """How ranks ended: codes by rank in the order of their ends, and those that had to be ended."""
+    """How ranks ended: exit codes by rank in the order in which they ended, and the ranks that had
+    to be killed.
+    """
 
     codes: dict[int, int] = field(default_factory=dict)
     killed: list[int] = field(default_factory=list)
@@ -64,7 +68,9 @@ def main(text: str) -> None:
 
 
 def _fork(order: Order, started: dict[int, int]) -> int | None:
-    """The rank that this process is; None in the one that all of them come from, which has them in `started`."""
+    """Fork the ranks. Returns the rank of this process, or None in the parent, where `started` then
+    has the rank of each process.
+    """
     # SIGTERM waits until all ranks are known: now it would leave those that are started to themselves.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for rank in range(len(order.words)):
@@ -77,7 +83,7 @@ def _fork(order: Order, started: dict[int, int]) -> int | None:
 
 
 def _be(rank: int, order: Order, module: ModuleType | None) -> None:
-    """Be a rank: in this process, or without a module in a new one."""
+    """Run as a rank: in this process, or, if `module` is None, in a new program."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     # Stderr of its own, so that the last words of the rank that died first can be shown.
     os.dup2(order.words[rank], 2)
@@ -97,7 +103,9 @@ def _silence() -> None:
 
 
 def _attend(order: Order, running: dict[int, int]) -> None:
-    """Wait for all ranks and say how they ended. SIGTERM to this process ends them first."""
+    """Wait for all ranks and write down how they ended. SIGTERM to this process ends the ranks
+    first.
+    """
 
     def leave(number: int, frame: object) -> None:
         _kill(running)

@@ -1,4 +1,5 @@
-"""What `fuzz` does: try generated configs, show progress, and print the smallest one that fails."""
+"""The `fuzz` command: try generated configs, show progress, and print the smallest one that fails.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
 
 STEPS = 10
-"""Lines of progress, in all."""
+"""Number of lines of progress in all."""
 
 
 def fuzz(
@@ -30,7 +31,7 @@ def fuzz(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Fuzz one dialect; the exit code."""
+    """Fuzz one dialect. Returns the exit code."""
     if find_spec("hypothesis") is None:
         raise BridgeError(
             "fuzz: needs Hypothesis, which is not installed; pip install 'stagebridge[test]'"
@@ -52,7 +53,9 @@ def fuzz(
 
 
 def _progress(task: Task) -> Callable[[Covered], None]:
-    """A line on stderr for each tenth of the examples, then for each hundred while a failure is made smaller."""
+    """A function that prints progress on stderr: a line for each tenth of the examples, then one
+    for each hundred configs while a failure is made smaller.
+    """
     every, began = max(1, task.examples // STEPS), time.monotonic()
 
     def tick(covered: Covered) -> None:

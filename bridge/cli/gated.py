@@ -1,4 +1,6 @@
-"""What `check`, `convert` and `diff` share as a gate: which findings count, how they are told, over how many files."""
+"""The gate of `check`, `convert` and `diff`: which findings take effect, how they are reported, and
+for which files.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,12 @@ class Gate:
 
     @property
     def listed(self) -> bool:
-        """Whether findings are told as a list of records of all files."""
+        """Whether findings are reported as one list of records for all files."""
         return self.format not in (TEXT, JSON)
 
 
 OPEN = Gate()
-"""No gate: every finding takes part."""
+"""A gate that lets every finding through."""
 
 
 def gate_of(
@@ -105,14 +107,14 @@ class Looked:
     stranger: bool = False
 
     def exit(self, job: Job) -> Exit:
-        """Its part in the exit code."""
+        """The exit code for this file."""
         from bridge.report import exit_of
 
         return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
 
     @property
     def records(self) -> list[Record]:
-        """What there is to say of it."""
+        """The records of this file: its problems if it is refused, else its findings."""
         if self.config is None:
             return list(refusals(self.problems, self.file))
         return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
@@ -152,7 +154,7 @@ def told(
     view: View,
     each: Callable[[Looked], Mapping[str, Any]],
 ) -> int:
-    """Tell what several files came to, in the gate's format; the exit code."""
+    """Report the results of several files in the gate's format. Returns the exit code."""
     code = worst(one.exit(job) for one in found)
     records = [row for one in found for row in one.records]
     if gate.write_baseline:
@@ -211,7 +213,7 @@ def _summed(found: Sequence[Looked]) -> str:
 
 
 def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
-    """Files with whether each was named itself. Raises `SourceError` where there are none."""
+    """The files, each with whether it was named itself. Raises `SourceError` if there are none."""
     found = list(expanded(names, gate.exclude))
     if not found:
         raise SourceError(f"{', '.join(names)}: no file that may be a config; name one")

@@ -18,25 +18,26 @@ from bridge.errors import BridgeError, SourceError
 from bridge.files import as_private_as, reaching
 
 SUFFIXES = (".json", ".hjson", ".yaml", ".yml", ".sh", ".args")
-"""Files of a folder that may be configs."""
+"""Suffixes of files in a folder that may be configs."""
 BESIDE = (".carry.json", ".code.json", ".model.json")
-"""Files that lie beside a config and are read with it."""
+"""Suffixes of files that lie beside a config and are read with it."""
 GIT = "git:"
 STDIN = "-"
 MANY = 200
-"""Files of one folder of a commit that are looked at, beside the one that is named."""
+"""The most files of one folder of a commit that are read besides the one that is named."""
 
 
 def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Each file once, and whether it was named itself: one that a folder or a pattern brings may be of no stack.
+    """Each file once, and whether it was named itself: one that a folder or a pattern brings may be
+    of no stack.
 
-    Raises `SourceError` for a pattern that fits nothing.
+    Raises `SourceError` for a pattern that matches no file.
     """
     seen = set[str]()
     for name in names:
         found = [(name, True)] if _single(name) else [(path, False) for path in _inside(name)]
         if not found and glob.has_magic(name):
-            raise SourceError(f"{name}: no file fits the pattern; check it")
+            raise SourceError(f"{name}: no file matches the pattern; check the pattern")
         for path, named in found:
             if path not in seen and (
                 named or not any(fnmatch(path, pattern) for pattern in exclude)
@@ -56,7 +57,9 @@ def _single(name: str) -> bool:
 
 
 def _inside(name: str) -> Iterator[str]:
-    """Files of a folder, or those that a pattern fits, in order; nothing hidden."""
+    """Files of a folder, or those that match a pattern, in order; hidden files of a folder are left
+    out.
+    """
     if not os.path.isdir(name):
         yield from (
             path for path in sorted(glob.glob(name, recursive=True)) if os.path.isfile(path)
@@ -71,7 +74,9 @@ def _inside(name: str) -> Iterator[str]:
 
 @contextmanager
 def at_hand(name: str) -> Iterator[str]:
-    """The path of a file. One of a commit (`git:REV:PATH`) is copied into a temporary folder, with the files beside it."""
+    """Context with the path of a file. A file of a commit (`git:REV:PATH`) is copied into a
+    temporary folder, with the files beside it.
+    """
     if not name.startswith(GIT):
         yield name
         return
@@ -111,7 +116,9 @@ def _below(path: str, name: str) -> str:
 
 
 def _listed(revision: str, path: str, name: str) -> Iterator[str]:
-    """Names of the files of a commit that lie where `path` does, `path` first among them; none is larger than a config."""
+    """Names of the files of a commit in the folder of `path`, that of `path` first. Files larger
+    than a config are left out.
+    """
     folder = str(PurePosixPath(path).parent)
     within = [] if folder == "." else ["--", f"{folder}/"]
     rows = (
@@ -133,7 +140,7 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
 
 
 def _git(words: Sequence[str], name: str) -> bytes:
-    """What git prints; nothing of the repository is run for it."""
+    """The output of git, which runs no program that the repository names."""
     # A repository's own config may name a program as its fsmonitor, which git runs; no lock, as others may work there;
     # English, so that `fatal: ` can be cut off.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -156,9 +163,10 @@ def _git(words: Sequence[str], name: str) -> bytes:
 
 @contextmanager
 def within(job: Job) -> Iterator[None]:
-    """Within this block, files that the job's file names are opened only in its folder or where --allow-path allows.
+    """Context in which files that the job's file names are opened only in its folder or where
+    --allow-path allows.
 
-    What is written gets no wider permissions than the job's file has.
+    Files that are written get no wider permissions than the job's file has.
     """
     standard = job.file == STDIN
     folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)

@@ -1,4 +1,4 @@
-"""What a command is to read, and how: FILE and the options that go with it."""
+"""The input of a command: FILE and the options for reading it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _value(text: str, option: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise BridgeError(
-            f"{option}: found {text}, expected a list as JSON has it, such as [0.9, 0.95]"
+            f"{option}: found {text}, expected a list in JSON, such as [0.9, 0.95]"
         ) from None
 
 
@@ -123,7 +123,7 @@ def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as sections."""
+    """Settings with dotted names, as nested sections."""
     from bridge.config import nest
 
     BridgeError.raise_if(

@@ -1,4 +1,4 @@
-"""What is missing beside a copied file: the part that its stack keeps in the training script, named where sizes fail."""
+"""Missing code parts beside a copied file, which are named in errors about sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.dialect import code_beside
 from bridge.errors import BridgeError
 
 SIZES = re.compile(r"\bworld size\b|\bdata-parallel ranks\b|\branks share a batch\b|^parallel: ")
-"""Words of problems about the number of ranks or the size of the batch."""
+"""Pattern of problems about the number of ranks or the size of the batch."""
 
 _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
 
@@ -26,7 +26,9 @@ def alone(file: Path) -> None:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Within this block, an error about sizes also names the code parts that are missing beside the files that were read."""
+    """Context in which an error about sizes also names the code parts that are missing beside the
+    files that were read.
+    """
     before = _READ.set([])
     try:
         yield
@@ -45,4 +47,7 @@ def named() -> Iterator[None]:
 
 def _line(file: Path) -> str:
     beside = code_beside(file)
-    return f"{beside}: not there; if {file.name} was copied, copy {beside.name} too: it says how many ranks share a batch"
+    return (
+        f"{beside}: no such file; if {file.name} was copied, copy {beside.name} too: it holds the "
+        "number of ranks that share a batch"
+    )

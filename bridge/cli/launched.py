@@ -1,4 +1,6 @@
-"""Errors of ranks that a launcher started: of those that have the same to say on this machine, one says it."""
+"""Errors of ranks that a launcher started: of the ranks with the same errors on one machine, one
+prints them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,21 @@ from bridge.cli.terminal import complaints
 from bridge.exits import Exit
 
 LINGER = 2.0
-"""Seconds for which the rank that spoke waits for the others to come to the same, under torchrun."""
+"""Seconds for which, under torchrun, the rank that prints the error waits for the others to meet
+the same error.
+"""
 PATIENCE = 5.0
-"""Seconds that the others wait for their launcher to end them, before they leave by themselves."""
+"""Seconds for which the other ranks wait for their launcher to end them before they end by
+themselves.
+"""
 STALE = 60.0
-"""Age in seconds of a mark whose launch is over; ranks that are late have to see it before."""
+"""Age in seconds from which on a mark belongs to a launch that is over; late ranks have to see the
+mark earlier.
+"""
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Where torchrun looks for what a rank failed of, which it then shows in its summary."""
+"""Environment variable with the file in which torchrun looks for the error of a rank, to show it in
+its summary.
+"""
 
 
 def is_rank() -> bool:
@@ -37,10 +47,12 @@ def is_rank() -> bool:
 
 @contextmanager
 def once(problems: Sequence[str]) -> Iterator[bool]:
-    """Whether this process is to say these `problems`; among the ranks of a launcher, one does.
+    """Context that yields whether this process prints these `problems`; among the ranks of a
+    launcher, one does.
 
-    After the block the process is about to end. Under torchrun the rank that spoke waits, so that the others end first, and well:
-    torchrun lists every rank that fails. Under another launcher it leaves at once, and the others wait to be ended.
+    After the block the process is about to end. Under torchrun the rank that printed them waits, so
+    that the others end first, with exit code 0: torchrun lists every rank that fails. Under another
+    launcher it ends at once, and the others wait to be ended.
     """
     if not is_rank():
         yield True
@@ -56,7 +68,9 @@ def once(problems: Sequence[str]) -> Iterator[bool]:
 
 
 def code(mine: bool) -> Exit:
-    """The exit code of a refused rank. Under torchrun, which lists every rank that fails, only the one that spoke fails."""
+    """The exit code of a refused rank. Under torchrun, which lists every rank that fails, only the
+    rank that printed the error fails.
+    """
     return Exit.ERROR if mine or not _elastic() else Exit.CLEAN
 
 
@@ -75,9 +89,10 @@ def _mark(problems: Sequence[str]) -> Path:
 
 
 def _claimed(mark: Path) -> bool:
-    """Whether this rank is the first to leave the mark; if that cannot be told, every rank speaks. Old marks are removed.
+    """Whether this rank is the first to create the mark; if that cannot be decided, every rank
+    prints. Old marks are removed.
 
-    A mark that this very rank left comes from an earlier launch of the same shell.
+    A mark that this very rank created comes from an earlier launch in the same shell.
     """
     own = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")
     for old in mark.parent.glob(f"stagebridge-{os.getuid()}-*"):
@@ -98,7 +113,7 @@ def _claimed(mark: Path) -> bool:
 
 
 def _summarised(problems: Sequence[str]) -> None:
-    """Tell torchrun what it was, in its own form, so that its summary says so too."""
+    """Write the problems in torchrun's own form, so that its summary shows them too."""
     place = os.environ.get(ERROR_FILE)
     if not place:
         return

@@ -1,4 +1,6 @@
-"""What `layout` does: show where a plan puts its model on its ranks, what each rank keeps, and what it sends in a step."""
+"""The `layout` command: show where a plan places its model on ranks, and what each rank keeps, and
+sends in a step.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE = "file"
-"""The model that the config itself states."""
+"""Name for the model that the config itself states."""
 MODELS = (FILE, *PRESETS)
 NEEDED = ("layers", "hidden", "heads", "sequence")
-"""Sizes that have to be known. The others follow from them, but for the number of words, which may stay unknown."""
+"""Sizes that have to be known. The others follow from them, except for the vocabulary size, which
+may stay unknown.
+"""
 WORDS = ("embedding.tokens", "head.logits")
-"""Weights whose size depends on the number of words."""
+"""Weights whose size depends on the vocabulary size."""
 KINDS = ("weights", "gradients", "master", "moments")
 GROUPS = 4
-"""How many groups of an axis are shown."""
+"""The most groups of an axis that are shown."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where the model's sizes come from, and those given on the command line, by name in a plan's model section."""
+    """The source of the model's sizes, and the sizes given on the command line, by name in a plan's
+    model section.
+    """
 
     model: str
     given: Mapping[str, int | bool | None]
@@ -56,7 +62,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Picture:
-    """The file that bytes by rank are drawn to, and the memory of a device in GiB, where either is asked for."""
+    """The file to which the bytes of each rank are drawn, and the memory of a device in GiB, if
+    they were given.
+    """
 
     path: Path | None = None
     memory: float | None = None
@@ -71,7 +79,7 @@ NONE = Picture()
 
 
 def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
-    """Show the layout of one file, and draw it; the exit code."""
+    """Show the layout of one file, and draw it. Returns the exit code."""
 
     @bounded()
     def work() -> int:
@@ -121,7 +129,8 @@ def _plan(job: Job) -> Plan:
 
 
 def _shape(plan: Plan, sizes: Sizes) -> Architecture:
-    """The model's shape: a preset or what the file states, and above it what was given."""
+    """The model's shape: that of a preset or of the file, with the given sizes in place of its own.
+    """
     given: dict[str, Any] = {
         name: value for name, value in sizes.given.items() if value is not None
     }
@@ -164,13 +173,13 @@ def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
 
 
 def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
-    """Findings on what the layout leaves out, or shows otherwise than the run has it."""
+    """Findings on parts of the run that the layout leaves out or shows differently."""
     parallel, mesh = plan.parallel, outline.mesh.world
     yield from outline.costly
     if world is not None and mesh != world:
         yield Finding(
             "parallel",
-            f"{world - mesh} of {world} ranks are beside the mesh, and not shown",
+            f"{world - mesh} of {world} ranks are outside the mesh, and not shown",
             Effect.NONE,
         )
     yield from (Finding("schedule", note, Effect.NONE) for note in outline.notes)
@@ -193,7 +202,7 @@ def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Findi
 
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
-    """The ranks that keep more than a device has."""
+    """A finding on the ranks that keep more bytes than a device has memory."""
     from bridge.cli.ranks_drawn import named
 
     if memory is None:
@@ -282,7 +291,7 @@ def as_json(
 
 
 def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
-    """Ranks that keep and send the same, with what that is."""
+    """Groups of ranks that keep and send the same, each with that content."""
     found: dict[str, tuple[list[int], dict[str, Any]]] = {}
     written: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):
@@ -352,7 +361,7 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     words = (
         f"vocab {shape.vocab}"
         if shape.vocab
-        else "vocab unknown: embedding and head are unknown, and not counted"
+        else "vocab unknown: embedding and head are not counted"
     )
     routed = (
         f", {shape.experts.count} experts ({shape.active() / 1e6:,.1f} M active)"
@@ -374,7 +383,7 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
         _show_ranks(outline, pipeline, out)
     for finding in findings:
         out.print(f"note: {finding.path}: {finding.message} ({finding.effect})", markup=False)
-    out.print("Activations, buffers of the allocator and of collectives come on top.")
+    out.print("Activations, and buffers of the allocator and of collectives, are not included.")
 
 
 def _mesh(mesh: Mesh) -> Grid:
@@ -393,7 +402,9 @@ def _short(words: Sequence[str], shown: int, joint: str) -> str:
 
 
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
-    """One pipeline rank: its stages, and the collectives of the rank that keeps and sends most."""
+    """Print one pipeline rank: its stages, and the collectives of the rank that keeps and sends
+    most.
+    """
     ranks = [
         rank
         for rank in range(outline.mesh.world)
@@ -456,7 +467,7 @@ def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
 
 
 def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Consecutive stages that are alike share a row."""
+    """Yield the rows of the table; consecutive stages that are alike share a row."""
 
     def figures(flat: Mapping[str, Any]) -> tuple[str, ...]:
         slices, gradients = flat["slices"], flat["gradients"]
@@ -476,7 +487,7 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
 
 
 def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
-    """Neighbouring layers as one part each."""
+    """Yield the names of layers, with each run of neighbours as one part."""
     # Within a run of neighbours a layer's number less its place stays the same.
     for _, part in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
         run = [names[layer] for _, layer in part]
@@ -484,7 +495,9 @@ def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
 
 
 def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """In words: how many stages have their whole weights (or gradients, by `kind`) in memory at once, and in which formats."""
+    """A sentence on how many stages have their whole weights (or gradients, by `kind`) in memory at
+    once, and in which formats.
+    """
     parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
     # Stages whose weights are gathered into the same buffer are whole one after the other.
     places, formats = (

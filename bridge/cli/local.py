@@ -22,18 +22,21 @@ from bridge.errors import BridgeError
 PATIENCE = 300.0
 """Seconds that the other ranks get to end once rank 0 has ended well."""
 GRACE = 20.0
-"""Seconds that the others get once a rank has died. They may be about to fail alike, or wait for it for ever."""
+"""Seconds that the other ranks get to end once a rank has died. They may be about to fail for the
+same reason, or wait for that rank for ever.
+"""
 STALE = 600.0
 """Age in seconds from which a build's lock is taken as left over: a build takes about a minute."""
 BUILDS = "TORCH_EXTENSIONS_DIR"
 TAIL = 6
-"""Lines that are shown of what a failed rank said last."""
+"""Number of last lines that are shown of the output of a failed rank."""
 
 
 def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
-    """Call `main(*arguments)` of a module on `number` ranks; what the first of them prints, line by line.
+    """Call `main(*arguments)` of a module on `number` ranks, and yield the lines that rank 0
+    prints.
 
-    Raises `BridgeError` with the last words of a rank that fails. However it ends, no process is left.
+    Raises `BridgeError` with the last output of a rank that fails. In any case no process is left.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number + 2)]
@@ -64,20 +67,22 @@ def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
             f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it said nothing before'}"
         )
     for rank in ends.killed:
-        raise BridgeError(f"rank {rank} does not end; it said last: {_last(words[rank])}")
+        raise BridgeError(f"rank {rank} does not end; its last output: {_last(words[rank])}")
 
 
 def _ended(code: int) -> str:
-    """How a process ended: a negative code is the signal that did it."""
+    """A text on how a process ended: a negative code is the signal that ended it."""
     with suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"
 
 
 def _builds(stack: ExitStack) -> str:
-    """Where torch keeps what stacks build for it: the folder that the user names, else one of this run.
+    """The folder where torch keeps extensions that stacks build: the one that the user names, else
+    a temporary one.
 
-    Raises `BridgeError` for a lock that a killed build left there: whoever needs that build would wait for it for ever.
+    Raises `BridgeError` for a lock that a killed build left there: a process that needs that build
+    would wait for ever.
     """
     named = os.environ.get(BUILDS)
     if not named:
@@ -86,7 +91,8 @@ def _builds(stack: ExitStack) -> str:
         lock for lock in Path(named).glob("**/lock") if time.time() - lock.stat().st_mtime > STALE
     ]
     BridgeError.raise_if(
-        f"{lock}: a build that was ended left it, and the next one waits for it; remove it"
+        f"{lock}: a killed build left this lock, and the next build would wait for it; remove the "
+        "file"
         for lock in locks
     )
     return named
@@ -114,7 +120,9 @@ def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subpro
 
 
 def _environment(number: int) -> Mapping[str, str]:
-    """What torchrun sets for all ranks, with the loopback for messages and the machine's cores shared out."""
+    """The environment that torchrun sets for all ranks, with messages over the loopback, and the
+    machine's cores divided among the ranks.
+    """
     # Gloo would take the interface that the host's name stands for.
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // number))

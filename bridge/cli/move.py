@@ -112,7 +112,7 @@ class Target:
 
 
 def move(job: Job, options: Options) -> int:
-    """Move one run; the exit code."""
+    """Move one run. Returns the exit code."""
 
     def work() -> int:
         if find_spec("torch") is None:

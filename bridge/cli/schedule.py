@@ -52,7 +52,7 @@ class Options:
 
 
 def schedule(job: Job, options: Options) -> int:
-    """Show the schedule; the exit code."""
+    """Show the schedule. Returns the exit code."""
 
     def work() -> int:
         with bounded():

@@ -25,7 +25,7 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> int:
-    """Show one field, a section, all fields of a dialect, or the JSON Schema of its files; the exit code."""
+    """Show one field, a section, all fields of a dialect, or the JSON Schema of its files. Returns the exit code."""
     if schema:
         _print({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
         return Exit.CLEAN

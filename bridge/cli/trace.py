@@ -51,7 +51,7 @@ class Selection:
 
 
 def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: bool) -> int:
-    """Compare two runs; the exit code."""
+    """Compare two runs. Returns the exit code."""
 
     def work() -> int:
         from bridge.trace.comparison import compare

@@ -142,7 +142,7 @@ def checked(option: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def train(job: Job, options: Options) -> int:
-    """Train; the exit code."""
+    """Train. Returns the exit code."""
     if find_spec("torch") is None:
         raise BridgeError("train: torch is not installed; pip install 'stagebridge[engine]'")
     from bridge.engine.environment import detect

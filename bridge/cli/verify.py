@@ -111,7 +111,7 @@ def own_of(
 
 
 def verify(job: Job, options: Options) -> int:
-    """Verify one file; the exit code."""
+    """Verify one file. Returns the exit code."""
 
     def work() -> int:
         if find_spec("torch") is None:

@@ -12,7 +12,7 @@ from bridge.exits import Exit
 
 
 def watch(folder: Path, interval: float) -> int:
-    """Print steps and findings as they come, until the run ends or somebody presses Ctrl-C; the exit code."""
+    """Print steps and findings as they come, until the run ends or somebody presses Ctrl-C. Returns the exit code."""
     _needs_torch()
     from bridge.trace.findings import FILE
     from bridge.trace.following import Follower, words

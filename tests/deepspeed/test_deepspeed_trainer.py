@@ -245,7 +245,7 @@ def test_auto_from_a_dump_and_from_names(said: Said, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--auto", "betas=[0.9"), "--auto betas: found [0.9, expected a list as JSON has it"),
+        (("--auto", "betas=[0.9"), "--auto betas: found [0.9, expected a list in JSON"),
         (("--auto-from", "none.json"), "none.json: no such file"),
         (("--auto-from", "list.json"), "list.json: expected a JSON object"),
     ],

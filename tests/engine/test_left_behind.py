@@ -141,7 +141,7 @@ def test_options_that_the_format_does_not_take_are_refused(
 def test_an_output_within_its_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = saved(tmp_path / "a", "AdamW")
     assert command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(source / "b")]) == 1
-    assert "lies within" in capsys.readouterr().err and not (source / "b").exists()
+    assert "lies inside" in capsys.readouterr().err and not (source / "b").exists()
 
 
 def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

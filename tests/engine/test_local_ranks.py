@@ -47,7 +47,7 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(local.BUILDS, str(tmp_path))
     monkeypatch.setattr(local, "STALE", 0.0)
     os.utime(lock, (0, 0))
-    with pytest.raises(BridgeError, match="cpu_adam/lock: a build that was ended left it"):
+    with pytest.raises(BridgeError, match="cpu_adam/lock: a killed build left this lock"):
         next(local.ranks(2, "dying"))
 
 

@@ -40,7 +40,7 @@ CONTENTS = {
 def demo(
     folder: Path, train: bool = True, silence: float | None = None, timeout: float | None = None
 ) -> int:
-    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it; the exit code.
+    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it. Returns the exit code.
 
     A rank that is silent is named after `silence` seconds, and given up after `timeout`; None: the usual ones.
     """
