@@ -236,7 +236,7 @@ class TestChoice:
         ("pattern", "instead"),
         [
             ("gradient_cliping", "did you mean gradient_clipping?"),
-            ("zero_optimization", "zero_optimization.* takes all settings of the section"),
+            ("zero_optimization", "zero_optimization.* matches all settings of the section"),
             ("disable_allgather/no-efect", "disable_allgather has disable_allgather/no-effect-drop-it"),
             ("difference/nothing", "check --json names the rule"),
             ("nothing/*", "check --json names the rule"),

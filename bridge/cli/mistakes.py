@@ -1,4 +1,6 @@
-"""Command lines of people who come from another command: what they mean, and what to type for it."""
+"""Known mistakes in command lines, such as words of another command: what the user means, and what
+to type instead.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ NAMED = (
     "--deepspeed",
     "--yaml-cfg",
 )
-"""Options that other commands have for the file that is read."""
+"""Options by which other commands name the file that is read."""
 CONFIGS = (".json", ".hjson", ".yaml", ".yml", ".args", ".sh")
 OURS = (
     "--to",
@@ -51,13 +53,15 @@ OURS = (
     "--auto",
     "--code",
 )
-"""Options of ours that take a value and mean nothing to a launcher of training."""
+"""Options of ours that take a value and that no launcher has."""
 INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--yaml-cfg")
-"""Options of trainings that name a config."""
+"""Options of training scripts that name a config."""
 
 
 def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """One line that says what to type instead of `arguments`, which were refused; None if no known mistake fits them."""
+    """One line that says what to type instead of the refused `arguments`; None if they are no known
+    mistake.
+    """
     said = [
         word for word in arguments if not re.match(r"--local[_-]rank=", word)
     ]  # which a launcher puts first
@@ -76,7 +80,9 @@ def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
 
 
 def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str]) -> Sequence[str]:
-    """The problems of an error; if a file is not there and a known mistake explains it, the line about that mistake instead."""
+    """The problems of an error; if a file is missing because of a known mistake, the line about
+    that mistake instead.
+    """
     lost = any(
         "no such file" in problem or "several files need" in problem for problem in error.problems
     )
@@ -89,15 +95,18 @@ def _type(*words: str) -> str:
 
 
 def _without_command(arguments: Sequence[str]) -> str | None:
-    """A file where the command belongs."""
+    """The line for a file in the place of the command; None if there is no such mistake."""
     file = arguments[0]
     if file.startswith("-") or not (os.path.exists(file) or file.endswith(CONFIGS)):
         return None
-    return f"{file}: a file; say first what to do with it: {_type('check', file)}, or {_type('convert', file)} --to STACK"
+    return (
+        f"{file}: a file; name the command before it: {_type('check', file)}, or "
+        f"{_type('convert', file)} --to STACK"
+    )
 
 
 def _named(command: str, words: Sequence[str]) -> str | None:
-    """A file behind an option of another command."""
+    """The line for a file behind an option of another command; None if there is no such mistake."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name not in NAMED or (not equals and place + 1 == len(words)):
@@ -107,12 +116,15 @@ def _named(command: str, words: Sequence[str]) -> str | None:
         )
         if any(_is_launcher(before) for before in words[:place]):
             return None  # the option is the launcher's, or the training's
-        return f"{name}: a file is named without an option: {_type(command, file, *words[:place], *rest)}"
+        return (
+            f"{name}: the file stands without an option: "
+            f"{_type(command, file, *words[:place], *rest)}"
+        )
     return None
 
 
 def _launched(command: str, words: Sequence[str]) -> str | None:
-    """A command in the place of the file."""
+    """The line for a command in the place of the file; None if there is no such mistake."""
     first = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if first is None or os.path.exists(words[first]):
         return None
@@ -128,7 +140,10 @@ def _launched(command: str, words: Sequence[str]) -> str | None:
     rest = [*words[:first], *(words[first + 1 :] if whole else _ours(inner))]
     shown = words[first] if whole else inner[0]
     if file := _file_of(inner):
-        return f"{shown}: a command; stagebridge reads the file that it is given: {_type(command, file, *rest)}"
+        return (
+            f"{shown}: a command; name the file that it reads instead: "
+            f"{_type(command, file, *rest)}"
+        )
     return (
         f"{shown}: a command; write it into a file such as run.sh, which is read and never"
         f" run: {_type(command, 'run.sh', *rest)}"
@@ -159,7 +174,7 @@ def _ours(words: Sequence[str]) -> Iterator[str]:
 
 
 def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """Names of stacks without --from or --to."""
+    """The line for names of stacks without --from or --to; None if there is no such mistake."""
     alone = [
         word
         for place, word in enumerate(words)
@@ -173,7 +188,7 @@ def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> 
 
 
 def _without_target(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """A file without --to."""
+    """The line for a file without --to; None if there is no such mistake."""
     if (
         command not in ("convert", "verify")
         or not words

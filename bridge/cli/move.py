@@ -1,4 +1,6 @@
-"""What `move` does: a config and its checkpoint, together, in a folder that another stack starts from; and the proof of it."""
+"""The `move` command: write a config and its checkpoint into a folder from which another stack
+resumes the run, and prove that it is the same run.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +46,24 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
-"""Names in the folder, beside the config."""
+"""Names of the files in the folder beside the config."""
 FILE = "parameter_groups.json"
 MODEL = "model"
 """The folder with the config of the model, where the launch names it."""
 RANK = "bridge.cli.move"
 RUNNING = "transformers"
-"""How parameters of a model from a folder are named while it runs."""
+"""The parameter naming of a model from a folder while it runs."""
 LARGE = 2**26
-"""Elements of weights beyond which a proof takes the first layers alone."""
+"""Number of elements of weights above which a proof runs only the first layers."""
 SEQUENCE = 32
-"""Tokens of a sample in a proof, at most."""
+"""The most tokens of a sample in a proof."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `move` was asked. For the proof: `prove` steps, `ranks` of this machine, `most` elements that are run whole."""
+    """The options of `move`. For the proof: `prove` is its number of steps, `ranks` the most ranks
+    of this machine, and `most` the number of elements up to which the whole model runs.
+    """
 
     checkpoint: Path
     to: str
@@ -77,7 +81,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """What is moved: the config, and the checkpoint with its format and place."""
+    """The run that is moved: its config, and its checkpoint with format and path."""
 
     config: Config
     hub: Hub
@@ -87,10 +91,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """What the run becomes: its checkpoint with renamed parameters, its config and files, and how its stack saves checkpoints.
+    """The run after the move: its checkpoint with renamed parameters, its config and files, and how
+    its stack saves checkpoints.
 
-    `result` is the translation, if there is one. `edits` are settings that the checkpoint needs in the config. `groups` are the
-    optimizer's groups, if the run is told them in a file beside the config.
+    `result` is the translation, if there is one. `edits` are settings that the checkpoint needs in
+    the config. `groups` are the optimizer's groups, if the run reads them from a file beside the
+    config.
     """
 
     hub: Hub
@@ -104,7 +110,9 @@ class Target:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the config's translation has to say, or the config itself."""
+        """The findings of the config's translation, or those on the config itself if there is no
+        translation.
+        """
         return (
             *(report.remarks_of(self.result) if self.result else report.all_of(self.config)),
             *self.saves.findings,
@@ -164,7 +172,9 @@ def _moved(job: Job, options: Options) -> int:
 
 
 def _source(job: Job, options: Options) -> tuple[Source, Job]:
-    """The config and the checkpoint, and the job to read the config with: on the ranks that saved it, if nothing else says."""
+    """The config and the checkpoint, and the job to read the config with: on the ranks that saved
+    it, if nothing else sets their number.
+    """
     from bridge.state import formats
 
     format, place = formats.found(options.checkpoint, options.from_)
@@ -198,7 +208,7 @@ def _spared(config: Config, hub: Hub) -> bool:
 
 
 def _target(job: Job, options: Options, source: Source) -> Target:
-    """The config for the target's stack, with all that lies beside it."""
+    """The config for the target's stack, with all files beside it."""
     if options.to == NATIVE:
         return _kept(job, source, options)
     dialect = stacks.load(options.to)
@@ -241,7 +251,9 @@ def _target(job: Job, options: Options, source: Source) -> Target:
 
 
 def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
-    """The checkpoint with the parameter names that the target uses; with its own if the target uses the same."""
+    """The checkpoint with the parameter names that the target uses; unchanged if these are its own
+    names.
+    """
     from bridge.state import names
 
     return names.under(
@@ -250,9 +262,10 @@ def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
 
 
 def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
-    """The optimizer's groups in the checkpoint, if a run of `config` would make others; else none.
+    """The optimizer's groups in the checkpoint if a run of `config` would form other groups; else
+    none.
 
-    `scoped`: the run spares from weight decay what the config says.
+    `scoped` is true if the run spares the parameters from weight decay that the config names.
     """
     from bridge.state import groups
     from bridge.translation import lift
@@ -269,7 +282,9 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
 
 
 def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
-    """The checkpoint for a run that finds parameters by their place in groups: with the groups it is `told`, else without any."""
+    """The checkpoint for a run that finds parameters by their index in groups: with its groups if
+    the run is `told` them, else without groups.
+    """
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
     if told:
@@ -304,7 +319,9 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
-    """The checkpoint with the samples seen, worked out from its steps if the target's schedule counts samples."""
+    """The checkpoint with the number of samples seen, computed from its steps if the target's
+    schedule counts samples.
+    """
     from bridge.translation import lift
 
     where, each = hub.where, lift(source.config).batch.global_
@@ -314,7 +331,9 @@ def _counted(hub: Hub, source: Source, target: Target) -> Hub:
 
 
 def _becoming(job: Job, options: Options) -> Result:
-    """The translation. If the source cannot state a model and the target can, it has that of the folder."""
+    """The translation. If the target's config states a model and the source's does not, it gets the
+    model of the folder.
+    """
     result = _translated(job, options)
     if options.model is None or result.source.dialect.model or not result.config.dialect.model:
         return result
@@ -338,7 +357,7 @@ def _model_config(folder: Path) -> Config:
 
 
 def _modelled(config: Config, folder: Path) -> Config:
-    """A config that states its model, with that of a folder."""
+    """A config that states its model, with the model of a folder."""
     from bridge.edits import edited
     from bridge.translation import lift
 
@@ -351,7 +370,9 @@ def _modelled(config: Config, folder: Path) -> Config:
 
 
 def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
-    """The target with a whole training script for the model of a folder, and the result with what that script still lacks."""
+    """The target with a whole training script for the model of a folder, and the result with the
+    settings that this script still lacks.
+    """
     from bridge.translation import lift
 
     model = _model_config(folder)
@@ -362,7 +383,9 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
 
 
 def _kept(job: Job, source: Source, options: Options) -> Target:
-    """The native engine reads the config as it is; a launch script is written as its stack's own file, which needs no others."""
+    """The target for the native engine, which reads the config as it is. A launch script is written
+    as its stack's own file, which needs no others.
+    """
     from bridge.cli.folder import CONFIG
 
     config, dialect = source.config, source.config.dialect
@@ -400,7 +423,9 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:
-    """Settings of the optimizer that differ between config and checkpoint; a run that goes on takes those of the checkpoint."""
+    """Settings of the optimizer that differ between config and checkpoint; a run that resumes uses
+    those of the checkpoint.
+    """
     from bridge.translation import lift
 
     optimizer = lift(source.config).optimizer
@@ -418,7 +443,10 @@ def _otherwise(source: Source) -> Iterator[Finding]:
             if value not in (wanted, *((0.0,) if name == "weight_decay" else ()))
         ]
         if wanted is not None and other and wanted not in held:
-            message = f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a run that goes on takes"
+            message = (
+                f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a "
+                "resumed run uses"
+            )
             yield Finding(
                 f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0]
             )
@@ -428,7 +456,9 @@ def _otherwise(source: Source) -> Iterator[Finding]:
 
 
 def _together(target: Target, files: Files, said: str) -> Files:
-    """The checkpoint in a folder of its own, and beside it config, launch and report."""
+    """All files of the move: the checkpoint in a folder of its own, and beside it config, launch
+    and report.
+    """
     from bridge.state.files import File
 
     texts = {**target.texts, LAUNCH: _launch(target), REPORT: said}
@@ -438,9 +468,11 @@ def _together(target: Target, files: Files, said: str) -> Files:
 
 
 def _launch(target: Target) -> str:
-    """A script for the shell that starts the run from the checkpoint; what the training script has to say stands above."""
+    """A shell script that starts the run from the checkpoint. Comments show the lines for the
+    training script.
+    """
     written = target.written
-    lines = ["#!/bin/sh", f"# Goes on from the checkpoint in {CHECKPOINT}/."]
+    lines = ["#!/bin/sh", f"# Resumes from the checkpoint in {CHECKPOINT}/."]
     if written.snippet:
         lines += [
             "# In the training script:",
@@ -449,7 +481,7 @@ def _launch(target: Target) -> str:
     lines += ["set -e", 'cd "$(dirname "$0")"']
     lines += [f"export {name}={quote(value)}" for name, value in written.environment.items()]
     return "\n".join(
-        (*lines, launching.line(written.command) or "# No command starts it as it is.", "")
+        (*lines, launching.line(written.command) or "# No command can start the run as it is.", "")
     )
 
 
@@ -466,7 +498,7 @@ def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
 
 
 def _taken(findings: tuple[Finding, ...]) -> str:
-    """The first line: what was taken away, by its effect on the run."""
+    """The first line of the report: the settings that were lost, by the effect on the run."""
     rows: dict[Effect, list[str]] = {}
     for finding in findings:
         weighty = finding.effect.reaches(Effect.NUMBERS) or (
@@ -521,7 +553,9 @@ def _report(
 
 
 def _told_of(groups: tuple[Row, ...]) -> str:
-    """The optimizer's groups, in words: how many parameters each has, and what is not the same for all."""
+    """The optimizer's groups, in words: the number of parameters of each, and the settings in which
+    the groups differ.
+    """
     kinds = [
         name
         for name in groups[0]
@@ -532,7 +566,10 @@ def _told_of(groups: tuple[Row, ...]) -> str:
         + f", such as {clean(row['params'][0])}"
         for row in groups
     )
-    return f"{'; '.join(rows)}; {FILE} has their names, and the run is started with these groups, in this order"
+    return (
+        f"{'; '.join(rows)}; {FILE} lists the parameters of each group; the run starts with these "
+        "groups in this order"
+    )
 
 
 def _json(
@@ -600,8 +637,9 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof needs, beside both configs: engines, ranks, layers (None: all), what had to be changed, the target's settings
-    for its checkpoint, and groups of parameters by side.
+    """The input of a proof besides both configs: engines, ranks, layers (None: all), the model, the
+    reasons why the proof is partial, the target's settings for its checkpoint, and groups of
+    parameters by side.
     """
 
     source: Backend
@@ -615,13 +653,16 @@ class Proof:
 
 
 def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
-    """What the proof runs: engines, ranks, model. Raises `BridgeError` if it cannot run; nothing is written by then."""
+    """The input of the proof: engines, ranks, model. Raises `BridgeError` if the proof cannot run;
+    nothing has been written by then.
+    """
     from bridge.state import cutting, names
     from bridge.verify.proof import WEIGHTLESS
 
     if source.format.name in WEIGHTLESS:
         raise BridgeError(
-            f"--prove: {source.format.title} has weights alone, and no run goes on from it; drop --prove"
+            f"--prove: {source.format.title} holds only weights, so that no run can resume from "
+            "it; drop --prove"
         )
     one = _engine(source.config, source.format.name)
     other = _engine(target.config, NATIVE if options.to == NATIVE else target.saves.format)
@@ -651,7 +692,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
 
 
 def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
-    """The groups, with those of their parameters that `hub` has; empty ones are left out."""
+    """The groups, with only the parameters that `hub` has; groups without any are left out."""
     for row in groups:
         names = [name for name in row["params"] if name in hub.parameters]
         if names:
@@ -659,7 +700,7 @@ def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
 
 
 def _engine(config: Config, format: str) -> Backend:
-    """What goes on from a checkpoint of that format under `config`."""
+    """The engine that resumes from a checkpoint of `format` with `config`."""
     from bridge.engine.backend import BACKEND
 
     name = config.dialect.name
@@ -669,7 +710,8 @@ def _engine(config: Config, format: str) -> Backend:
     if format not in config.dialect.loads or backend is None:
         known = ", ".join((NATIVE, *config.dialect.loads))
         raise BridgeError(
-            f"--prove: {config.dialect.title} goes on from {known}, the checkpoint is {format}; drop --prove"
+            f"--prove: {config.dialect.title} resumes from {known}, but the checkpoint is "
+            f"{format}; drop --prove"
         )
     if backend.release is None:
         raise BridgeError(
@@ -679,7 +721,7 @@ def _engine(config: Config, format: str) -> Backend:
 
 
 def _layers(hub: Hub, most: int) -> int | None:
-    """The layers of a model that is too large to be run whole here; None: all."""
+    """Number of layers to run of a model that is too large to run whole here; None: all."""
     from bridge.state import cutting
 
     count = max(cutting.layers_of(hub).values(), default=0)
@@ -691,7 +733,9 @@ def _layers(hub: Hub, most: int) -> int | None:
 
 
 def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
-    """Raises `SourceError` unless the model has the parameters of the checkpoint: engines may find these by place alone."""
+    """Raises `SourceError` unless the model has the parameters of the checkpoint: engines may
+    identify these by index alone.
+    """
     import torch
 
     from bridge.engine.models.pretrained import opened
@@ -713,7 +757,9 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
 
 
 def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs.Proved:
-    """Run both sides on ranks of this machine; the proof, which is also written into the output folder."""
+    """Run both sides on ranks of this machine. Returns the proof, which is also written into the
+    output folder.
+    """
     with tempfile.TemporaryDirectory() as folder, as_private_as(folder):
         top = Path(folder)
         (top / "model").mkdir()
@@ -754,7 +800,9 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
-    """By side, the checkpoint to start from: the one on disk if these ranks can read it, else a new one for them."""
+    """The checkpoint to start from for each side: the one on disk if these ranks can read it, else
+    a new one for them.
+    """
     from bridge.state import cutting, formats
 
     format, place = formats.found(options.output / CHECKPOINT)
@@ -784,7 +832,7 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
 
 
 def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
-    """A checkpoint made for the proof, and where its tag lies."""
+    """Write a checkpoint for the proof. Returns the folder of its tag."""
     from bridge.state import formats
     from bridge.state.writing import write
 
@@ -799,7 +847,7 @@ def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | No
 
 
 def main(text: str) -> None:
-    """Prove a move on one rank; the first of them prints what it does and what was found."""
+    """Prove a move on one rank. The first rank prints the progress and the result."""
     from bridge.cli.train import end
     from bridge.engine.environment import detect
 
@@ -878,7 +926,9 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
-    """The source in fp32, from the same masters; None if it is in fp32 already, or its stack cannot run so."""
+    """The source in fp32, from the same masters; None if it is in fp32 already, or if its stack
+    cannot run in fp32.
+    """
     if "wider" not in spec["starts"]:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Options that several commands share. Those that say how FILE is read become one `Job`."""
+"""Options that several commands share. The options for reading FILE become one `Job`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ STDOUT = "-"
 
 
 def output_file(path: Path | None) -> Path | None:
-    """The path, or - for standard output. Raises `SourceError` before any work is done if no file can be written there."""
+    """The path of an output file; - stands for standard output. Raises `SourceError`, before any
+    work is done, if no file can be written there.
+    """
     if path is not None and str(path) != STDOUT:
         from bridge.errors import SourceError
         from bridge.files import obstacles
@@ -29,17 +31,17 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def output_or_folder(path: Path | None) -> Path | None:
-    """The same, or a folder that exists, for several files."""
+    """The path of an output file, or a folder that exists, for several files."""
     return path if path is not None and os.path.isdir(path) else output_file(path)
 
 
 def own_place(path: Path | None) -> Path | None:
-    """A file or folder of its own: not standard output."""
+    """The path of a file or folder. Raises `SourceError` for standard output."""
     if path is not None and str(path) == STDOUT:
         from bridge.errors import SourceError
 
         raise SourceError(
-            "-: standard output takes only what convert and drift write; name a file or folder"
+            "-: only convert and drift write to standard output; name a file or folder"
         )
     return path
 
@@ -97,7 +99,7 @@ WorldSize = Annotated[
         metavar="N",
         min=1,
         max=RANKS,
-        help="Ranks of the run, if the file does not say.",
+        help="Number of ranks of the run, if the file does not set it.",
     ),
 ]
 Auto = Annotated[
@@ -105,7 +107,7 @@ Auto = Annotated[
     typer.Option(
         "--auto",
         metavar="NAME=VALUE",
-        help='What an "auto" in FILE stands for, or a fact it follows from.',
+        help='Value of an "auto" in FILE, or a fact from which it follows.',
     ),
 ]
 AutoFrom = Annotated[
@@ -113,7 +115,10 @@ AutoFrom = Annotated[
     typer.Option(
         "--auto-from",
         metavar="ARGS",
-        help='What Hugging Face\'s Trainer fills "auto" in from: a dump of its TrainingArguments (JSON), or NAME=VALUE.',
+        help=(
+            'Arguments from which Hugging Face\'s Trainer fills in "auto": a dump of its '
+            'TrainingArguments (JSON), or NAME=VALUE.'
+        ),
     ),
 ]
 Code = Annotated[
@@ -121,7 +126,7 @@ Code = Annotated[
     typer.Option(
         "--code",
         metavar="NAME=VALUE",
-        help="A setting of the training script, beside FILE; dots for its sections.",
+        help="A setting of the training script that belongs to FILE; dots separate sections.",
     ),
 ]
 ModelSize = Annotated[
@@ -130,7 +135,7 @@ ModelSize = Annotated[
         metavar="N",
         min=1,
         max=COUNT,
-        help="Size of the model; it wins over FILE and --model.",
+        help="Size of the model, used instead of that of FILE or --model.",
         show_default=False,
     ),
 ]
@@ -139,7 +144,7 @@ Env = Annotated[
     typer.Option(
         "--env",
         metavar="NAME=VALUE",
-        help="A variable that a launch script is started with; 1=VALUE: an argument.",
+        help="An environment variable for a launch script; 1=VALUE sets its first argument.",
     ),
 ]
 Launch = Annotated[
@@ -156,7 +161,10 @@ AllowPath = Annotated[
     typer.Option(
         "--allow-path",
         metavar="PATH",
-        help="A file or folder outside FILE's own folder that FILE may name or source; no other is opened.",
+        help=(
+            "A file or folder outside FILE's own folder that FILE may name or source; no other "
+            "outside it is opened."
+        ),
     ),
 ]
 Lenient = Annotated[
@@ -166,7 +174,7 @@ Nearest = Annotated[
     bool,
     typer.Option(
         "--nearest",
-        help="Take an unknown release as the nearest known one before it, and say so first.",
+        help="Read an unknown release as the nearest known one before it, and say so first.",
     ),
 ]
 FailOn = Annotated[
@@ -183,7 +191,7 @@ Silence = Annotated[
         "--silence",
         metavar="S",
         min=0,
-        help="Name a rank that keeps others waiting for S seconds (60); 0 is off.",
+        help="Name a rank that keeps others waiting for S seconds (default 60); 0: never.",
     ),
 ]
 Timeout = Annotated[
@@ -192,7 +200,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="S",
         min=1,
-        help="Give up after waiting S seconds for another rank (600).",
+        help="Give up after waiting S seconds for another rank (default 600).",
     ),
 ]
 Json = Annotated[
@@ -233,7 +241,7 @@ Select = Annotated[
     typer.Option(
         "--select",
         metavar="RULE",
-        help="Only findings whose rule is, begins with, or matches (*) this one.",
+        help="Report only findings whose rule is RULE, begins with it, or matches it (*).",
     ),
 ]
 Ignore = Annotated[
@@ -241,12 +249,12 @@ Ignore = Annotated[
     typer.Option(
         "--ignore",
         metavar="RULE",
-        help="No findings whose rule is, begins with, or matches (*) this one.",
+        help="Leave out findings whose rule is RULE, begins with it, or matches it (*).",
     ),
 ]
 Baseline = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--baseline", metavar="FILE", help="Known findings, which are left out."),
+    typer.Option("--baseline", metavar="FILE", help="File of known findings, which are left out."),
 ]
 WriteBaseline = Annotated[
     Optional[Path],  # noqa: UP045
@@ -254,7 +262,7 @@ WriteBaseline = Annotated[
         "--write-baseline",
         metavar="FILE",
         callback=own_file,
-        help="Write today's findings there as known.",
+        help="Write the present findings to FILE as known.",
     ),
 ]
 Format = Annotated[
@@ -264,7 +272,7 @@ Format = Annotated[
     ),
 ]
 
-JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object a step.")]
+JsonSteps = Annotated[bool, typer.Option("--json", help="Print one JSON object for each step.")]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
@@ -273,7 +281,7 @@ Ranks = Annotated[
         metavar="N",
         min=1,
         max=RANKS,
-        help="Ranks of the run; by default what the sizes need.",
+        help="Number of ranks of the run; by default as many as the sizes need.",
     ),
 ]
 READING: Mapping[str, tuple[str, Any, Any]] = {
@@ -290,16 +298,16 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
     "nearest": ("nearest", Nearest, False),
     "as_json": ("json", Json, False),
 }
-"""How FILE is read. By name of the option: its field in a `Job`, its declaration, its default."""
+"""Options for reading FILE, by name: the field in a `Job`, the declaration, and the default."""
 COUNTING: Mapping[str, tuple[str, Any, Any]] = {"fail_on": ("fail_on", FailOn, None)}
-"""Which of its findings change the exit code."""
+"""Options that set which findings on FILE change the exit code."""
 VIEWING: Mapping[str, tuple[str, Any, Any]] = {
     "everything": ("everything", All, False),
     "quiet": ("quiet", Quiet, False),
     "only": ("only", Only, None),
     "origins": ("origins", Verbose, False),
 }
-"""What of its report is shown."""
+"""Options that set which part of the report is shown."""
 
 GATING: Mapping[str, tuple[str, Any, Any]] = {
     "select": ("select", Select, None),
@@ -308,9 +316,9 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
     "write_baseline": ("write_baseline", WriteBaseline, None),
     "format": ("format", Format, None),
 }
-"""Which findings are reported, and in which format."""
+"""Options that set which findings are reported, and in which format."""
 OWN = ("job", "view", "gate", "names")
-"""Parameters of a command that are made of other options, and are no options themselves."""
+"""Parameters of a command that are built from other options, and are no options themselves."""
 
 Command = Callable[..., int]
 
@@ -325,8 +333,9 @@ def reads_file(
 ) -> Callable[[Command], Command]:
     """A decorator: a function of a `Job` becomes a command with FILE and the options of `READING`.
 
-    `counts` adds --fail-on, the least effect that changes the exit code. With `reports` the function takes a `view` of its
-    report, with `gates` a `gate`, with `many` the `names` of all files. `otherwise` declares options of `READING` in another way.
+    `counts` adds --fail-on, the least effect that changes the exit code. With `reports` the
+    function gets a `view` of its report, with `gates` a `gate`, with `many` the `names` of all
+    files. `otherwise` replaces declarations of options in `READING`.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing, gating = VIEWING if reports else {}, GATING if gates else {}
@@ -377,7 +386,7 @@ def reads_file(
 
 
 SHORT = {"numbers": "different numbers"}
-"""What `--only` takes for an effect beside a part of its name."""
+"""Names that `--only` accepts for an effect besides a part of the effect's own name."""
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

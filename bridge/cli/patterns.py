@@ -1,4 +1,6 @@
-"""Patterns of --select and --ignore that fit no rule: a misspelled one would let everything through."""
+"""Patterns of --select and --ignore that match no rule: they are refused, as a misspelled pattern
+would let everything through.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from bridge.gate import fits
 from bridge.rules import How
 
 ENDS = (*map(str, How), "remark")
-"""Second halves of the ids of findings that no check made."""
+"""The parts after the slash in ids of findings that no check made."""
 WHERE = "; check --json names the rule of every finding"
 
 
@@ -52,7 +54,7 @@ def _names(pattern: str, known: Iterable[str]) -> bool:
 def _instead(pattern: str) -> str:
     head, _, tail = pattern.partition("/")
     if any(path.startswith(f"{head}.") for path in _paths()):
-        return f"; {head}.* takes all settings of the section"
+        return f"; {head}.* matches all settings of the section"
     if tail and (own := _heads().get(head)):
         return f"; {head} has {', '.join(own)}"
     return nearest(head, (*_paths(), *_heads()))
@@ -60,7 +62,7 @@ def _instead(pattern: str) -> str:
 
 @cache
 def _paths() -> frozenset[str]:
-    """Settings of all stacks, and the fields of a plan: what a finding may be about."""
+    """All paths that a finding may be about: settings of all stacks, and fields of a plan."""
     own = (path for name in stacks.names() for path in fields(stacks.load(name).schema))
     return frozenset((*own, *plan.paths()))
 

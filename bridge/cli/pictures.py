@@ -1,4 +1,4 @@
-"""Pictures: in the format that the ending of their file stands for, a page wide."""
+"""Pictures of the width of a page, in the format that the suffix of their file stands for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
-"""What a picture is written as, by the ending of its file; a page of HTML holds an SVG."""
+"""The format of a picture by the suffix of its file; a page of HTML holds an SVG."""
 WIDE = 10.0
-"""Inches of a page."""
+"""Width of a page in inches."""
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -28,11 +28,13 @@ PAGE = """<!doctype html>
 
 
 def format_of(path: Path) -> str:
-    """The format of a picture. Raises `BridgeError` if its ending stands for none, or matplotlib is not installed."""
+    """The format of a picture. Raises `BridgeError` if its suffix stands for no format, or if
+    matplotlib is not installed.
+    """
     format = FORMATS.get(path.suffix.lower())
     if format is None:
         raise BridgeError(
-            f"{path}: found {path.suffix or 'no ending'}, expected a picture {', '.join(FORMATS)}"
+            f"{path}: found {path.suffix or 'no suffix'}, expected a picture {', '.join(FORMATS)}"
         )
     if find_spec("matplotlib") is None:
         raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
@@ -40,7 +42,7 @@ def format_of(path: Path) -> str:
 
 
 def blank(height: float) -> Figure:
-    """A page of that many inches to draw on."""
+    """An empty page of `height` inches to draw on."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,6 @@
-"""Where files are written: none that a person edited is replaced without --force, and a dry run shows what would change."""
+"""Checks before files are written: a file that a person edited is replaced only with --force, and a
+dry run shows the changes.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ Texts = Mapping[Path, str]
 def refuse_edited(texts: Texts, output: Path) -> None:
     """Raises `SourceError` that names every file of `texts` that was edited, or that no conversion wrote."""
     SourceError.raise_if(
-        f"{path}: was edited since it was written, or something else wrote it; --force writes over it, --dry-run shows how"
+        f"{path}: was edited since it was written, or another program wrote it; --force overwrites "
+        "it, --dry-run shows the changes"
         for path in edited(texts, output)
     )
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
-    """Files that would change, though their content is not what an earlier conversion wrote, by the sidecar of `output`."""
+    """Files that would change although, by the sidecar of `output`, their content is not that of an
+    earlier conversion.
+    """
     sidecar, known = carry_over.beside(output), _known(output)
     for path, text in texts.items():
         now = _digest(path, followed=path == output)
@@ -40,7 +45,9 @@ def edited(texts: Texts, output: Path) -> Iterator[Path]:
 
 
 def _known(output: Path) -> Mapping[str, str] | None:
-    """Digests by name of what an earlier conversion wrote there; None if none did, or its sidecar is damaged."""
+    """Digests by name of the files that an earlier conversion wrote; None if there was none, or if
+    its sidecar is damaged.
+    """
     try:
         carry = carry_over.find(output)
     except (BridgeError, OSError):

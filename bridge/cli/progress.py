@@ -11,7 +11,7 @@ from typing import TextIO
 from bridge.underway import listening
 
 FIRST = 2.0
-"""Seconds for which nothing is printed: most commands are done by then."""
+"""Seconds before progress is first printed: most commands are done by then."""
 OFTEN, DRAWN = 5.0, 0.2
 """Seconds between two lines in a pipe, and between two states of the one line on a terminal."""
 CLEAR = "\r\x1b[K"
@@ -19,7 +19,9 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def told(what: str, quiet: bool = False) -> Iterator[None]:
-    """Within this block the progress of `bridge.underway` is printed, as a share of `what`; nothing if `quiet`."""
+    """Context in which the progress of `bridge.underway` is printed, as a share of `what`; with
+    `quiet`, nothing is printed.
+    """
     meter = Meter(what)
     with listening((lambda done, total: None) if quiet else meter):
         try:
@@ -29,7 +31,9 @@ def told(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Meter:
-    """Prints how far a loop is: on a terminal in one line that is removed in the end, in a pipe with a line now and then."""
+    """Prints the progress of a loop: on a terminal in one line that is removed at the end, in a
+    pipe as a new line every few seconds.
+    """
 
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
         self.what, self.stream = what, stream or sys.stderr
@@ -39,7 +43,7 @@ class Meter:
         self.drawn = self.stream.isatty()
 
     def __call__(self, done: float, total: float) -> None:
-        """Print, if it is time to: `done` of `total` are done."""
+        """Print that `done` of `total` are done, if the last print is long enough ago."""
         now = time.monotonic()
         self.first = self.first or (now, done)
         if (

@@ -1,4 +1,6 @@
-"""The bytes that ranks keep, as a picture: a bar for all ranks that are alike, by kind, and the line of the device's memory."""
+"""The bytes that ranks keep, as a picture: one bar for each group of equal ranks, divided by kind
+of memory, and a line for the device's memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ KINDS: Mapping[str, str] = {
     "master": "#c7a252",
     "moments": "#b07aa1",
 }
-"""What a rank keeps between steps, with its colour, in the order of the bars."""
+"""The kinds of memory that a rank keeps between steps, each with its colour, in the order of the
+bars.
+"""
 BARS = 48
 """The most bars of a picture. If there are more, the title says how many."""
 BAR, GAP = 0.3, 1.8
@@ -28,7 +32,7 @@ GIB = 2**30
 FAR = 12
 """A device's memory of more than so many longest bars is told, and its line is not drawn."""
 WORDS = 5
-"""Runs of ranks that the label of a bar names."""
+"""The most runs of ranks that the label of a bar names."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
             label=f"memory of a device: {memory / GIB:,.4g} GiB{beyond}",
         )
     axes.set_xlabel(
-        "GiB kept between steps; activations and buffers of the allocator come on top", fontsize=8
+        "GiB kept between steps, without activations and buffers of the allocator", fontsize=8
     )
     axes.tick_params(axis="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

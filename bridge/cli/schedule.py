@@ -1,4 +1,4 @@
-"""What `schedule` does: show the pipeline schedule of a config, prove it, and draw it."""
+"""The `schedule` command: show the pipeline schedule of a config, prove it, and draw it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 COLOURS = {"F": "#4c72b0", "B": "#55a868", "I": "#8fc99f", "W": "#c7a252", "R": "#b07aa1"}
-"""Forward, backward, its halves (input, weight), recomputation."""
+"""Colours of actions: forward, backward, its halves (input gradient, weight gradient),
+recomputation.
+"""
 NAMES = {
     "F": "forward",
     "B": "backward",
@@ -39,12 +41,14 @@ NAMES = {
     "R": "recompute",
 }
 CELLS = 100
-"""Units of time in a block of text where the width is not the terminal's."""
+"""Units of time in a block of text if the output is no terminal."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Microbatches where the config leaves them open, the picture to write, the CSV to write."""
+    """The number of microbatches if the config leaves it open, the picture to write, and the CSV to
+    write.
+    """
 
     microbatches: int | None = None
     png: Path | None = None
@@ -74,7 +78,9 @@ def schedule(job: Job, options: Options) -> int:
 
 
 def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
-    """The schedule in time, and notes: why it is another than the plan's, if that one cannot be written down."""
+    """The schedule in time, and notes: if the plan's schedule cannot be shown, the reason why
+    another one is.
+    """
     count, stages = _microbatches(plan, microbatches), _stages(plan)
     shown, notes = described(plan, count)
     found = schedule_of(shown, count, stages, text_of(plan), short=True)
@@ -93,13 +99,16 @@ def _microbatches(plan: Plan, given: int | None) -> int:
     )
     if count is None:
         raise ConfigError(
-            "batch.accumulation: the file leaves open how many microbatches a step has; give --microbatches N"
+            "batch.accumulation: the file does not set the number of microbatches in a step; give "
+            "--microbatches N"
         )
     return count
 
 
 def _stages(plan: Plan) -> int | None:
-    """How many stages the plan cuts the model into; None if that follows from ranks and virtual stages alone."""
+    """Number of stages that the plan cuts the model into; None if it follows from ranks and virtual
+    stages alone.
+    """
     if (
         plan.stages.layers_per_stage is None
         or plan.model.layers is None
@@ -148,7 +157,7 @@ def again(part: Part) -> str:
 
 
 def number(count: int, word: str, plural: str = "s") -> str:
-    """So many of something, in words."""
+    """A count with its noun, in singular or plural."""
     return f"{count} {word}{plural if count != 1 else ''}"
 
 
@@ -172,7 +181,9 @@ def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
 
 
 def _print_rows(found: Timeline, out: Console) -> None:
-    """A row for each rank, in blocks as wide as the terminal; what repeats is shown once if one block is not enough."""
+    """Print a row for each rank, in blocks as wide as the terminal. If one block is not enough,
+    repeated parts are shown once.
+    """
     cells = [_cells(found, rank) for rank in range(found.schedule.ranks)]
     width = max((len(text) for row in cells for text, _ in row), default=1) + 1
     label = len(f"rank {found.schedule.ranks - 1}  ")
@@ -197,7 +208,9 @@ def _print_rows(found: Timeline, out: Console) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Time of a schedule from `start` to `stop` that comes `times` times; each time, microbatches are `further` on by so many."""
+    """The part of a schedule from `start` to `stop`, which occurs `times` times in a row. Each
+    time, the indices of microbatches are higher by `further`.
+    """
 
     start: int
     stop: int
@@ -206,16 +219,20 @@ class Part:
 
 
 Column = tuple[tuple[int, str, int, bool] | None, ...]
-"""What each rank does in a unit of time: stage, letter, microbatch, and whether it began before; None: nothing."""
+"""The action of each rank in one unit of time: stage, letter, microbatch, and whether it began
+earlier; None: idle.
+"""
 
 LONGEST = 600
-"""The longest part, in units of time, that is looked for again."""
+"""The longest part, in units of time, for which repetitions are searched."""
 OFTEN = 3
-"""How often a part has to come to be shown once, with its count."""
+"""Least number of repetitions of a part that is shown once, with its count."""
 
 
 def repeated(found: Timeline) -> list[Part]:
-    """The time of a schedule in parts: those that come several times in a row, with their count, and what lies between."""
+    """A schedule as parts: those that occur several times in a row, with their count, and the parts
+    between them.
+    """
     columns, parts, place, plain = _columns(found), list[Part](), 0, 0
     while place < len(columns):
         # The part that covers most time: a short one within a longer one would be shown many times.
@@ -237,7 +254,7 @@ def repeated(found: Timeline) -> list[Part]:
 
 
 def _from(columns: list[Column], start: int) -> Iterator[Part]:
-    """Parts that begin at `start` and come at least `OFTEN` times in a row, the shortest first."""
+    """Parts that begin at `start` and occur at least `OFTEN` times in a row, the shortest first."""
     for period in range(1, min(LONGEST, (len(columns) - start) // OFTEN) + 1):
         further = _further(columns[start], columns[start + period])
         if not further:
@@ -255,7 +272,9 @@ def _from(columns: list[Column], start: int) -> Iterator[Part]:
 
 
 def _further(before: Column, after: Column) -> int:
-    """By how many microbatches `after` is further on than `before`; 0 if they differ in anything else."""
+    """The number by which the microbatches of `after` are higher than those of `before`; 0 if
+    anything else differs.
+    """
     steps = set[int]()
     for one, other in zip(before, after, strict=True):
         if (one is None) != (other is None):
@@ -296,7 +315,9 @@ def several(found: Timeline) -> bool:
 
 
 def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
-    """What a rank does in each unit of time, with its letter; an action that goes on shows as dashes."""
+    """The text for the action of a rank in each unit of time, with its letter; dashes stand for an
+    action that continues.
+    """
     cells = [(".", "")] * round(found.length)
     for action, start, end in (
         (span.action, round(span.start), round(span.end)) for span in found.rows[rank]

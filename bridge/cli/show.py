@@ -1,4 +1,4 @@
-"""What `show` does: print what is known about the fields of a stack, for people and as JSON."""
+"""The `show` command: print the facts about the fields of a stack, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -120,18 +120,18 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def default_of(span: Span, with_release: bool) -> str:
-    """A default, and for which releases it holds."""
+    """A default, with the releases that it holds for."""
     value = "unset" if span.default is None else shown(span.default)
     return f"{value}  ({span.since} to {span.until})" if with_release else value
 
 
 def releases_of(spans: tuple[Span, ...]) -> str:
-    """First and last release that has a field; gaps are left out."""
+    """First and last release that have a field; gaps between them are not shown."""
     return f"{spans[0].since} to {spans[-1].until}" if spans else "none"
 
 
 def effect_of(entry: Entry) -> str:
-    """What losing a field does to a run, in words."""
+    """The effect of losing a field on a run, in words."""
     return str(entry.effect) if entry.effect else reference.DEPENDS
 
 
@@ -150,7 +150,9 @@ def _elsewhere(entry: Entry) -> Grid:
 
 
 def place_of(arrival: Arrival) -> str:
-    """Where a field goes in another stack, and what that stack always does instead."""
+    """The fields that stand for a field in another stack, and the values that this stack always
+    uses.
+    """
     always = [f"always {value}" for _, value in arrival.fixed]
     return ", ".join((*arrival.paths, *always)) or "-"
 
@@ -177,13 +179,14 @@ def _list(dialect: Dialect, sections: Sections, console: Console) -> None:
 
 
 def schema_of(name: str | None) -> int:
-    """Print the JSON Schema of an output; without a name, the names of all."""
+    """Print the JSON Schema of an output; without a name, print the names of all outputs."""
     if name is None:
         print("\n".join(outputs.OUTPUTS))
         return Exit.CLEAN
     if name not in outputs.OUTPUTS:
         raise BridgeError(
-            f"{name}: no such output; known are {', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}"
+            f"{name}: no such output; expected one of "
+            f"{', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}"
         )
     _print(outputs.schema(name))
     return Exit.CLEAN

@@ -1,4 +1,6 @@
-"""The sidecar of the file that is converted: read with it as one set, with its secrets put back and findings on it."""
+"""The sidecar of the file that is converted: it is read together with the file, its secrets are put
+back, and findings report its faults.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Sidecar:
         return self.carry if self.carry and not self.unfit(dialect) else None
 
     def unfit(self, dialect: Dialect) -> str:
-        """Why the sidecar is of no use for a file of that stack; empty if it is, or there is none."""
+        """The reason why the sidecar cannot be used for a file of that stack; empty if it can, or
+        if there is none.
+        """
         if self.carry is None:
             return ""
         if self.carry.dialect != dialect.name:
@@ -45,7 +49,9 @@ class Sidecar:
         return ""
 
     def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
-        """Findings on the sidecar of `file`; if it does not fit the stack, the one finding that it was not used."""
+        """Findings on the sidecar of `file`; if it does not fit the stack, only a finding that it
+        was not used.
+        """
         why = self.unfit(dialect)
         if not why or self.carry is None:
             return self.findings
@@ -56,7 +62,9 @@ class Sidecar:
         )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
-        """The note that a sidecar is read too, with the option `way` that turns it off; empty if there is no sidecar."""
+        """The note that a sidecar is read too, and that the option `way` turns this off; empty if
+        there is no sidecar.
+        """
         if self.carry is None:
             return ""
         place = carry_over.beside(Path(file))
@@ -77,20 +85,28 @@ def beside(file: Path) -> Sidecar:
         return Sidecar()
     place = carry_over.beside(file)
     edited = carry.digest != carry_over.digest_of(read_text(file))
-    said = f"its digest is not that of {file.name}, which was edited since, or written by another run; what {file.name} says wins"
+    said = (
+        f"its digest is not that of {file.name}, which was edited since, or written by another "
+        f"run; the settings of {file.name} win"
+    )
     odd = (Finding(place.name, said, Effect.NONE),) if edited else ()
     if not carry_over.marks(carry):
         return Sidecar(carry, odd, (place,), edited)
     source, secrets, why = _secrets(carry, place.parent)
     known = carry_over.revealed(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
-    told = f"a secret is not kept in the sidecar, and {carry.source or 'its file'} {why}; put the value in where this name stands"
+    told = (
+        f"a secret is not kept in the sidecar, and {carry.source or 'its file'} {why}; replace "
+        "this name by the value"
+    )
     lost = tuple(Finding(name, told, Effect.STOPS, given=True) for name in missing)
     return Sidecar(known, (*odd, *lost), (place, *source), edited)
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
-    """The file that has the secrets, the secrets, and in words why one that is not among them is missing."""
+    """The file that has the secrets, the secrets, and the reason why a secret that is not among
+    them is missing.
+    """
     try:
         # The sidecar may come from somebody else: it opens no file outside the folder that was allowed.
         path = find(carry.source, folder) if carry.source else None

@@ -1,4 +1,6 @@
-"""What the command line prints: reports, notes, errors and JSON, without secrets and control characters."""
+"""Printing on the command line: reports, notes, errors and JSON, without secrets and control
+characters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns of a report that does not go to a terminal, unless COLUMNS is set."""
 LEAST = 40
-"""Columns below which nothing gets narrower."""
+"""Least number of columns of a report."""
 
 
 def say(line: str, stream: Any = None) -> None:
@@ -33,7 +35,7 @@ def note(line: str) -> None:
 
 
 def complain(problems: Iterable[str]) -> None:
-    """Print errors on stderr, one a line."""
+    """Print errors on stderr, one on each line."""
     for line in complaints(problems):
         print(line, file=sys.stderr, flush=True)
 
@@ -44,7 +46,9 @@ def complaints(problems: Iterable[str]) -> list[str]:
 
 
 def print_json(content: Mapping[str, object], lines: bool = True) -> None:
-    """Print one JSON object, over several lines or on one; numbers that are not finite, which JSON has not, stand as text."""
+    """Print one JSON object, over several lines or on one; numbers that are not finite, which JSON
+    lacks, are written as text.
+    """
     print(
         json.dumps(_finite(HIDDEN.within(content)), indent=2 if lines else None, allow_nan=False),
         flush=not lines,
@@ -95,7 +99,7 @@ def console(stream: Any) -> Console:
         """Prints texts cleaned; cells of tables are cleaned by `bridge.grid`."""
 
         def print(self, *objects: Any, **options: Any) -> None:
-            """As rich does, with texts cleaned."""
+            """Print as rich does, with texts cleaned."""
             super().print(
                 *(hide(clean_block(item)) if isinstance(item, str) else item for item in objects),
                 **options,
@@ -107,7 +111,7 @@ def console(stream: Any) -> Console:
 
 
 def _width(stream: Any) -> int | None:
-    """Columns of a report: what COLUMNS says, else the terminal's own (None)."""
+    """Number of columns of a report, from COLUMNS; None: the terminal's own width."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
         return max(LEAST, min(int(said), 1000))

@@ -1,4 +1,4 @@
-"""What `trace` does: compare two traced runs, or show what is in one."""
+"""The `trace` command: watch a training, compare two traced runs, or show what one logged."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
     from bridge.trace.verdicts import Line
 
 MEASURED = ("equal", "rounding")
-"""Verdicts on tensors whose values were held against each other."""
+"""Verdicts on tensors whose values were compared."""
 STATISTICS = ("mean", "std", "low", "high", "norm", "nans", "infs")
-"""What a line shows of a tensor, and what can be plotted."""
+"""Statistics of a tensor that a line shows and that can be plotted."""
 SHOWN = 8
-"""Differences after the first, and samples of a tensor, that are printed."""
+"""The most differences after the first, and the most samples of a tensor, that are printed."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What to show of a run: layers by a part of their name, kinds, steps (empty: all), and microbatches or not."""
+    """The part of a run to show: layers by a part of their name, kinds, steps (empty: all), and
+    whether to show microbatches.
+    """
 
     layers: Sequence[str] = ()
     kinds: Sequence[str] = ()
@@ -77,7 +79,9 @@ def _compared(found: Comparison) -> str:
 
 
 def html(first: Path, second: Path | None, out: Path) -> int:
-    """Write a page of a run, or of two that are compared; the exit code tells of the faults or differences on it."""
+    """Write a page of a run, or of two that are compared; the exit code shows whether it has faults
+    or differences.
+    """
 
     def work() -> int:
         from bridge.trace.comparison import compare
@@ -104,7 +108,9 @@ def html(first: Path, second: Path | None, out: Path) -> int:
 
 @dataclass(frozen=True)
 class Kept:
-    """Limits on the log of `trace run`, as typed: steps that `every` divides, ranks, one copy of what is alike, bytes."""
+    """Limits on the log of `trace run`, as typed: steps that `every` divides, ranks, one copy of
+    equal tensors, bytes.
+    """
 
     every: int = 1
     ranks: str | None = None
@@ -112,7 +118,9 @@ class Kept:
     budget: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """For `bridge.trace.keeping.Keep`. Raises `BridgeError`."""
+        """The limits as arguments of `bridge.trace.keeping.Keep`. Raises `BridgeError` if one is
+        malformed.
+        """
         budget = None if self.budget is None else _bytes(self.budget)
         return {
             "every": self.every,
@@ -140,7 +148,8 @@ def _bytes(text: str) -> int:
     size = int(float(match[1]) * SIZES.get(match[2], 0)) if match else 0
     if size < 1:
         raise BridgeError(
-            f"--budget: found {text}, expected a number of bytes with its unit, as 500MB or 2GB"
+            f"--budget: found {text}, expected a number of bytes with its unit, such as 500MB or "
+            "2GB"
         )
     return size
 
@@ -150,7 +159,9 @@ def _numbers(text: str | None) -> list[int]:
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise BridgeError(f"--ranks: found {text}, expected ranks and ranges, as 0,3 or 0-7")
+            raise BridgeError(
+                f"--ranks: found {text}, expected ranks and ranges, such as 0,3 or 0-7"
+            )
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return sorted(set(found))
 
@@ -222,7 +233,7 @@ def show(
         run = _run(folder)
         entries = tuple(_selected(run, selection))
         if not entries:
-            raise BridgeError(f"{folder}: nothing in it passes these filters; {_told(run)}")
+            raise BridgeError(f"{folder}: no tensor passes these filters; {_told(run)}")
         if plot:
             draw(entries, statistic, plot)
         if as_json:
@@ -346,7 +357,7 @@ def _tell(found: Comparison, html: Path | None) -> None:
 
 
 def _tell_settings(found: Comparison, out: Console) -> None:
-    """Settings that differ: first those of the training, then those of the layout."""
+    """Print the settings that differ: first those of the training, then those of the layout."""
     for layout, words in ((False, "settings differ"), (True, "layouts differ")):
         told = [str(setting) for setting in found.settings if setting.layout is layout]
         if told:
@@ -388,7 +399,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
 
 
 def _tell_rest(found: Comparison, out: Console) -> None:
-    """The differences after the first, by step, phase and kind in order of execution."""
+    """Print the differences after the first, by step, phase and kind in order of execution."""
     groups: dict[tuple[int, str, str], list[Line]] = {}
     for line in found.lines:
         groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
@@ -485,7 +496,9 @@ def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
 
 
 WIDE = 240
-"""Columns of a list that does not go to a terminal: wide enough for one line for each tensor."""
+"""Number of columns of a list that does not go to a terminal: wide enough for one line for each
+tensor.
+"""
 
 
 def _lines(entry: Entry, microbatches: bool) -> Iterator[tuple[str, ...]]:
@@ -512,7 +525,9 @@ def _figures(summary: Summary | None) -> tuple[str, ...]:
 
 
 def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
-    """A picture of one statistic over steps, a line for each tensor. Raises `BridgeError` if there is nothing to draw."""
+    """Write a picture of one statistic over steps, with a line for each tensor. Raises
+    `BridgeError` if there is nothing to draw.
+    """
     if find_spec("matplotlib") is None:
         raise BridgeError("--plot: matplotlib is not installed; pip install 'stagebridge[plot]'")
     import io
@@ -548,7 +563,7 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
 
 
 def _series(entries: Iterable[Entry], statistic: str) -> dict[str, dict[int, float]]:
-    """For each tensor its statistic by step."""
+    """The statistic of each tensor by step."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries:
         if entry.summary is not None:

@@ -1,4 +1,6 @@
-"""What `train` does: read a config of any stack, and run its plan on the native engine or on a stack's own."""
+"""The `train` command: read a config of any stack, and run its plan on the native engine or on a
+stack's own.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watch:
-    """What to log of a run, and how to check its ranks.
+    """The options for logging a run and for checking its ranks.
 
-    The log goes to `folder`, with `full` as whole tensors. Ranks that must agree are compared in steps that `every` divides;
-    `desync` is what to do if they do not.
+    The log goes to `folder`; with `full` it holds whole tensors. Ranks that must agree are compared
+    in steps that `every` divides; `desync` is the action if they differ.
     """
 
     folder: Path | None = None
@@ -66,7 +68,7 @@ class Watch:
         )
 
     def policy(self) -> Policy:
-        """What the checks do."""
+        """The policy of the checks: how often ranks are compared, and the action if they differ."""
         from bridge.trace.desync import ACTIONS, Policy
 
         # Typed as one of ACTIONS, which `checked` has made sure of.
@@ -75,19 +77,20 @@ class Watch:
 
 
 LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
-"""What is logged if FILE does not say, each at LEVEL: statistics and 64 samples."""
+"""Kinds of logs that are written if FILE sets none, each at LEVEL: statistics and 64 samples."""
 LEVEL = 9
 NATIVE = "native"
 STEPS = 20
-"""Steps, if neither the options nor FILE say how many."""
+"""Number of steps if neither the options nor FILE set it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, for how long, and where to save it.
+    """The options of `train`: what to train, for how long, and where to save it.
 
-    `model`: "tiny", "file" (the shape that the config states), or the folder of a Hugging Face model; None: the model that the
-    config names, else the tiny one. `steps` None: as a config that names data says, else `STEPS`.
+    `model`: "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
+    model; None: the model that the config names, else the tiny one. `steps` None: the number in a
+    config that names data, else `STEPS`.
     """
 
     steps: int | None = None
@@ -105,12 +108,12 @@ class Options:
 
     @property
     def number(self) -> int:
-        """Steps, if the config names no run of its own."""
+        """Number of steps if the config names no model and data of its own."""
         return self.steps or STEPS
 
     @property
     def native(self) -> Iterator[str]:
-        """The options given that only the native engine has."""
+        """The given options that only the native engine has."""
         given = {
             "--save": self.save,
             "--resume": self.resume,
@@ -187,7 +190,7 @@ def _native(
 
 
 def _named(config: Config, options: Options, here: Environment, job: Job) -> None:
-    """Train what the config names: its model, on its data."""
+    """Train the model that the config names on the data that it names."""
     given = {"--fit": options.fit, "--data": options.data, "--groups": options.groups}
     others = {**given, f"--engine {options.engine}": options.engine != NATIVE}
     ConfigError.raise_if(
@@ -221,7 +224,9 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
 def _backend(
     plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str
 ) -> Backend | None:
-    """The engine of another stack that is to run the plan; None for the native one. A note says which was chosen, and why."""
+    """The engine of a stack that runs the plan; None for the native engine. A note says which was
+    chosen, and why.
+    """
     if (
         checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
         == NATIVE
@@ -236,7 +241,7 @@ def _backend(
     if choice.backend.name == NATIVE:
         return None
     ConfigError.raise_if(
-        f"{option}: only the native engine has it; drop it, or use --engine native"
+        f"{option}: only the native engine has this option; drop it, or use --engine native"
         for option in options.native
     )
     return choice.backend
@@ -295,8 +300,9 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
 
 
 def end(world: int) -> None:
-    """End a process of several ranks for good, once all is written and its group is left: threads of gloo that outlive the
-    interpreter abort the process now and then, and the launcher would call the job failed.
+    """End the process of a rank at once, after all output is written and its group is left. Threads
+    of gloo that outlive the interpreter sometimes abort the process, and the launcher would report
+    a failed job.
     """
     if world > 1:
         sys.stdout.flush()
@@ -305,7 +311,9 @@ def end(world: int) -> None:
 
 
 def _read(job: Job, world: int, fit: bool) -> Config:
-    """The job's file on the ranks that were launched; if it does not fit, as it stands, for an error to name others."""
+    """The config of the job's file on the launched ranks; if it does not fit them, the config as it
+    stands, so that an error can name other numbers.
+    """
     if job.world_size is not None or fit:
         return read(job)
     try:
@@ -352,7 +360,8 @@ def _of_folder(folder: str, sequence: int) -> Architecture:
     model = model_in(folder)
     if (model.vocab or BYTES) < BYTES:
         raise ConfigError(
-            f"{folder}: has {model.vocab} words, expected at least the {BYTES} of text byte by byte"
+            f"{folder}: found a vocabulary of {model.vocab}, expected at least {BYTES}, as text is "
+            "read byte by byte"
         )
     return Architecture.of(
         model.model_copy(update={"sequence": min(sequence, model.sequence or sequence)})
@@ -360,7 +369,7 @@ def _of_folder(folder: str, sequence: int) -> Architecture:
 
 
 def _meshed(plan: Plan, world: int) -> Mesh:
-    """What every engine asks: that the sizes fit the ranks."""
+    """The mesh of a plan, whose sizes must fit the ranks on every engine."""
     return Mesh.of(plan.parallel, world)
 
 
@@ -372,7 +381,9 @@ def _fitted(
     file: str,
     check: Callable[[Plan, int], object],
 ) -> tuple[Plan, tuple[Finding, ...]]:
-    """The plan for the ranks at hand: shrunk if that is `wanted`, else as it is, if it passes the `check` of its engine."""
+    """The plan for the launched ranks: shrunk if `wanted`, else unchanged, if it passes the `check`
+    of its engine.
+    """
     from bridge.engine.fit import fit
 
     if wanted:
@@ -385,7 +396,9 @@ def _fitted(
 
 
 def _advice(plan: Plan, file: str) -> str:
-    """A line with the command that would run the plan as it is, if there is one, and with the one that shrinks it."""
+    """A line with the command that would run the plan as it is, if there is one, and with the
+    command that shrinks it.
+    """
     from bridge.engine.fields import check
 
     command = f"-m stagebridge train {shlex.quote(file)}"
@@ -458,7 +471,7 @@ def _lost_ranks_named(options: Options) -> Iterator[None]:
             raise
         again = f"start again with --resume {options.save or options.resume or 'DIR'}"
         lines = (
-            f"rank {rank} (process {processes[rank]}) has ended in the middle; {again}"
+            f"rank {rank} (process {processes[rank]}) ended during the run; {again}"
             for rank in gone
         )
         raise BridgeError(*lines) from error

@@ -1,4 +1,6 @@
-"""What `verify` does: translate a file, run both sides in small on local ranks, and say whether they are the same run."""
+"""The `verify` command: translate a file, run both sides at small sizes on local ranks, and say
+whether they are the same run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
-"""Begins our own lines among those that stacks print."""
+"""The beginning of our own lines among those that stacks print."""
 Fields = dict[str, Any]
 
 
@@ -68,11 +70,13 @@ def own_of(
     batch: Path | None,
     on: str | None,
 ) -> Own | None:
-    """The second config with what goes with it, or None. Raises `BridgeError` if options are missing or do not go together."""
+    """The second config with its options, or None. Raises `BridgeError` if options are missing or
+    contradict each other.
+    """
     if other is None:
         alone = {"--model": model, "--batch": batch, "--on": on}
         BridgeError.raise_if(
-            f"{name}: goes with a second config: verify {file} OTHER {name} ..."
+            f"{name}: needs a second config: verify {file} OTHER {name} ..."
             for name in alone
             if alone[name]
         )
@@ -82,7 +86,7 @@ def own_of(
             else ["verify: expected --to DIALECT, or a second config with --model and --batch"]
         )
         return None
-    BridgeError.raise_if(["--to: found beside a second config; give one of them"] if to else [])
+    BridgeError.raise_if(["--to: found together with a second config; give one of them"] if to else [])
     lacks = [
         name
         for name, given in {"--model FOLDER": model, "--batch FILE": batch}.items()
@@ -94,12 +98,12 @@ def own_of(
     BridgeError.raise_if(
         []
         if config.is_file()
-        else [f"{config}: not there; expected the config.json of a model of Hugging Face"]
+        else [f"{config}: no such file; expected the config.json of a Hugging Face model"]
     )
     BridgeError.raise_if(
         []
         if batch.is_file()
-        else [f"{batch}: not there; bridge.trace.batch({batch.name!r}, batch) writes one"]
+        else [f"{batch}: no such file; bridge.trace.batch({batch.name!r}, batch) writes one"]
     )
     names = tuple(on.split(",")) if on else None
     BridgeError.raise_if(
@@ -135,7 +139,9 @@ def verify(job: Job, options: Options) -> int:
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Within this block SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files removed."""
+    """Context in which SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files
+    removed.
+    """
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -161,7 +167,7 @@ def _at_hand(job: Job, folder: Path) -> Job:
 
 
 def _measured(job: Job, options: Options) -> Fields:
-    """What the ranks found; their progress goes to stderr."""
+    """The report of the ranks; their progress goes to stderr."""
     world = (
         _own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)
     ).size.world
@@ -172,14 +178,14 @@ def _measured(job: Job, options: Options) -> Fields:
 
 
 class Told:
-    """Tells on stderr what ranks do, and how far they are."""
+    """Prints the notes and the progress of ranks on stderr."""
 
     def __init__(self, what: str = "the runs") -> None:
         self.what = what
         self.meter: Meter | None = None
 
     def hear(self, said: Fields) -> None:
-        """What the first rank says: a note, or how much of how much is done."""
+        """Print a message of the first rank: a note, or its progress."""
         if "at" in said:
             self.meter = self.meter or Meter(self.what)
             self.meter(*said["at"])
@@ -192,7 +198,9 @@ class Told:
 def measured(
     tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None
 ) -> Iterator[Fields]:
-    """The reports on several files, in order, from one start of `world` ranks; one that fails has its `problems` instead."""
+    """The reports on several files, in order, from one start of `world` ranks; a file that fails
+    has its `problems` instead of a report.
+    """
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in ranks(world, RANK, json.dumps(spec)):
         said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
@@ -203,7 +211,7 @@ def measured(
 
 
 def _pair(job: Job, options: Options) -> Pair:
-    """Both sides, in small."""
+    """Both sides of the translation, at small sizes."""
     from bridge.verify.pair import fitted
 
     source = read(job)
@@ -213,7 +221,7 @@ def _pair(job: Job, options: Options) -> Pair:
 
 
 def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
-    """Both configs, in small, and the engine of each."""
+    """Both configs, at small sizes, and the engine of each."""
     from bridge.engine.backend import BACKEND
     from bridge.engine.plain import BACKENDS
     from bridge.verify.own import engines_of, paired
@@ -234,7 +242,8 @@ def _read(job: Job) -> Config:
 
 
 def _target(source: Config, options: Options) -> Result:
-    """The translation, for --to-version, else for the release that is installed here."""
+    """The translation for the release of --to-version, else for the release that is installed here.
+    """
     assert options.to is not None, "the command asks for it where there is no second config"
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
@@ -284,7 +293,9 @@ def _cells(run: Fields) -> Iterator[str]:
 
 
 def _words(found: Fields) -> Iterator[str]:
-    """The lines below the table: causes, what was changed, and how far rounding goes."""
+    """Yield the lines below the table: causes, changed sizes, and the differences that rounding
+    alone makes.
+    """
     for run in found["runs"]:
         if run["cause"]:
             yield f"{run['side']} on {run['engine']}: {run['verdict']}: {run['cause']}"
@@ -310,7 +321,7 @@ def _words(found: Fields) -> Iterator[str]:
 
 
 def warm(text: str) -> None:
-    """Load the engines that may be asked, before there are ranks."""
+    """Load the engines that may run, before ranks are forked."""
     spec = json.loads(text)
     # An engine that is loaded after the fork is loaded once by every rank.
     on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
@@ -320,7 +331,7 @@ def warm(text: str) -> None:
 
 
 def loaded(named: Iterable[str | None]) -> None:
-    """Load the native engine and those of the stacks at hand."""
+    """Load the native engine and the installed engines of the `named` stacks."""
     from bridge.engine.backend import BACKEND
 
     with redirect_stdout(sys.stderr):
@@ -331,7 +342,9 @@ def loaded(named: Iterable[str | None]) -> None:
 
 
 def main(text: str) -> None:
-    """Verify one file after the other on one rank; the first of them prints what it does and what was found."""
+    """Verify one file after the other on one rank. The first rank prints the progress and the
+    reports.
+    """
     from bridge.cli.train import end
     from bridge.engine.environment import detect
 
@@ -398,7 +411,9 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
 
 
 def _otherwise(target: Config) -> str:
-    """A line that names the release of the translation, if `convert` would take another by itself; else empty."""
+    """A line that names the release of the translation, if `convert` would use another one by
+    default; else empty.
+    """
     title, newest = target.dialect.title, target.dialect.newest
     if target.version == newest:
         return ""

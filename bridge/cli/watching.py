@@ -1,4 +1,6 @@
-"""What `trace watch` and `trace export` do: follow a run as it goes on, and hand its numbers to other tools."""
+"""The commands `trace watch` and `trace export`: follow a run while it trains, and write its
+figures for other tools.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from bridge.exits import Exit
 
 
 def watch(folder: Path, interval: float) -> int:
-    """Print steps and findings as they come, until the run ends or somebody presses Ctrl-C. Returns the exit code."""
+    """Print steps and findings as they are logged, until the run ends or somebody presses Ctrl-C.
+    Returns the exit code.
+    """
     _needs_torch()
     from bridge.trace.findings import FILE
     from bridge.trace.following import Follower, words
@@ -22,7 +26,8 @@ def watch(folder: Path, interval: float) -> int:
 
     if not alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):
         raise BridgeError(
-            f"{folder}: found no run that goes on, and none that ended; name the folder of a trace"
+            f"{folder}: found neither a running training nor an ended one; name the folder of a "
+            "trace"
         )
     follower, faults, steps = Follower(folder), 0, 0
     try:
@@ -44,7 +49,10 @@ def watch(folder: Path, interval: float) -> int:
                 break
             time.sleep(interval)
     except KeyboardInterrupt:
-        say(f"{folder}: left, and it may go on; {steps} steps, {faults} faults so far")
+        say(
+            f"{folder}: stopped following, the run may continue; {steps} steps, {faults} faults so "
+            "far"
+        )
         return Exit.FINDINGS if faults else Exit.CLEAN
     say(f"{folder}: the run has ended; {steps} steps, {faults} faults")
     return Exit.FINDINGS if faults else Exit.CLEAN

@@ -138,7 +138,7 @@ def test_train_and_layout_take_the_folder_of_a_model(tmp_path: Path, capsys: pyt
     assert "4 layers, hidden 32, heads 4 (keys 2), ffn 48, vocab 256, sequence 32" in capsys.readouterr().out
     small("llama").config.save_pretrained(tmp_path / "model")
     assert cli(["train", *given]) == 1
-    assert "has 64 words, expected at least the 256 of text byte by byte" in capsys.readouterr().err
+    assert "found a vocabulary of 64, expected at least 256" in capsys.readouterr().err
 
 
 def test_tensor_ranks_split_what_a_plan_covers() -> None:

@@ -153,7 +153,7 @@ def test_plot(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (("diff", "{runs}/none", "{runs}/good"), "expected the folder of a traced run, with run.json in it"),
-        (("show", "{runs}/good", "--kind", "nothing"), "nothing in it passes these filters; it has steps 0 to 3, layers"),
+        (("show", "{runs}/good", "--kind", "nothing"), "no tensor passes these filters; it has steps 0 to 3, layers"),
         (("show", "{runs}/good", "--statistic", "nrm"), "did you mean norm?"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(training: sub
     said = [watcher.stdout.readline() for _ in range(8)]
     assert left.stdout.readline() == said[0]
     left.send_signal(signal.SIGINT)
-    assert "left, and it may go on" in left.stdout.read().splitlines()[-1] and left.wait() in (0, 2)
+    assert "stopped following, the run may continue" in left.stdout.read().splitlines()[-1] and left.wait() in (0, 2)
     assert training.poll() is None, "Ctrl-C ends who follows, not who is followed"
     training.send_signal(signal.SIGKILL)
     training.wait()
@@ -113,7 +113,7 @@ def test_a_running_training_is_followed_in_a_pipe_until_it_is_gone(training: sub
 
 def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["trace", "watch", str(tmp_path)]) == 1
-    assert "found no run that goes on, and none that ended" in capsys.readouterr().err
+    assert "found neither a running training nor an ended one" in capsys.readouterr().err
 
 
 def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:

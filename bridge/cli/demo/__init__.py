@@ -1,4 +1,6 @@
-"""The main job on a bundled launch: Megatron to DeepSpeed and back, with the report and the files, then the plan trained."""
+"""The demo: a bundled Megatron launch is converted to DeepSpeed and back, with report and files;
+then its plan is trained.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ CONTENTS = {
     LAUNCH: "the launch that was converted",
     TARGET: "the DeepSpeed config",
     "ds_config.code.json": "what DeepSpeed keeps in the training script, as data",
-    "ds_config.code.py": "the same as Python, to paste into the script",
-    f"{TARGET}.carry.json": "what DeepSpeed cannot say; the way back reads it",
+    "ds_config.code.py": "the same settings as Python, to paste into the script",
+    f"{TARGET}.carry.json": "settings that DeepSpeed cannot express; the way back reads it",
     BACK: "the launch again, converted back",
     "report.json": "the report, for programs",
     "zero3.json": "a file of Hugging Face's Trainer, to try --auto-from on",
@@ -40,9 +42,11 @@ CONTENTS = {
 def demo(
     folder: Path, train: bool = True, silence: float | None = None, timeout: float | None = None
 ) -> int:
-    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train it. Returns the exit code.
+    """Convert the bundled launch to DeepSpeed and back, write all files into `folder`, and train
+    it. Returns the exit code.
 
-    A rank that is silent is named after `silence` seconds, and given up after `timeout`; None: the usual ones.
+    A rank that is silent is named after `silence` seconds, and given up after `timeout` seconds;
+    None: the default limits.
     """
     _make(folder)
     write_all(
@@ -93,14 +97,14 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SourceError(
-            f"{folder}: cannot be made ({(error.strerror or '').lower()}); name another folder"
+            f"{folder}: cannot be created ({(error.strerror or '').lower()}); name another folder"
         ) from None
 
 
 def _tell(folder: Path, source: Config, back: Config, out: Console) -> None:
     if back.given != source.given:
         raise TranslationError(
-            f"{folder}: the way back did not give {LAUNCH} again; this is a defect, please report it"
+            f"{folder}: the way back did not restore {LAUNCH}; this is a defect, please report it"
         )
     out.print(f"\nWritten to {folder}:", markup=False)
     for name, content in CONTENTS.items():

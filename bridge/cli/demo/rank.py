@@ -1,7 +1,8 @@
 """One rank of the demo's training: `python -m bridge.cli.demo.rank PLAN FOLDER STEPS MORE LIMITS`.
 
-The first rank prints one JSON object a step. Trains to STEPS and saves, or resumes if FOLDER holds a checkpoint; then trains
-MORE steps. LIMITS is a JSON list of the two limits of `bridge.comm.patient`.
+It trains to STEPS and saves, or resumes if FOLDER holds a checkpoint; then it trains MORE steps.
+The first rank prints one JSON object for each step. LIMITS is a JSON list of the two limits of
+`bridge.comm.patient`.
 """
 
 from __future__ import annotations

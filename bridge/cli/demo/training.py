@@ -23,7 +23,9 @@ RANKS = 2
 STEPS, MORE = 20, 3
 MICROBATCHES = 2
 LR = 1e-3
-"""The learning rate for the demo's model. The launch has one for a model a thousand times larger, with 500 steps of warmup."""
+"""The learning rate for the demo's model. That of the launch is for a model a thousand times
+larger, with 500 steps of warmup.
+"""
 RUN = "run"
 FALL = 0.8
 """The loss has to fall below this share of the first one."""
@@ -38,7 +40,8 @@ def train(
     silence: float | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Train `plan` as far as two ranks and a small model go. Raises `BridgeError` if a rank fails or the numbers do.
+    """Train `plan` at a size for two ranks and a small model. Raises `BridgeError` if a rank fails
+    or if the losses are wrong.
 
     `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
     """
@@ -101,7 +104,7 @@ def _small(plan: Plan) -> tuple[Plan, list[str]]:
 
 
 def _run(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console) -> list[Row]:
-    """The steps of one start of the ranks, shown as they come."""
+    """Run the ranks once and print each step when it is done. Returns all steps."""
     text = plan.model_dump_json(exclude_none=True)
     lines = ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits)
     rows = (json.loads(line) for line in lines if line.startswith("{"))

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 OWN = {"bridge": "dialect.py", "compat": "megatron"}
-"""What lies in our package of each name, and in no other of that name."""
+"""A file or folder in our own package of each name, which no other package of that name has."""
 ADVICE = "move that away, change PYTHONPATH, or install stagebridge in an environment of its own"
 
 
 def taken() -> str:
-    """One line if another package of the name of ours stands in front of it on the path, or replaced it; else nothing."""
+    """One line if another package with the name of ours comes before it on the path, or replaced
+    it; else empty.
+    """
     from importlib.util import find_spec
     from os.path import exists, join
 

@@ -17,7 +17,8 @@ def clear_path() -> None:
 
 
 def main() -> None:
-    """Run the command line; one line and exit code 1 if another package stands in the place of ours."""
+    """Run the command line; print one line and end with exit code 1 if another package hides ours.
+    """
     clear_path()
     from stagebridge import taken
 
