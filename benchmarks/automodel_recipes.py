@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "engine"))
 
 from automodel_runs import words
 from blocks import small
+from uses import WANTED, Use, different, other, table
 
 from bridge import comm
 from bridge.errors import BridgeError
@@ -203,17 +204,6 @@ def trained(path: Path, world: int) -> tuple[int, list[Tree], list[str]]:
     return done.returncode, lines, notes
 
 
-def other(path: str, value: Any) -> Any:
-    """Another value of an option."""
-    if path in OTHER:
-        return OTHER[path]
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value * 2 or 1
-    return 2 if path.endswith("_size") else f"nobody.Knows{path.rpartition('.')[2].title()}"
-
-
 def seen(tree: Tree) -> dict[str, Any]:
     """What is seen of three steps of a recipe on one rank; of one that needs more, its plan."""
     before = {str(file) for file in Path().rglob("*")}
@@ -245,9 +235,8 @@ def tried(tree: Tree, path: str) -> str:
     for name, value in beside.items():
         put(first, name, value)
     second = copy.deepcopy(first)
-    put(second, path, other(path, dict(leaves(first)).get(path)))
-    one, two = seen(first), seen(second)
-    return ", ".join(name for name in ("refused", "lines", "files", "plan", "own", "findings") if one.get(name) != two.get(name))
+    put(second, path, other(path, dict(leaves(first)).get(path), OTHER))
+    return different(seen(first), seen(second), ("refused", "lines", "files", "plan", "own", "findings"))
 
 
 def main(source: Path) -> int:
@@ -275,16 +264,14 @@ def main(source: Path) -> int:
             told = " ".join(f"{loss:.4f}" for loss in losses) or "; ".join(notes)
             print(f"| {recipe} | {ranks(small_one)} | {code} | {told} |", flush=True)
         own = {path: number for path, number in uses.items() if path.startswith("ci.")}
-        print("\n| option | uses | of these in findings | other with another value |\n|---|---|---|---|")
-        heard = 0
+        every: list[Use] = []
         for path, number in uses.most_common():
             if path not in own:
                 how, findings = tried(homes[path], path), told_of[path]
-                heard += (number - findings) * bool(how)
-                print(f"| {path} | {number} | {findings or ''} | {how or '**nothing**'} |", flush=True)
-    total = sum(uses.values()) - sum(own.values())
-    print(f"\n{heard} of {total} uses are heard ({heard / total:.1%}); {sum(own.values())} uses of ci apart")
-    return int(not good or heard < 0.9 * total)
+                every += [Use("recipes", path, how, place < findings) for place in range(number)]
+        share = table(every)
+    print(f"{sum(own.values())} uses of ci apart")
+    return int(not good or share < WANTED)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class TensorPlan:
     every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
     logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens. `partial`: modules
     that every rank holds whole and uses on its part of the activations, so that their gradients are shares of a sum. `tokens`:
-    how sequence parallelism splits a model that does not split its stream itself.
+    how sequence parallelism splits a model that does not split its stream itself. `whole`: nothing is split, and every rank
+    holds the whole model.
     """
 
     columns: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class TensorPlan:
     scattered: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     tokens: Tokens | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         ConfigError.raise_if(self._problems())

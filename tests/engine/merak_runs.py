@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,70 @@ def plain(name: str) -> tuple[list[dict[str, float]], float]:
         held = Rows(4)
         logits = model(input_ids=held.tokens).logits
         return log, float(criterion(logits.flatten(0, 1), held.labels.flatten()))
+
+
+def other_kinds(rank: int, world: int, name: str, shape: tuple[int, int, int], folder: Path) -> dict[str, Any]:
+    """Four steps of a model that is more than a row of blocks over words, with the samples that Merak makes."""
+    from compat.merak.utils.datasets import DynamicGenDataset
+    from rows import small as kind
+
+    import compat.merak as Merak
+    from compat.merak.core.tensor_parallel.mp_attrs import set_tp_layer_lists
+
+    Merak.init(*shape)
+    if shape[1] > 1:
+        columns, rows = ["query", "key", "value", "fc1"], ["output.dense", "fc2"]
+        if name == "convnext":
+            columns, rows = columns[:3], rows[:1]
+        heads = ["num_attention_heads"] if name == "dinov2" else None
+        set_tp_layer_lists(col_para_list=columns, row_para_list=rows, tp_attr_list=heads)
+    torch.manual_seed(3)
+    model = kind(name).float()
+    model.config.num_labels = 2
+    mode = "condition" if name == "t5" else "vision_only"
+    data = DynamicGenDataset(model.config, mode=mode, dataset_size=16, image_size=32, seq_length=9)
+    data.words = lambda by, most=64, number=None, least=1: torch.randint(least, min(most, 64), (number or 9,), generator=by)
+    trainer = Merak.MerakTrainer(model=model, args=arguments(folder), train_dataset=data)
+    trainer.train()
+    engine = trainer.engine
+    split = [each for each in engine.parameters if each.split is not None]
+    losses = [line["loss"] for line in trainer.log_history]
+    return {"losses": losses, "split": len(split), "findings": [finding.path for finding in trainer.findings]}
+
+
+def flagged(rank: int, world: int, folder: Path, words: Sequence[str]) -> dict[str, Any]:
+    """What is seen of a script over two stages with these words on its command line."""
+    from transformers import HfArgumentParser
+
+    import compat.merak as Merak
+    from bridge.errors import BridgeError
+
+    here, found = Path.cwd(), dict[str, Any]()
+    os.chdir(folder)
+    try:
+        Merak.init(world, 1, 1)
+        (args,) = HfArgumentParser(Merak.MerakArguments).parse_args_into_dataclasses([*WORDS, *words])
+        torch.manual_seed(args.seed)
+        trainer = Merak.MerakTrainer(model=small("gpt2").float(), args=args, train_dataset=Rows(64), eval_dataset=Rows(4))
+        trainer.train()
+        found["lines"] = trainer.log_history
+        found["stages"] = [[*stage] for stage in trainer.engine.pipeline.layers]
+        found["chunks"] = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
+        found["own"] = (trainer.train_dataloader.num_workers, trainer.engine.accumulation, trainer.max_steps)
+        found["plan"] = {name: str(value) for name, value in trainer.plan.values().items()}
+        found["findings"] = sorted(finding.path for finding in trainer.findings)
+    except SystemExit:
+        found["refused"] = "the command line is not taken"
+    except (BridgeError, ValueError) as error:
+        found["refused"] = str(error)
+    finally:
+        os.chdir(here)
+    found["files"] = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return found
+
+
+WORDS = (
+    *("--output_dir", "out", "--use_cpu", "True", "--max_steps", str(STEPS), "--num_train_epochs", "1", "--logging_steps", "1"),
+    *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--learning_rate", "0.01"),
+)
+"""The command line of a short run; a word that comes later takes the place of one before."""

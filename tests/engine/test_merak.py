@@ -13,7 +13,7 @@ import pytest
 import torch
 from blocks import small
 from conftest import Run
-from merak_runs import Rows, arguments, limited, plain, trained
+from merak_runs import Rows, arguments, limited, other_kinds, plain, trained
 
 import compat.merak
 from bridge.errors import BridgeError, ConfigError
@@ -89,14 +89,17 @@ def test_points_at_which_a_graph_would_be_split_are_among_the_findings(tmp_path:
 
 
 def test_a_script_may_make_its_own_optimizer_and_data_loader_and_get_tuples(tmp_path: Path) -> None:
-    model, seen = small("gpt2").float(), []
+    from transformers.modeling_outputs import CausalLMOutput
+
+    model, seen, kinds = small("gpt2").float(), [], set[type]()
     model.config.return_dict = False
 
     class Own(compat.merak.MerakTrainer):  # type: ignore[misc, name-defined]
         def get_loss_fn(self) -> Any:
             def loss_fn(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-                assert isinstance(outputs, tuple)
-                return torch.nn.functional.cross_entropy(outputs[0].flatten(0, 1), labels.flatten())
+                logits = outputs[0] if isinstance(outputs, tuple) else outputs
+                kinds.add(type(outputs))
+                return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
             return loss_fn
 
@@ -112,8 +115,33 @@ def test_a_script_may_make_its_own_optimizer_and_data_loader_and_get_tuples(tmp_
     trainer = Own(model=model, args=args, train_dataset=Rows())
     before = {name: weight.clone() for name, weight in trainer.engine.state_dict()}
     trainer.train()
+    assert kinds == {torch.Tensor}, "a tuple of one is that one"
+    given = trainer._given(CausalLMOutput(loss=torch.zeros(()), logits=torch.ones(2)))
+    assert isinstance(given, tuple) and [each.tolist() for each in given] == [0, [1, 1]]
     assert seen == ["input_ids"] and [line["learning_rate"] for line in trainer.log_history] == [0.5, 0.5]
     assert any(not torch.equal(weight, before[name]) for name, weight in trainer.engine.state_dict())
+
+
+def test_leaf_modules_are_among_the_findings(tmp_path: Path) -> None:
+    compat.merak.init(1, 1, 1)
+    args = arguments(tmp_path, gradient_accumulation_steps=1)
+    model, leaves = small("gpt2").float(), (torch.nn.Linear,)
+    trainer = compat.merak.MerakTrainer(model=model, args=args, train_dataset=Rows(), leaf_modules=leaves)
+    told = {finding.path: finding.message for finding in trainer.findings}
+    assert told["leaf_modules"] == "nothing is traced, so that Linear cannot be leaves of a trace"
+
+
+@pytest.mark.parametrize(("name", "shape"), [("t5", (2, 1, 1)), ("dinov2", (1, 2, 1)), ("convnext", (1, 2, 1))])
+def test_models_of_other_kinds_train_over_two_ranks_as_on_one(
+    run: Run, tmp_path: Path, name: str, shape: tuple[int, int, int]
+) -> None:
+    alone = run(1, other_kinds, name, (1, 1, 1), tmp_path)[0]
+    found = run(2, other_kinds, name, shape, tmp_path)[0]
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    # The names in the lists are those of older releases of transformers; ConvNeXt never had them.
+    assert found["split"] == {"t5": 0, "dinov2": 40, "convnext": 0}[name]
+    told = {path for path in found["findings"] if path.startswith("set_tp_layer_lists")}
+    assert told == ({"set_tp_layer_lists.col_para_list", "set_tp_layer_lists.row_para_list"} if name == "convnext" else set())
 
 
 def test_what_the_engine_cannot_run_is_refused() -> None:

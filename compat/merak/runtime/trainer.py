@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,23 @@ LISTS: Mapping[str, TensorPlan] = {
     ),
 }
 """Lists for tensor ranks that Merak has itself. Source: core/tensor_parallel/mp_mapping.py."""
+
+
+def renamed(model: nn.Module, part: str) -> list[str]:
+    """What modules of this model are called today of which `part` was in the name, by the table that transformers reads old
+    checkpoints with.
+    """
+    if find_spec("transformers.conversion_mapping") is None:
+        return []  # what came with names of its own
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    found: dict[str, None] = {}
+    for row in get_model_conversion_mapping(model):  # type: ignore[arg-type]
+        # Others make several weights of one.
+        if len(row.source_patterns) == len(row.target_patterns):
+            pairs = zip(row.source_patterns, row.target_patterns, strict=True)
+            found.update({new: None for old, new in pairs if part in old})
+    return list(found)
 
 
 def _as_objects(model: nn.Module) -> bool:
@@ -155,6 +173,11 @@ class MerakTrainer:
             0: [name for name in signature(model.forward).parameters if name != LABELS]
         }
         self._tuples = _as_objects(model)
+        self._told: list[Finding] = []
+        if leaf_modules:
+            names = ", ".join(getattr(each, "__name__", str(each)) for each in leaf_modules)
+            told = f"nothing is traced, so that {names} cannot be leaves of a trace"
+            self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
             {"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1]
@@ -175,7 +198,7 @@ class MerakTrainer:
         self.lr_scheduler = self.create_lr_scheduler(self.optimizer)
         self.loss_fn = self.get_loss_fn()
         self.engine = self._engine()
-        self.findings: tuple[Finding, ...] = (*lost, *self.engine.findings)
+        self.findings: tuple[Finding, ...] = (*lost, *self._told, *self.engine.findings)
 
     # What a script overrides
 
@@ -383,23 +406,54 @@ class MerakTrainer:
         return self._prepared(collate([data[index] for index in range(min(2, len(data)))]))
 
     def _given(self, output: Any) -> Any:
-        """What a loss function gets: a tuple where the model's config asks for one, else the logits, or what comes first."""
+        """What a loss function gets: a tuple where the model's config asks for one, else the logits, or what comes first. A
+        tuple of one is that one, as in Merak (core/fx/graph_shard/split_module.py).
+        """
         if self._tuples and hasattr(output, "to_tuple"):
-            return output.to_tuple()
+            found = output.to_tuple()
+            return found[0] if len(found) == 1 else found
         found = logits_in(output)
         return found.to_tuple() if hasattr(found, "to_tuple") else found
 
     def _lists(self) -> TensorPlan | None:
-        """The script's lists or Merak's own of that model, without numbers of heads that today's modules no longer have; the
-        model's own plan where there is none. That the split model gives the same logits is proved either way.
+        """The script's lists or Merak's own of that model, by the names that today's modules have; the model's own plan where
+        there is none. That the split model gives the same logits is proved either way.
         """
-        lists = RUN.lists or LISTS.get(
-            getattr(getattr(self.model, "config", None), "model_type", "")
-        )
+        kind = getattr(getattr(self.model, "config", None), "model_type", "")
+        lists = RUN.lists or LISTS.get(kind)
         if lists is None:
             return None
+        modules = [name for name, _ in self.model.named_modules()]
+        weights = [name for name, _ in self.model.named_parameters()]
         there = {name for part in self.model.modules() for name in vars(part)}
-        return replace(lists, attributes=tuple(name for name in lists.attributes if name in there))
+        columns = self._today("col_para_list", lists.columns, modules)
+        rows = self._today("row_para_list", lists.rows, modules)
+        attributes = tuple(name for name in lists.attributes if name in there)
+        self._missing("tp_attr_list", [each for each in lists.attributes if each not in there])
+        pairs = tuple(pair for pair in lists.weights if any(pair[0] in each for each in weights))
+        missing = [pair[0] for pair in lists.weights if pair not in pairs]
+        self._missing("weight_change_list", missing)
+        if not (columns or rows or pairs or lists.shapes):
+            return TensorPlan(whole=True)
+        return replace(lists, columns=columns, rows=rows, attributes=attributes, weights=pairs)
+
+    def _today(self, option: str, parts: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
+        """Parts of names that modules have; for one that none has, what transformers itself calls it since."""
+        found: dict[str, None] = {}
+        for part in parts:
+            now = [part] if any(part in name for name in modules) else renamed(self.model, part)
+            there = [each for each in now if any(each in name for name in modules)]
+            if not there:
+                self._missing(option, [part])
+            found.update(dict.fromkeys(there))
+        return tuple(found)
+
+    def _missing(self, option: str, parts: Sequence[str]) -> None:
+        """Tell of names in a list that the model does not have, as Merak, too, passes over them."""
+        if parts and RUN.lists is not None:
+            told = f"no module of {type(self.model).__name__} has {', '.join(parts)}"
+            path = f"set_tp_layer_lists.{option}"
+            self._told.append(Finding(path, f"{told}; nothing is split by it", Effect.COST, True))
 
     def _length(self) -> int:
         """Steps of the whole run by the data, or as the arguments say."""
