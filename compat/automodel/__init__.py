@@ -1,4 +1,6 @@
-"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to 0.7.0, and its split of layers into pipeline stages."""
+"""The NeMo AutoModel dialect: recipes of AutoModel 0.1.0 to 0.7.0, and AutoModel's split of layers
+into pipeline stages.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,9 @@ def stages(
 ) -> Stages:
     """Split `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
 
-    The result has `layers` (decoder layers of each virtual stage), `virtual_stages`, `stages_per_rank` and `stage_ids` (a
-    tuple for each rank). Raises `BridgeError` if AutoModel would stop.
+    The result has `layers` (number of decoder layers of each virtual stage), `virtual_stages`
+    (their number), `stages_per_rank` and `stage_ids` (a tuple for each rank). Raises `BridgeError`
+    if AutoModel would stop.
     """
     from compat.automodel.virtual_stages import stages
 
@@ -64,7 +67,9 @@ class AutoModelConfig(Config):
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        """All settings of PipelineConfig with the values that take effect. It has `to_dict()` as in AutoModel."""
+        """All settings of PipelineConfig with their effective values. The object has `to_dict()`,
+        as AutoModel's own has.
+        """
         from compat.automodel.pipeline import pipeline
 
         return pipeline(self)
@@ -91,7 +96,7 @@ class AutoModelDialect(PackagedDialect):
         return read(source, release(version), lenient)
 
     def effective(self, config: Config) -> Values:
-        """Values that a recipe of the release starts with."""
+        """Values with which a recipe of the release starts."""
         from compat.automodel.effective import effective
         from compat.automodel.releases import release
 
@@ -100,7 +105,7 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Findings for a missing model, optimizer or data set, without which a recipe cannot start."""
+        """Findings for a recipe without a model, optimizer or data set, which cannot start."""
         from bridge.requirements import missing
         from compat.automodel.formats import RECIPE
         from compat.automodel.requirements import NEEDS
@@ -109,14 +114,14 @@ class AutoModelDialect(PackagedDialect):
             yield from missing(config.given, NEEDS, self.whole(config))
 
     def names_run(self, config: Config) -> bool:
-        """Whether it names the model and the data that it trains."""
+        """Whether the recipe names the model and the training data."""
         data = config.given.get("dataset.*") or {}
         return config.entry == RECIPE and bool(
             config.given.get("model._target_") and data.get("_target_")
         )
 
     def whole(self, config: Config) -> bool:
-        """Whether it names the recipe, the model or the data."""
+        """Whether the source names a recipe class, a model or training data."""
         from compat.automodel.requirements import whole
 
         return whole(config.given)
@@ -132,11 +137,13 @@ class AutoModelDialect(PackagedDialect):
         return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """Torch's distributed checkpoints, which load on any number of ranks."""
+        """Torch's distributed checkpoints, which any number of ranks can load."""
         return Saves("dcp")
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """Code that loads a torch checkpoint in a script. The recipe's own loop cannot read these folders."""
+        """Code with which a script loads a torch checkpoint. The recipe's own loop cannot read
+        these folders.
+        """
         grouped = GROUPED.format(file=groups) if groups else ""
         imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
         return replace(
@@ -144,7 +151,9 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """Number of a mapping's sections that are a recipe's. Sections with AutoModel's own spelling count twice."""
+        """Number of the sections in a mapping that belong to a recipe. Sections with AutoModel's
+        own spelling count twice.
+        """
         from compat.automodel.formats import RECIPE_MARKS
 
         if not isinstance(data, Mapping):
@@ -152,13 +161,15 @@ class AutoModelDialect(PackagedDialect):
         return sum(weight for path, weight in RECIPE_MARKS.items() if _has(data, path))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release reads `path`."""
+        """Whether that release reads the setting `path`."""
         from compat.automodel.releases import release
 
         return release(version).reads(path)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Default of each setting that a release has. Options of a strategy have the defaults of that strategy."""
+        """Default of each setting in a release. Options of a strategy have the defaults of that
+        strategy.
+        """
         from compat.automodel.releases import release
 
         at = release(version)
@@ -174,7 +185,9 @@ class AutoModelDialect(PackagedDialect):
         return False
 
     def to_object(self, config: Config) -> Any:
-        """The installed AutoModel's own PipelineConfig; `VersionError` if there is none, or it is another release."""
+        """The installed AutoModel's own PipelineConfig. Raises `VersionError` if AutoModel is not
+        installed or has another release.
+        """
         from compat.automodel.pipeline import live
 
         return live(config)
@@ -191,9 +204,13 @@ def _has(data: Any, path: str) -> bool:
 DIALECT = AutoModelDialect()
 
 ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "PipelineInfo": "pipelines"}
-"""AutoModel's own names, with the native engine behind them: `from compat.automodel import AutoPipeline` migrates a script."""
+"""AutoModel's own names, implemented by the native engine: `from compat.automodel import
+AutoPipeline` migrates a script.
+"""
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when a script first asks for it, so that reading recipes needs no torch."""
+    """Load the engine when a script first uses one of its names, so that reading recipes needs no
+    torch.
+    """
     return Entries("AutoModel", "compat.automodel.runtime").load(__name__, ENTRIES, name)

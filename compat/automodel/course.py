@@ -1,4 +1,6 @@
-"""Length, seed and intervals of a run: AutoModel's settings <-> the plan's fields."""
+"""Rules for the length, seed and intervals of a run, between AutoModel's settings and the plan's
+fields.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ SEED = convert(
         None not in (values.get("seed"), values.get("rng.seed"))
         and values["seed"] != values["rng.seed"]
     ),
-    lossy="a plan has one seed",
+    lossy="a plan has only one seed",
     source="recipes/llm/train_ft.py: StatefulRNG(seed=cfg.get('seed', 42)); the section rng is not read",
 )
 
@@ -89,12 +91,12 @@ SAVES = convert(
     ),
     effect=EFFECTS["run.save_interval"],
     blurs=lambda values: values.get(SAVED) is False and values.get(EVERY) is not None,
-    lossy="without checkpoints, the interval between them is not kept",
+    lossy="if checkpoints are off, the interval between them is lost",
     source="components/checkpoint/checkpointing.py: save_model returns if config.enabled is off",
 )
 
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
-"""AutoModel's names of the token dispatcher, and the plan's."""
+"""The plan's name for each token dispatcher of AutoModel."""
 DISPATCHER = "model.backend.dispatcher"
 WRITTEN = {ours: theirs for theirs, ours in DISPATCHERS.items()}
 

@@ -13,15 +13,16 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "pp_schedule",
         "interleaved_1f1b, looped_bfs, dfs, v_schedule and zero_bubble are names of schedules",
-        "torch refuses all five; it takes 1F1B, Interleaved1F1B, GPipe, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble and "
-        "DualPipeV, in any case of letters",
+        "torch refuses all five names; it accepts 1F1B, Interleaved1F1B, GPipe, LoopedBFS,"
+        " InterleavedZeroBubble, ZBVZeroBubble and DualPipeV, in any case of letters",
         DOCSTRING,
         "torch.distributed.pipelining.schedules: get_schedule_class",
     ),
     Disagreement(
         P + "pp_schedule_csv",
         "it overrides pp_schedule",
-        "pp_schedule still decides how many stages a rank has and where they lie, and may not be none",
+        "pp_schedule still decides how many stages each rank has and which ones; it may not be"
+        " none",
         DOCSTRING,
         FUNCTIONAL,
     ),
@@ -35,35 +36,38 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "layers_per_stage",
         "layers in a pipeline stage",
-        "layers wanted in a virtual stage: it sets the number of virtual stages, over which layers are then spread evenly",
+        "the wanted number of layers in a virtual stage: it sets the number of virtual stages, and"
+        " layers are then spread evenly over these",
         DOCSTRING,
         f"{FUNCTIONAL}: calculate_virtual_stages",
     ),
     Disagreement(
         P + "module_fqns_per_model_part",
-        "it overrides the automatic split",
-        "the automatic split is still computed, and may fail; nothing checks that every module is named exactly once",
+        "the setting overrides the automatic split",
+        "the automatic split is still computed and may fail; no check requires that each module is"
+        " named exactly once",
         DOCSTRING,
         FUNCTIONAL,
     ),
     Disagreement(
         P + "patch_stage_backward_maybe_with_nosync",
-        "a switch of the pipeline config",
+        "the setting is a switch of the pipeline config",
         "recipes overwrite it with model.backend.enable_fsdp_optimizations",
         DOCSTRING,
         RECIPE,
     ),
     Disagreement(
         P + "dtype",
-        "unset, the model's own format is taken",
-        "unset, the output format of the mixed-precision policy is taken, else that of its parameters",
+        "the default is the model's own format",
+        "the default is the output format of the mixed-precision policy, or else its format of"
+        " parameters",
         DOCSTRING,
         RECIPE,
     ),
     Disagreement(
         P + "loss_fn",
-        "a setting of the pipeline config",
-        "recipes put the loss of the loss_fn section here",
+        "the loss is a setting of the pipeline config",
+        "recipes replace it by the loss of the section loss_fn",
         DOCSTRING,
         RECIPE,
     ),

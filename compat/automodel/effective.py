@@ -1,5 +1,6 @@
-"""The values that AutoModel refuses, and those that it fills
-in, by the release and the world size."""
+"""The values that AutoModel refuses and the defaults that it fills in, by release and
+world size.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +28,13 @@ MANAGERS: Mapping[str, str] = {
 SAME = {"megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp"}
 SIZES = ("dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size")
 COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "pipeline", *SIZES))
-"""Settings of the `distributed` section that every strategy takes (recipes/_dist_utils.py, parse_distributed_section)."""
+"""Settings of the section `distributed` that every strategy has (recipes/_dist_utils.py,
+parse_distributed_section).
+"""
 AXES = ("tp_size", "cp_size", "pp_size")
-"""Axes whose ranks are not data-parallel ranks. Expert ranks
-are taken from these and the data ranks."""
+"""Axes whose ranks are not data-parallel ranks. Expert groups consist of ranks of these axes and
+data ranks.
+"""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
 SEQUENCE = ("packed_sequence.packed_sequence_size", "dataset.seq_len")
@@ -39,7 +43,7 @@ Given = Mapping[str, Any]
 
 
 def strategy(given: Given, release: Release) -> str:
-    """Canonical name of the sharding strategy; before 0.3.0 the manager class tells it."""
+    """Canonical name of the sharding strategy. Before 0.3.0 the manager class determines it."""
     if not release.nested:
         target = str(given.get(D + TARGET) or "").rpartition(".")[2]
         return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
@@ -48,14 +52,16 @@ def strategy(given: Given, release: Release) -> str:
 
 
 def size(given: Given, name: str) -> int:
-    """Size of an axis, in ranks; 1 if it is not set."""
+    """Number of ranks along an axis; 1 if the axis is not set."""
     return int(given.get(D + name) or 1)
 
 
 def effective(
     given: Given, release: Release, world_size: int | None = None, entry: str = "recipe"
 ) -> dict[str, Any]:
-    """Values that a run starts with, by path. Raises one `ConfigError` with every reason to stop."""
+    """Values by path with which a run starts. Raises one `ConfigError` with every reason why
+    AutoModel would stop.
+    """
     # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
         ConfigError.raise_if((*_schedule_name(given), *_passes(given)))
@@ -70,7 +76,8 @@ def effective(
     ]
     if given.get("clip_grad_norm.max_norm") == 0:
         problems.append(
-            "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out for 1.0, or give a high bound"
+            "clip_grad_norm.max_norm: found 0, which scales every gradient to 0; leave it out to"
+            " clip at 1.0, or set a high bound to switch clipping off"
         )
     problems += [
         *_strategy(given, release, kind),
@@ -87,8 +94,9 @@ def effective(
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
-    """Problems of options that belong to another strategy
-    (distributed/config.py, _resolve_strategy_config)."""
+    """Problems of options that another strategy has (distributed/config.py,
+    _resolve_strategy_config).
+    """
     taken = COMMON | release.strategies[kind]
     for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
         if name not in taken:
@@ -103,8 +111,7 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
-    """Problems of mesh sizes that do not fit the strategy or
-    the world size (distributed/mesh_utils.py)."""
+    """Problems of axes that the strategy does not have (distributed/mesh_utils.py)."""
     alone = {
         "ddp": ("tp_size", "pp_size", "cp_size", "ep_size"),
         "megatron_fsdp": ("pp_size", "ep_size"),
@@ -113,7 +120,10 @@ def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> 
         if size(given, name) > 1:
             yield f"{D}{name}: found {size(given, name)}; strategy {kind} has no such axis, use fsdp2"
     if kind != "fsdp2" and size(given, "dp_replicate_size") > 1:
-        yield f"{D}dp_replicate_size: found {size(given, 'dp_replicate_size')}; only fsdp2 has groups of replicas"
+        yield (
+            f"{D}dp_replicate_size: found {size(given, 'dp_replicate_size')}; only strategy fsdp2"
+            " has groups of replicas"
+        )
     yield from _shared(given)
     yield from _divides(given, world_size)
     yield from _data(given, release, world_size)
@@ -124,7 +134,7 @@ def _equation(given: Given) -> str:
 
 
 def _shared(given: Given) -> Iterator[str]:
-    """Problems of sizes that the ranks of an axis cannot share evenly.
+    """Problems of sizes that are not divisible by the ranks of an axis.
 
     Source: distributed/parallelizer.py, validate_tp_mesh; for experts components/moe.
     """
@@ -153,7 +163,9 @@ def _divides(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def data_ranks(given: Given, world_size: int | None) -> int | None:
-    """Data-parallel ranks; None if neither the recipe nor the world size tells their number."""
+    """Number of data-parallel ranks; None if it follows neither from the recipe nor from the world
+    size.
+    """
     data: int | None = given.get(D + "dp_size")
     if data is None and world_size is not None:
         return world_size // prod(size(given, name) for name in AXES) or None
@@ -169,7 +181,10 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
     if data is None:
         return
     if data % replicas or (replicas >= data and replicas > 1):
-        yield f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) that is smaller"
+        yield (
+            f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below"
+            " it"
+        )
     # Expert groups are made of data ranks, since 0.2.0 also of
     # context ranks, and since 0.5.0 also of tensor ranks.
     factors = {"dp_size": data}
@@ -188,11 +203,11 @@ def piped(given: Given) -> bool:
 
 
 def _pipeline(given: Given, release: Release) -> Iterator[str]:
-    """Problems of the pipeline. Without one AutoModel does not check its settings."""
+    """Problems of the pipeline. AutoModel does not check these settings if there is no pipeline."""
     if not piped(given):
         return
     if not any(path.startswith((PP, OLD)) for path in given):
-        found = f"{D}pp_size: found {size(given, 'pp_size')} and no pipeline section"
+        found = f"{D}pp_size: found {size(given, 'pp_size')} without a pipeline section"
         yield f"{found}; add {PIPELINE} with pp_schedule and pp_microbatch_size, or drop pp_size"
         return
     names = [*_schedule_name(given)]
@@ -215,21 +230,25 @@ def _schedule_name(given: Given) -> Iterator[str]:
 
 
 def chosen(given: Given) -> Schedule:
-    """The named schedule. It places the stages, and runs unless a CSV file replaces it."""
+    """The named schedule. It decides the places of the stages, and it runs unless a CSV file
+    replaces it.
+    """
     return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
 
 
 def passed(given: Given) -> tuple[int | None, int]:
-    """Samples in one pass and in one micro batch of the pipeline. Recipes take the first from the step scheduler."""
+    """Number of samples in one pass and in one micro batch of the pipeline. Recipes set the first
+    from the step scheduler.
+    """
     batch = given.get("step_scheduler.local_batch_size") or given.get(PP + "pp_batch_size")
     return batch, given.get(PP + "pp_microbatch_size") or 1
 
 
 def _passes(given: Given) -> Iterator[str]:
-    """Problems of a pass that is no whole number of micro batches.
+    """Problems of a pass that does not consist of whole micro batches.
 
-    Source: pipelining/autopipeline.py: AutoPipeline.__init__;
-    functional.py: build_pipeline_schedule.
+    Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py:
+    build_pipeline_schedule.
     """
     batch, micro = passed(given)
     if batch is not None and batch % micro:
@@ -242,10 +261,11 @@ def _passes(given: Given) -> Iterator[str]:
 
 
 def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
-    """Problems of too few micro batches in a pass, or of a number that leaves a round unfilled.
+    """Problems of a pass with too few micro batches, or with a number that does not fill the
+    schedule's rounds.
 
-    recipes/llm/train_ft.py needs one for each rank. Of torch's
-    schedules some need equal rounds, and DualPipeV two for each rank.
+    recipes/llm/train_ft.py needs one micro batch for each rank. Some of torch's schedules need
+    equal rounds, and DualPipeV needs two micro batches for each rank.
     """
     batch, micro = passed(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
@@ -253,7 +273,10 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
         return
     if count < ranks and (release.since("0.2.0") or kind.ours == "1f1b"):
         need = f"expected at least pp_size ({ranks}); raise local_batch_size to {ranks * micro} or more"
-        yield f"step_scheduler.local_batch_size: {batch} samples in micro batches of {micro} make {count}, {need}"
+        yield (
+            f"step_scheduler.local_batch_size: {batch} samples make {count} micro batches of"
+            f" {micro}, {need}"
+        )
     # torch's schedule makes count // ranks rounds and needs equal ones; a CSV file replaces it.
     elif kind.rounds and count % max(1, count // ranks) and PP + "pp_schedule_csv" not in given:
         yield (
@@ -265,7 +288,7 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
 
 
 def _split(given: Given, kind: Schedule) -> Iterator[str]:
-    """Problems of the split into stages, with the number of layers if the recipe tells it.
+    """Problems of the split into stages, checked with the number of layers if the recipe has it.
 
     Source: functional.py: split_model_into_stages.
     """
@@ -280,7 +303,10 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
             for problem in _parts(parts, ranks, layers, kind)
         )
     if given.get("model.config.tie_word_embeddings"):
-        yield "model.config.tie_word_embeddings: found true; a pipeline cannot tie embeddings, set it to false"
+        yield (
+            "model.config.tie_word_embeddings: found true, but a pipeline cannot tie embeddings;"
+            " set it to false"
+        )
     if layers is None:
         return
     wanted, rounding = (
@@ -301,25 +327,32 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
 def _parts(
     parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule
 ) -> Iterator[str]:
-    """Parts that AutoModel refuses, and parts with which it leaves out layers without a message."""
+    """Problems of the named parts: AutoModel refuses them, or silently leaves out layers."""
     if not parts or len(parts) % ranks:
         yield f"found {len(parts)} parts, expected a multiple of pp_size ({ranks})"
     elif kind.single and len(parts) != ranks:
-        yield f"found {len(parts)} parts, expected {ranks}: {kind.name} runs one on each rank and leaves out the others"
+        yield (
+            f"found {len(parts)} parts, expected {ranks}: {kind.name} runs one part on each rank"
+            " and leaves out the others"
+        )
     elif kind.pair and len(parts) != 2 * ranks:
         yield f"found {len(parts)} parts, expected {2 * ranks} for {kind.name}"
     ends, twice = boundaries(parts), repeated(parts)
     if twice:
-        yield f"{', '.join(twice[:3])} in more than one part; name each layer once"
+        yield f"found {', '.join(twice[:3])} in more than one part; name each layer once"
     elif ends is None:
-        yield "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel leaves out others"
+        yield (
+            "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel"
+            " leaves out all others"
+        )
     elif layers is not None and ends[-1] != layers:
-        yield f"found {ends[-1]} layers, expected {layers}, as {LAYERS} says"
+        yield f"found {ends[-1]} layers, expected {layers} as in {LAYERS}"
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:
-    """Problems of a step that is no whole number of passes
-    (training/step_scheduler.py: StepScheduler.__init__)."""
+    """Problems of a step that does not consist of whole passes (training/step_scheduler.py:
+    StepScheduler.__init__).
+    """
     total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
     data = data_ranks(given, world_size)
     if total and local and data and total % (local * data):
@@ -347,26 +380,34 @@ def _learning_rate(given: Given) -> Iterator[str]:
     if warmup is not None and decay is not None and warmup >= decay:
         yield f"lr_scheduler.lr_warmup_steps: found {warmup}, expected fewer than the steps of the schedule ({decay})"
     if section.get("lr_decay_style") == "WSD" and "wsd_decay_steps" not in section:
-        yield "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; give it"
+        yield (
+            "lr_scheduler.wsd_decay_steps: missing; WSD needs the length of its final decay; set it"
+        )
     # get_lr finds no shape for the decay, but only in the first step that decays.
     if (
         section.get("lr_decay_style") == "WSD"
         and section.get("lr_wsd_decay_style") is None
         and section.get("wsd_decay_steps")
     ):
-        yield "lr_scheduler.lr_wsd_decay_style: missing; training stops when WSD's final decay starts; give it"
+        yield (
+            "lr_scheduler.lr_wsd_decay_style: missing; without it training stops when WSD's final"
+            " decay starts; set it"
+        )
     if section.get("override_opt_param_scheduler") and section.get(
         "use_checkpoint_opt_param_scheduler", True
     ):
-        yield "lr_scheduler.override_opt_param_scheduler: excludes use_checkpoint_opt_param_scheduler; set that to false"
+        yield (
+            "lr_scheduler.override_opt_param_scheduler: excludes"
+            " use_checkpoint_opt_param_scheduler; set use_checkpoint_opt_param_scheduler to false"
+        )
 
 
 def learning_rate(given: Given) -> dict[str, Any]:
-    """Settings of the learning-rate schedule, computed ones
-    included (optim/optimizer.py, LRSchedulerConfig.build).
+    """Settings of the learning-rate schedule, including computed ones (optim/optimizer.py,
+    LRSchedulerConfig.build).
 
-    Without lr_decay_steps the decay ends with the run. Without
-    the data, only `max_steps` tells how long that is.
+    Without lr_decay_steps the decay ends with the run, whose length only `max_steps` gives if the
+    data is not known.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get(
@@ -431,7 +472,9 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:
-    """FSDP2's number formats. A given policy replaces all defaults; without one they are bf16 (distributed/config.py)."""
+    """Number formats of FSDP2. A given policy replaces all defaults; without a policy the formats
+    are bf16 (distributed/config.py).
+    """
     policy = D + "mp_policy."
     if not any(path.startswith(policy) for path in given):
         return {path: value for path, value in release.policy.items() if value is not None}
@@ -440,7 +483,9 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
-    """The pipeline as recipes start it, with batch, backward and sequence length from other sections (llm/train_ft.py)."""
+    """The pipeline settings with which recipes start: batch size, backward and sequence length come
+    from other sections (llm/train_ft.py).
+    """
     pipeline = {
         **release.defaults("pipeline"),
         **{path: value for path, value in given.items() if path.startswith(PP)},

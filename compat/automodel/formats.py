@@ -43,14 +43,17 @@ EMPTY = {
     "model.backend.te_fp8": ("recipe", "current", "8-bit products"),
     "peft": ("dim", 8, "adapters"),
 }
-"""Sections that switch a feature on if they are present: a setting to write out, its default, and the feature."""
+"""Sections that switch a feature on by being present. For each: a setting to write explicitly, its
+default, and the feature.
+"""
 TARGET = "_target_"
 SECTIONS = "a recipe, a mapping of sections"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
-"""A setting whose null means off, while its default is
-SIGTERM. The null is kept as an empty list."""
+"""A setting for which null means off, while its default is SIGTERM. The null is kept as an empty
+list.
+"""
 IGNORED = ("clip_grad_norm.max_norm",)
 """Settings that older releases ignore instead of refusing them."""
 
@@ -68,10 +71,12 @@ RECIPE_MARKS: Mapping[str, int] = {
     "lr_scheduler.lr_decay_style": 1,
     "pp_schedule": 3,
 }
-"""Names that identify a recipe or a pipeline config, and the weight of each."""
+"""Names that identify a recipe or a pipeline config, with their weights."""
 
 Tree = dict[str, Any]
-"""Names at one level: a path for a leaf, a `Tree` for a section."""
+"""Names at one level of a recipe, each with its path (for a value) or with a `Tree` (for a
+section).
+"""
 
 
 @cache
@@ -90,7 +95,7 @@ def formats() -> frozenset[str]:
 
 @cache
 def pipeline_fields() -> tuple[str, ...]:
-    """The settings of PipelineConfig, in its own order."""
+    """The settings of PipelineConfig, in AutoModel's order."""
     return tuple(tree()["distributed"]["pipeline"])
 
 
@@ -98,7 +103,9 @@ def pipeline_fields() -> tuple[str, ...]:
 
 
 def read(source: Any, release: Release, lenient: bool = False) -> Reading:
-    """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig. All problems are raised at once."""
+    """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig. Raises all
+    problems at once.
+    """
     data, document, entry = _loaded(source)
     reader = _Reader(release, lenient, document)
     reader.findings += twice(document)
@@ -134,22 +141,23 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
-    """A recipe, unchanged; a pipeline config alone, at its
-    place in a recipe. With it the kind of source."""
+    """A recipe unchanged, or a pipeline config put into a recipe, with the kind of source."""
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Overrides as AutoModel's command line takes them: `--distributed.pp_size 2` or `--distributed.pp_size=2`."""
+    """A recipe from command-line overrides such as `--distributed.pp_size 2` or
+    `--distributed.pp_size=2`.
+    """
     flat: dict[str, Any] = {}
     rest = list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or (not equals and not rest):
             raise SourceError(
-                f"overrides: found {shown(name)}, expected --section.name and a value"
+                f"overrides: found {shown(name)}, expected --section.name with a value"
             )
         flat[name[2:]] = scalar(value if equals else rest.pop(0))
     try:
@@ -157,12 +165,13 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     # A name that is a value cannot hold another name too.
     except (AttributeError, TypeError):
         raise SourceError(
-            "overrides: one is the value of a section, another a setting inside it; keep one"
+            "overrides: one override sets a section to a value, another sets a key inside it; keep"
+            " one of the two"
         ) from None
 
 
 STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD)
-"""Sections whose settings are arguments of a class. AutoModel stops at an unknown one."""
+"""Sections whose settings are arguments of a class. AutoModel stops at an unknown argument."""
 
 
 class _Reader(Reader):
@@ -177,34 +186,42 @@ class _Reader(Reader):
         nested = distributed.get("pipeline") if isinstance(distributed, Mapping) else None
         if isinstance(old, Mapping) and old and nested is not None:
             self.problem(
-                OLD, f"given beside {PIPELINE}, which replaces it since {NEW_LAYOUT}; keep one"
+                OLD,
+                f"given together with {PIPELINE}, which replaces it since {NEW_LAYOUT};"
+                " keep one of the two",
             )
         elif isinstance(old, Mapping):
             self.old_layout(sections.pop(OLD))
         self.section(sections, "", tree())
 
     def old_layout(self, old: Mapping[str, Any]) -> None:
-        """Read `autopipeline`, whose settings are those of the pipeline section."""
+        """Read `autopipeline`, which has the settings of the pipeline section."""
         self.walk(old, OLD, {**tree()["distributed"]["pipeline"], **tree()[OLD]})
         if self.release.nested:
-            message = f"this is the layout before {NEW_LAYOUT}; for {self.release.version} write it in {PIPELINE}"
+            message = (
+                f"this section belongs to the layout before {NEW_LAYOUT}; for"
+                f" {self.release.version} write its settings in {PIPELINE}"
+            )
             self.finding(OLD, message, Effect.NONE)
 
     def section(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
-        """Read the mapping `data`, which stands at `path`."""
+        """Read the mapping `data`, the section at `path`."""
         # Without a setting nothing would tell that the section was there.
         if path in EMPTY and not data:
             name, value, what = EMPTY[path]
             self.given[f"{path}.{name}"] = value
             self.finding(
                 path,
-                f"empty, which switches {what} on with defaults; {name} is written out",
+                f"an empty section switches {what} on with defaults; the output sets {name}"
+                " explicitly",
                 Effect.NONE,
             )
         self.walk(data, path, level)
 
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
-        """Read each entry of `data`. Entries of a free-form section that are not typed are kept together."""
+        """Read each entry of `data`. Entries of a free-form section without a type are kept
+        together.
+        """
         others: dict[str, Any] = {}
         # Arguments that the class named in the section does not take: AutoModel stops at them.
         refused = dict(signatures.refused(path, data)) if REST in level else {}
@@ -233,12 +250,14 @@ class _Reader(Reader):
     def free(
         self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree
     ) -> None:
-        """Note findings about a free-form setting, as far as AutoModel's own recipes tell its meaning."""
+        """Add findings about a free-form setting, as far as AutoModel's own recipes show its
+        meaning.
+        """
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
             self.finding(written, remark, Effect.NUMBERS)
 
     def inside(self, written: str, value: Any) -> None:
-        """Note findings about every name inside a section that is kept unchanged."""
+        """Add findings about the names inside a section that is kept unchanged."""
         apart = written.partition(".")[0] in signatures.APART
         for place, message, stops in signatures.inside(written, value):
             if stops:
@@ -249,7 +268,7 @@ class _Reader(Reader):
     def no_mapping(
         self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]
     ) -> None:
-        """A text or list in place of a section. Free-form sections accept it."""
+        """Handle a text or a list in place of a section. Free-form sections accept them."""
         if REST in level and written not in STRICT:
             others[name] = _plain(value)
         else:
@@ -268,7 +287,8 @@ class _Reader(Reader):
         elif path == f"{PIPELINE}.pp_schedule":
             self.problem(
                 written,
-                "found null; AutoModel's splitter needs a name, also with a CSV file; name the schedule",
+                "found null; AutoModel's splitter needs the name of a schedule, even with a CSV"
+                " file; set it",
             )
 
     def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
@@ -285,7 +305,7 @@ class _Reader(Reader):
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
             self.finding(
                 written,
-                f"AutoModel refuses {shown(value)}; write {SPELLED.get(known, known)}",
+                f"AutoModel refuses the spelling {shown(value)}; write {SPELLED.get(known, known)}",
                 Effect.STOPS,
             )
         if wrong:
@@ -295,28 +315,30 @@ class _Reader(Reader):
             self.set(path, _plain(known), written)
 
     def known(self, written: str, path: str) -> bool:
-        """Whether the release has the setting. If not, notes an error, or a finding if reading is lenient."""
+        """Whether the release has the setting. If it does not, adds an error, or a finding if
+        reading is lenient.
+        """
         if self.release.reads(path) or path in IGNORED:
             return True
         self.unread(written, history(path, self.release))
         return False
 
     def unknown(self, written: str, level: Tree) -> None:
-        """A setting that no release has."""
+        """Handle a setting that no release has."""
         self.unread(
             written,
             f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
         )
 
     def unread(self, written: str, message: str) -> None:
-        """Note an error about a setting that is not read, or a finding if reading is lenient."""
+        """Add an error about a setting that is not read, or a finding if reading is lenient."""
         if self.lenient:
             self.finding(written, f"{message}; left out", Effect.NUMBERS)
         else:
             self.problem(written, message)
 
     def set(self, path: str, value: Any, written: str) -> None:
-        """Keep a value and its place in the source."""
+        """Keep a value, with its place in the source."""
         self.given[path] = value
         line = self.line(written)
         spelling = written if written != path and not path.endswith(REST) else ""
@@ -326,7 +348,9 @@ class _Reader(Reader):
     # A schedule in a file of its own
 
     def schedule_file(self, folder: Path | None) -> None:
-        """Check the CSV file of the schedule, if it is in the recipe's folder or in a folder that the user allowed."""
+        """Check the CSV file of the schedule, if it is in the recipe's folder or in an allowed
+        folder.
+        """
         name = self.given.get(f"{PIPELINE}.pp_schedule_csv")
         if not isinstance(name, str):
             return
@@ -347,7 +371,7 @@ class _Reader(Reader):
             self.problems.extend(error.problems)
 
     def fits(self, found: Table, name: str) -> None:
-        """Compare a CSV schedule with the sizes in the recipe."""
+        """Compare the sizes of a CSV schedule with those of the recipe."""
         ranks, batch = (
             self.given.get("distributed.pp_size"),
             self.given.get("step_scheduler.local_batch_size"),
@@ -362,12 +386,15 @@ class _Reader(Reader):
         if count and found.microbatches != count:
             self.problem(
                 f"{PIPELINE}.pp_schedule_csv",
-                f"{name} has {found.microbatches} micro batches, expected {count}, as the batch sizes imply",
+                f"{name} has {found.microbatches} micro batches, expected {count} by the batch"
+                " sizes",
             )
 
 
 def _meant(path: str, value: Any) -> Any:
-    """The value that AutoModel's loader reads from a text: null, a switch or a number (config/loader.py, translate_value)."""
+    """The value that AutoModel's loader makes of a text: null, a switch or a number
+    (config/loader.py, translate_value).
+    """
     if path == SIGNAL and value in (None, "none", "None"):
         return ()
     if nullable(path) and value in (None, "none", "None", NULL):
@@ -379,7 +406,7 @@ def _meant(path: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Free-form values with plain containers."""
+    """A free-form value with plain lists and dictionaries."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
@@ -390,14 +417,19 @@ def history(path: str, release: Release) -> str:
     if until(path) and release.since(since(path)):
         last, new = RELEASES.last(until(path)), instead(path)
         return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
-    return f"new in AutoModel {since(path)}, and this is {release.version}; drop it or name a later release"
+    return (
+        f"new in AutoModel {since(path)}, and this is {release.version}; drop it, or name a later"
+        " release"
+    )
 
 
 # Writing
 
 
 def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
-    """The recipe as nested mappings, in the layout of the release or in the older one that it came in."""
+    """The recipe as nested mappings, in the layout of the release, or in the older layout if it was
+    read in that.
+    """
     root: dict[str, Any] = {}
     order = {path: place for place, path in enumerate(fields(AutoModel))}
     for path in sorted(given, key=lambda path: order[path]):
@@ -411,7 +443,7 @@ def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
 
 
 def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """Path of a setting in that layout, level by level."""
+    """Path of a setting in a layout, level by level."""
     old = f"{OLD}.{TARGET}" in given or not release.nested
     return tuple(
         (path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split(
@@ -422,7 +454,7 @@ def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str
 
 @cache
 def nullable(path: str) -> bool:
-    """Whether null differs from leaving the key out."""
+    """Whether null means something else than a missing key."""
     return path.startswith(CONFIG) and NULL in expected(path).split()
 
 
@@ -437,18 +469,20 @@ def _spelled(path: str, value: Any) -> Any:
 FILE = "recipe.yaml"
 """The default name of a written file."""
 NAMED = "0.4.0"
-"""First release in which a recipe names the class that runs it, and the app starts that class."""
+"""First release in which a recipe names its class and the app starts that class."""
 
 
 def program(release: Release) -> tuple[str, ...]:
-    """The module that runs a recipe on every rank, and its arguments before the file (cli/app.py, recipes/llm/train_ft.py)."""
+    """The module that runs a recipe on every rank, and its arguments in front of the file
+    (cli/app.py, recipes/llm/train_ft.py).
+    """
     if release.since(NAMED):
         return ("nemo_automodel.cli.app",)
     return ("nemo_automodel.recipes.llm.train_ft", "--config")
 
 
 def text(given: Mapping[str, Any], release: Release) -> str:
-    """Explicit YAML, two spaces deep, with a line break at the end."""
+    """Explicit YAML with an indentation of two spaces and a line break at the end."""
     data = nested(given, release)
     return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
 
@@ -492,7 +526,7 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def _word(text: str) -> str:
-    """A text, quoted if a loader would read the bare text as another type."""
+    """A text, with quotes if a loader would read the bare text as another type."""
     if (
         PLAIN.fullmatch(text)
         and text.isascii()

@@ -1,4 +1,6 @@
-"""Reads the facts of an AutoModel release from its own classes: the settings of each section and the class that takes them."""
+"""Reads the facts of an AutoModel release from its own classes: the settings of each section, and
+the class that has them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from compat.automodel.signatures import taken
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")
 TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}
-"""Files of rows, and the columns that identify the fact of a row."""
+"""Files of rows, each with the columns that identify a fact."""
 PARTS = "nemo_automodel.components."
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("distributed.config:FSDP2Config", "distributed.fsdp2:FSDP2Manager"),
@@ -21,7 +23,7 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = {
     ),
     "ddp": ("distributed.config:DDPConfig", "distributed.ddp:DDPManager"),
 }
-"""Class that takes the options of a strategy: a config since 0.3.0, a manager before."""
+"""Class with the options of each strategy: a config since 0.3.0, a manager before."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "distributed.pipeline": (
         "distributed.pipelining.config:PipelineConfig",
@@ -36,7 +38,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
     "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
 }
-"""Class that takes each other section of a recipe."""
+"""Class with the settings of each other section of a recipe."""
 FREE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (
         "checkpoint.config:CheckpointingConfig",
@@ -49,7 +51,9 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "peft": ("_peft.lora:PeftConfig",),
     "rng": ("training.rng:StatefulRNG",),
 }
-"""Class that takes a section without a schema. Its names are gathered over all releases."""
+"""Class of each section without a schema. The names of its arguments are gathered over all
+releases.
+"""
 AXES = tuple(f"{axis}_axis_name" for axis in ("pp", "cp", "tp", "ep"))
 GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
     "step_scheduler": frozenset(("dp_size", "dataloader", "process_group")),
@@ -61,13 +65,15 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
 }
 """Arguments that a recipe's code always sets itself."""
 DEVICE = "model.backend"
-"""The section whose defaults depend on the device and on installed packages."""
+"""The section with defaults that depend on the device and on installed packages."""
 SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
 """Function with the defaults of the mesh sizes, since 0.3.0."""
 
 
 def facts(tree: Tree) -> Facts:
-    """Rows for the release, and names that are gathered over all releases. It needs the release's code."""
+    """Rows for the release, and names that are gathered over all releases. The release's code must
+    be importable.
+    """
     found: list[Row] = []
     for section, places in SECTIONS.items():
         found += _taken_by(places, {"section": section})
@@ -87,7 +93,9 @@ def facts(tree: Tree) -> Facts:
 
 
 def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
-    """Arguments of a section's class. Configs are built to get their defaults; managers are not, since they start the run."""
+    """Arguments of a section's class. Config classes are instantiated to get their defaults;
+    managers are not, since they start the run.
+    """
     section = of["section"]
     cls = first([PARTS + place for place in places])
     config = cls is not None and cls.__name__.endswith("Config")
@@ -106,8 +114,9 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
-    """Arguments of a class by `what`; empty if the release lacks
-    it. A class that cannot be imported is noted in `unread`."""
+    """Arguments of a class by `what`; empty if the release lacks the class. A class that cannot be
+    imported is added to `unread`.
+    """
     try:
         cls = first(places)
     except Exception as error:  # old releases raise many kinds of errors on import
@@ -121,5 +130,5 @@ def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, lis
 
 
 def path_of(file: str, row: Row) -> str:
-    """The setting that a row is about."""
+    """The setting that a row describes."""
     return f"{row['section']}.{row['name']}"

@@ -1,4 +1,6 @@
-"""The learning-rate schedule of a recipe <-> the plan's. Both count optimizer steps."""
+"""Rules between the learning-rate schedules of a recipe and of the plan. Both count optimizer
+steps.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
 RAMP = "optimizer.decay_ramp.shape"
-"""The ramp of weight decay is in the same section. A section without a style is a cosine (optimizer.py: LRSchedulerConfig)."""
+"""Plan field of the ramp of weight decay, which is in the same section. A section without a style
+is a cosine (optimizer.py: LRSchedulerConfig).
+"""
 RESUMED = "run.resumed_schedule"
-"""Settings of resumed runs, in the same section."""
+"""Plan field for the schedule of resumed runs, whose settings are in the same section."""
 SEES = (S + "name", S + "warmup_steps", RAMP)
-"""Fields that decide whether a section is written."""
+"""Plan fields that decide whether the section is written."""
 TENTH = 10
-"""WSD needs the length of its decay. Without one in the Plan, it is one tenth of the schedule."""
+"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan has none."""
 
 
 def _read(values: Group, context: Context) -> Group:
@@ -47,7 +51,9 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def writes_section(values: Group) -> bool:
-    """Whether a plan needs the section. A constant learning rate needs none, unless other settings of the section are set."""
+    """Whether a plan needs the section. A constant learning rate does not, unless other settings of
+    the section are set.
+    """
     beside = values.get(RAMP) or values.get(RESUMED) in ("given", "checkpoint")
     name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0
     return name in FLAGS and bool(name != "constant" or warms or beside)

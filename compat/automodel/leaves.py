@@ -1,4 +1,4 @@
-"""Types of a recipe's settings, and the words for them in messages."""
+"""Types of the values of a recipe's settings, and the names of these types in messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ typed, expected = LEAVES.typed, LEAVES.expected
 
 @cache
 def takes_text(path: str) -> bool:
-    """Whether a setting takes text, so that a loader must not turn it into a number."""
+    """Whether a setting has a text as value, so that a loader must not turn it into a number."""
     return "text" in expected(path) or expected(path).startswith(
         ("a number format", "true, false or", "one of", "a list")
     )

@@ -1,5 +1,6 @@
-"""The model of a recipe <-> the plan's model. A recipe names a
-class of Hugging Face config, and overrides some of its keys."""
+"""Rules between the model of a recipe and the plan's model. A recipe names a config class of
+Hugging Face, and overrides some of its keys.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
-"""Key of the function that builds the model, and the function that builds one with random weights from a config."""
+"""Key for the function that builds the model, and the function that builds one from a config with
+random weights.
+"""
 KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
 TIE, PIPELINE = C + "tie_word_embeddings", "parallel.pipeline"
@@ -46,17 +49,19 @@ POSITIONS, MOST, REACH = (
 BALANCE, LOSS, CHOSEN = "model.moe.balance", "model.moe.aux_loss", "model.moe.top_k"
 SHARE = C + "router_aux_loss_coef"
 SWITCH, OWN = "output_router_logits", ("qwen3_moe", "gpt_oss", "ernie4_5_moe")
-"""The switch of transformers' load-balancing loss, and families for which AutoModel has its own code. That code ignores the
-switch and always has the loss (components/models/qwen3_moe/model.py: aux_loss_coeff). Other models never have it, because they
-get no labels (recipes/llm/train_ft.py: labels are taken out of the batch).
+"""The switch for transformers' load-balancing loss, and the families for which AutoModel has its
+own code.
+
+That code ignores the switch and always has the loss (components/models/qwen3_moe/model.py:
+aux_loss_coeff). Other models never have the loss, because they get no labels
+(recipes/llm/train_ft.py removes the labels from the batch).
 """
 
 
 def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """`said` with the loss as AutoModel's own code has it: in every
-    block, divided by top_k (components/moe/layers.py: Gate).
-
-    Transformers pools the routing of all blocks in one loss.
+    """Plan values `said` with the loss of AutoModel's own code: computed in every block, and
+    divided by top_k (components/moe/layers.py: Gate). Transformers computes one loss for the
+    routing of all blocks.
     """
     if named.name not in OWN or said.get(BALANCE) != "pooled":
         return said
@@ -75,14 +80,16 @@ def _of_each_block(plan: Group, chosen: Family) -> Group:
 
 
 def family(values: Group) -> Family:
-    """The family that a recipe names by the class of its config or by a model type; else the generic one."""
+    """The family of the config class or model type that a recipe names; else the generic family."""
     target = values.get(CLASS)
     named = of_class(target) if isinstance(target, str) else None
     return family_of(named or values.get(TYPE)) or GENERIC
 
 
 def meant(values: Group) -> Mapping[str, Any]:
-    """The plan's model fields from a recipe. Keys that its family does not have keep the meaning of other families."""
+    """The plan's model fields from a recipe. Keys that the recipe's family does not have are read
+    with their meaning in other families.
+    """
     named = family(values)
     given = {key: values[path] for path, key in KEYS.items() if path in values}
     # The switch with the value that takes effect: on in AutoModel's own code, off elsewhere.
@@ -101,7 +108,7 @@ def meant(values: Group) -> Mapping[str, Any]:
 
 
 def problems(given: Group) -> tuple[str, ...]:
-    """Problems of values of the model's config that a plan refuses."""
+    """Problems of values in the model's config that a plan refuses."""
     try:
         Plan.of(meant(given))
     except ConfigError as error:
@@ -110,7 +117,9 @@ def problems(given: Group) -> tuple[str, ...]:
 
 
 GROUPED = "0.3.0"
-"""First release that needs transformers 5, whose classes take `rope_parameters` in every family."""
+"""First release that needs transformers 5, in which the classes of all families have
+`rope_parameters`.
+"""
 
 SIZES = {
     "layers": "num_hidden_layers",
@@ -119,11 +128,15 @@ SIZES = {
     "experts": "num_experts",
     "tied": "tie_word_embeddings",
 }
-"""Facts about the model that must fit the ranks, from the recipe or from the defaults of its model class."""
+"""Sizes of the model that must be divisible by ranks, from the recipe or from the defaults of its
+model class.
+"""
 
 
 def sizes(given: Group) -> Mapping[str, Any]:
-    """Sizes by their usual keys, with the defaults of the model's class; empty if the class is not known."""
+    """Sizes by their usual keys, with the defaults of the model's class. Without a known class
+    there are no defaults.
+    """
     if not family(given).name or problems(given):
         return {}
     said = meant(given)
@@ -149,7 +162,9 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 
 def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
-    """The family to write a plan's model in, and its keys with their values."""
+    """The family in which a plan's model is written, and the keys of that family with
+    their values.
+    """
     # Rotary settings in one group, rope_parameters, unless the
     # file that is written anew has them apart.
     grouped = context.since(GROUPED) and not apart(
@@ -172,8 +187,8 @@ def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Ma
 def _inferred(plan: Group, grouped: bool) -> Family:
     """A family with common names that can express all of a plan's model; else the generic family.
 
-    Weight initialisation and the scope of the load-balancing loss are left out of the comparison, because the forward pass does
-    not depend on them.
+    The comparison leaves out weight initialisation and the scope of the load-balancing loss,
+    because the forward pass does not depend on them.
     """
     told = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
     if told.get(BALANCE) == "batch":
@@ -190,7 +205,7 @@ def _write_family(values: Group, context: Context) -> Group:
 
 
 def _strange(values: Group) -> bool:
-    """Whether the recipe names a class or model type of no known family."""
+    """Whether the recipe names a class or a model type that belongs to no known family."""
     return any(values.get(path) is not None for path in NAMED) and not family(values).name
 
 
@@ -210,13 +225,15 @@ FAMILY = convert(
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
     note="the model class, and the initial weights",
-    lossy="a plan has no such family, or only a similar one",
+    lossy="the family of this model is not known, or a plan has only a similar one",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 
 
 def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
-    """Leaves out the key of tied embeddings if there is a pipeline, which cannot tie them."""
+    """The writer `theirs` without the key for tied embeddings if there is a pipeline, which cannot
+    tie them.
+    """
 
     def write(values: Group, context: Context) -> Group:
         written = theirs(values, context)
@@ -227,7 +244,9 @@ def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context
 
 
 def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
-    """Whether the recipe sets one of the keys although its model's family does not read it."""
+    """Whether the recipe sets one of the keys although the family of its model does not read that
+    key.
+    """
 
     def unread(values: Group) -> bool:
         known = family(values).known

@@ -12,7 +12,7 @@ from bridge.rules import ADAM, Context, Group, Rule, convert
 
 @dataclass(frozen=True, slots=True)
 class Class_:
-    """One class: the Plan's name for it, and the defaults of its arguments."""
+    """A class, with the plan's name for it and the defaults of its arguments."""
 
     target: str
     ours: str
@@ -36,7 +36,9 @@ CLASSES: Mapping[str, Class_] = {
         Class_("transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "adam", _adam(0.0)),
     )
 }
-"""Classes with their constructors' defaults (torch 2.13, flashoptim, Transformer Engine)."""
+"""Known classes, with the defaults of their constructors (torch 2.13, flashoptim, Transformer
+Engine).
+"""
 
 TORCH = {
     known.ours: target for target, known in CLASSES.items() if target.startswith("torch.optim.")
@@ -62,7 +64,9 @@ def _name(values: Group) -> str | None:
 
 
 def _taken(name: str | None) -> tuple[str, ...]:
-    """Arguments that the plan's optimizer has; all of them if the plan does not know the optimizer."""
+    """Arguments that the plan's optimizer has; all arguments if the plan does not know the
+    optimizer.
+    """
     return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
 
 
@@ -87,13 +91,14 @@ def _write(values: Group, context: Context) -> Group:
 MOMENTS = "precision.moments"
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw")}
-"""The optimizers that take each switch."""
+"""The plan's optimizers that have each switch."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
 def _fused(values: Group) -> bool:
-    """Whether a plan needs Transformer Engine's Adam: it has
-    no bias correction, or moments in formats of their own."""
+    """Whether a plan needs Transformer Engine's Adam, because it has no bias correction or its
+    moments have their own formats.
+    """
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (
         None,
         ("fp32", "fp32"),
@@ -160,6 +165,9 @@ RULE: Rule = convert(
             or is_fused(values.get("optimizer._target_"))
         )
     ),
-    lossy="AutoModel takes torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in other formats",
+    lossy=(
+        "AutoModel runs torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in"
+        " other formats"
+    ),
     source="recipes name the class; its constructor has the defaults",
 )

@@ -1,4 +1,6 @@
-"""PipelineConfig: the settings with which a recipe's pipeline starts, and AutoModel's own object for them."""
+"""The settings with which a recipe's pipeline starts, and AutoModel's own
+PipelineConfig of them.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,15 @@ class PipelineConfig:
     version: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings that the release has, by name, in AutoModel's order."""
+        """Names of the settings that the release has, in AutoModel's order."""
         at = release(self.version or KNOWN[-1])
         return {name: getattr(self, name) for name in pipeline_fields() if at.reads(PP + name)}
 
 
 def pipeline(config: Config) -> PipelineConfig:
-    """The pipeline settings with which a recipe starts; those of a pipeline config alone, unchanged."""
+    """The pipeline settings with which a recipe starts. Those of a lone pipeline config are
+    returned unchanged.
+    """
     found = {name: config.effective.get(PP + name) for name in pipeline_fields()}
     found = {name: value for name, value in found.items() if value is not None}
     parts = found.get("module_fqns_per_model_part")
@@ -59,7 +63,7 @@ def pipeline(config: Config) -> PipelineConfig:
 
 
 def live(config: Config) -> Any:
-    """AutoModel's own PipelineConfig, of the installed release."""
+    """The PipelineConfig of the installed AutoModel."""
     try:
         have = installed("nemo-automodel")
     except PackageNotFoundError:
@@ -69,10 +73,11 @@ def live(config: Config) -> Any:
     # The main branch of a day calls itself by the release before it, without the day.
     if have.partition("+")[0] != config.version.partition(".post")[0]:
         raise VersionError(
-            f"automodel: the config is for {config.version}, but {have} is installed; read the config for {have}"
+            f"automodel: the config is for {config.version}, but {have} is installed; read the"
+            f" recipe for {have}"
         )
     if not config.effective.get(PP + "pp_schedule"):
-        raise ConfigError("distributed.pp_size: there is no pipeline; set it above 1")
+        raise ConfigError("distributed.pp_size: found no pipeline; set it above 1")
     values = pipeline(config).to_dict()
     if values["dtype"] is not None:
         values["dtype"] = getattr(import_module("torch"), TORCH[values["dtype"]])

@@ -1,4 +1,4 @@
-"""Rows for the pipeline: the split of layers into stages, and the schedule."""
+"""Rules for the pipeline: the split of layers into stages, and the schedule."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from compat.automodel.schedules import SCHEDULES
 from compat.automodel.virtual_stages import boundaries, named, number, request
 
 D, PP = "distributed.", "distributed.pipeline."
-"""Sections of a recipe, and the beginning of their settings' paths."""
+"""Sections of a recipe, as prefixes of their settings' paths."""
 LAYERS = "model.config.num_hidden_layers"
 AUTOPIPELINE = "nemo_automodel.components.distributed.pipelining.AutoPipeline"
 
 
 def pipeline_ranks(values: Group) -> int:
-    """Pipeline ranks of a recipe."""
+    """Number of pipeline ranks in a recipe."""
     return values.get(D + "pp_size") or 1
 
 
@@ -45,7 +45,7 @@ STAGES = convert(
         SPLIT[2]: ("stages.rule", "stages.boundaries"),
     },
     note="the number of virtual stages depends on the number of layers; set model.config.num_hidden_layers",
-    lossy="AutoModel distributes layers evenly, or takes a list of module names for each stage",
+    lossy="AutoModel distributes layers evenly, or uses a list of module names for each stage",
     blurs=lambda values: values.get(LAYERS) is None,
     source="pipelining/functional.py: calculate_virtual_stages, generate_hf_model_fqn_per_model_part",
 )
@@ -71,8 +71,9 @@ def _read_stages(values: Group) -> Group:
 
 
 def _virtual(values: Group, ranks: int) -> int | None:
-    """Virtual stages of each rank; None if they depend on a
-    number of layers that the recipe does not tell."""
+    """Number of virtual stages on each rank; None if it depends on a number of layers that the
+    recipe does not have.
+    """
     kind, layers, wanted = (
         SCHEDULES[values[PP + "pp_schedule"].lower()],
         values.get(LAYERS),
@@ -115,7 +116,9 @@ NAMEABLE = 10_000
 
 
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
-    """Whether module names can express the split: each rank has the same number of stages, and no stage is empty."""
+    """Whether module names can express the split: every rank has the same number of stages, and no
+    stage is empty.
+    """
     # The cuts are the first layer of each stage and then the
     # number of layers, so there is one more than stages.
     stages = len(cuts) - 1
@@ -130,13 +133,14 @@ def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
 # plan the first wins: ZBVZeroBubble, not DualPipeV.
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
-"""Schedules for several stages on each rank, by their form for one."""
+"""Schedules with several stages on each rank, by the name of their variant for one stage."""
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {
     "zero_bubble": "1f1b",
     "zero_bubble_v": "1f1b",
 }
-"""Schedules for one stage on each rank, by their form for
-several. A split backward needs several."""
+"""Schedules with one stage on each rank, by the name of their variant for several. A split backward
+needs several stages.
+"""
 
 SCHEDULE = convert(
     (PP + "pp_schedule", PP + "pp_schedule_csv", "autopipeline._target_"),
@@ -154,8 +158,8 @@ SCHEDULE = convert(
         PP + "pp_schedule_csv" in values
         or values.get(PP + "pp_schedule", "").lower() == "dualpipev"
     ),
-    note="the class in the layout before 0.3.0",
-    lossy="torch has some schedules for one stage on each rank, and others for several",
+    note="the class of the pipeline in the layout before 0.3.0",
+    lossy="torch has some schedules only for one stage on each rank, and others only for several",
     source="torch.distributed.pipelining.schedules: get_schedule_class; pipelining/functional.py: build_pipeline_schedule",
 )
 
@@ -180,7 +184,9 @@ def _stages_a_rank(values: Group) -> int | None:
 
 
 def named_kind(values: Group) -> str:
-    """The schedule's name in lower case, replaced by its variant for one or for several stages on each rank."""
+    """The schedule's name in lower case, or the name of its variant for the given number of stages
+    on each rank.
+    """
     name, count = values.get("schedule.name") or "1f1b", _stages_a_rank(values)
     # The CSV file replaces the schedule, but AutoModel still places the stages by the name.
     if name == "csv":

@@ -18,7 +18,7 @@ NEEDS = (
     ),
     Need(
         ("model.pretrained_model_name_or_path", "model.config"),
-        "the model's class needs one of them",
+        "the model's class needs one of these settings",
         "_transformers/auto_model.py: from_pretrained, from_config",
         unless=lambda given: (
             not str(given.get("model._target_", "NeMoAuto")).rpartition(".")[0].endswith("LM")
@@ -37,9 +37,11 @@ NEEDS = (
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
 RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
-"""Settings that mark a whole recipe: stored weights or data. Sections about mesh and model alone may be part of a recipe."""
+"""Settings of which a whole recipe has one: stored weights, or data. Sections about the mesh and
+the model alone may be a part of a recipe.
+"""
 
 
 def whole(given: Mapping[str, Any]) -> bool:
-    """Whether the source is a whole recipe, not only some sections of one."""
+    """Whether the source is a whole recipe, and not only some of its sections."""
     return any(said(given, path) for path in RUN)

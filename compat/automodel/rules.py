@@ -1,4 +1,6 @@
-"""The table between AutoModel's recipes and `Plan`, one row for each group of settings."""
+"""The table of rules between AutoModel's recipes and `Plan`, one rule for each group of
+settings.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
 
 def mesh_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes."""
+    """Rules for the sizes of the mesh axes."""
     return (
         _axis("tp_size", "tensor"),
         _axis("pp_size", "pipeline"),
@@ -55,7 +57,10 @@ def mesh_rules() -> tuple[Rule, ...]:
             lambda values, context: {},
             effect=Effect.ROUNDING,
             sees=(D + "ep_size",),
-            note="AutoModel does not split single experts; tensor ranks serve as expert ranks",
+            note=(
+                "AutoModel does not split a single expert over ranks; its tensor ranks serve as"
+                " expert ranks"
+            ),
         ),
         convert(
             D + "sequence_parallel",
@@ -128,7 +133,10 @@ BATCH = convert(
         MICRO: "batch.micro",
         D + "dp_size": "parallel.data",
     },
-    lossy="a step's micro batches pass the pipeline at once; a plan does not have the number of AutoModel's passes",
+    lossy=(
+        "in a plan all micro batches of a step pass the pipeline at once; it cannot express"
+        " AutoModel's number of passes"
+    ),
     source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
 )
 
@@ -211,7 +219,7 @@ ZERO = convert(
         values.get(D + "strategy") == "megatron_fsdp" or _split(values.get(PP + "pp_schedule"))
     ),
     lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
-    note="the class of the older layout",
+    note="the manager class of the older layout",
     source="components/distributed/config.py: reshard_after_forward; reference: level 3 breaks schedules with a split backward",
 )
 
@@ -369,7 +377,7 @@ RECOMPUTE = convert(
     effect=Effect.COST,
     sees=STRATEGY_SEES,
     carries={CHECKPOINTS: ("recompute.granularity",)},
-    lossy="AutoModel recomputes every layer, or parts that it selects",
+    lossy="AutoModel recomputes either all layers, or parts that it selects itself",
     source="recipes/_dist_utils.py: _normalize_activation_checkpointing",
 )
 
@@ -397,7 +405,9 @@ def _read_recompute(values: Group) -> Group:
 
 
 UNBOUND = 1e9
-"""A bound on the gradient norm that no run reaches. AutoModel always clips, and a bound of 0 would stop all learning."""
+"""A bound on the gradient norm that no run reaches, which stands for no clipping. AutoModel always
+clips, and a bound of 0 would stop all learning.
+"""
 
 CLIP = convert(
     "clip_grad_norm.max_norm",
@@ -426,7 +436,7 @@ SEQUENCE = convert(
     lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
     lambda values, context: {SAMPLE: values.get("model.sequence")},
     blurs=lambda values: bool(values.get(PACKED)),
-    lossy="several samples packed into one sequence become samples of that length",
+    lossy="several samples that are packed into one sequence become one sample of its length",
     source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
 )
 
@@ -514,7 +524,7 @@ def _read_overlap(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Plan fields for which AutoModel has no setting."""
+    """Rules for plan fields for which AutoModel has no setting."""
     fsdp = "FSDP2 decides by itself"
     return (
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
@@ -526,14 +536,14 @@ def missing_rules() -> tuple[Rule, ...]:
         ),
         only_ours(
             "recompute.kept_microbatches",
-            note="AutoModel recomputes in every micro batch",
+            note="AutoModel recomputes the layers in every micro batch",
             effect=Effect.COST,
         ),
         only_ours(
             "recompute.ratio",
             "recompute.partition",
             "recompute.offload",
-            note="AutoModel saves or drops whole layers",
+            note="AutoModel saves or drops the activations of whole layers",
             effect=Effect.COST,
         ),
         only_ours(
@@ -546,7 +556,9 @@ def missing_rules() -> tuple[Rule, ...]:
         ),
         *each_only_ours("zero.prescale", "zero.predivide", note="FSDP2 divides gradients once"),
         only_ours(
-            "zero.offload.optimizer_ratio", note="FSDP2 offloads all or nothing", effect=Effect.COST
+            "zero.offload.optimizer_ratio",
+            note=("FSDP2 offloads either everything or nothing"),
+            effect=Effect.COST,
         ),
         only_ours(
             "schedule.group",
@@ -606,7 +618,7 @@ Weight = Effect | Callable[[Group], Effect]
 
 
 def _if_on(values: Group) -> Effect:
-    """Effect of switches that change the numbers if one of them is on."""
+    """Effects of switches that change the numbers if one of them is on."""
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
@@ -619,25 +631,26 @@ FORMS = dict.fromkeys(
     ("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"),
     Effect.NONE,
 )
-"""Keys of free-form sections with a known effect."""
+"""Keys in free-form sections whose effect is known."""
 ENTROPIES = (
     "MaskedCrossEntropy",
     "ChunkedCrossEntropy",
     "FusedLinearCrossEntropy",
     "TEParallelCrossEntropy",
 )
-"""Classes for the cross entropy of the next token, the loss of every stack."""
+"""Classes that compute the cross entropy of the next token, the loss of every stack."""
 
 
 def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
-    """The worst effect of the keys of a free-form section."""
+    """The worst of the effects of the keys in a free-form section."""
     effects = (known.get(key, Effect.NUMBERS) for key in values.get(path) or {})
     return min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
 
 
 def _loss(values: Group) -> Effect:
-    """Effect of the loss section: every stack has the cross
-    entropy, and other classes have no counterpart."""
+    """Effect of the loss section. Every stack has the cross entropy; other losses have no
+    counterpart.
+    """
     said = values.get("loss_fn")
     name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
     return Effect.ROUNDING if name in ENTROPIES else Effect.NUMBERS
@@ -647,15 +660,18 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "distributed": ("a setting of AutoModel's sharding", Effect.COST),
     "autopipeline": ("a drawing of the schedule", Effect.NONE),
     "distributed.check_for_nan_in_grad": ("a check without effect", Effect.NONE),
-    "distributed.report_nan_in_param_grad": ("a check of each gradient", Effect.NONE),
+    "distributed.report_nan_in_param_grad": ("a check of each parameter's gradient", Effect.NONE),
     "distributed.calculate_per_token_loss": ("how losses are averaged", Effect.NUMBERS),
     "distributed.moe.lm_head_precision": ("formats inside the model", Effect.ROUNDING),
     "distributed.moe.mp_policy": ("formats inside the model", Effect.ROUNDING),
     "distributed.enable_compile": ("torch.compile of the model", Effect.ROUNDING),
-    "distributed.tp_plan": ("how modules are split over tensor ranks", Effect.ROUNDING),
+    "distributed.tp_plan": (
+        "the way in which modules are split over tensor ranks",
+        Effect.ROUNDING,
+    ),
     "step_scheduler": ("the steps at which AutoModel ends, saves and logs", Effect.NONE),
-    "step_scheduler.start_step": ("where a resumed run starts", Effect.NUMBERS),
-    "step_scheduler.start_epoch": ("where a resumed run starts", Effect.NUMBERS),
+    "step_scheduler.start_step": ("the point from which a resumed run starts", Effect.NUMBERS),
+    "step_scheduler.start_epoch": ("the point from which a resumed run starts", Effect.NUMBERS),
     "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
     "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
     "optimizer.foreach": ("the kernels of the optimizer's step", Effect.ROUNDING),
@@ -665,26 +681,26 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
         "the choice of the model and of its first weights",
         lambda values: _beyond(values, "model.*", KERNELS),
     ),
-    "model.backend": ("how the model is computed", Effect.ROUNDING),
+    "model.backend": ("the implementation of the model's parts", Effect.ROUNDING),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
     "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
     "fp8": ("8-bit products of torchao", Effect.NUMBERS),
     "model.backend.enable_fsdp_optimizations": (
-        "how gradients of stages are exchanged",
+        "the way in which stages exchange gradients",
         Effect.COST,
     ),
     "packed_sequence": ("how samples are packed", Effect.NUMBERS),
     "dataset": ("the training data", Effect.NUMBERS),
-    "dataloader": ("how the training data is drawn", Effect.NUMBERS),
-    "peft": ("the choice of the weights that train", Effect.NUMBERS),
-    "freeze_config": ("the choice of the weights that train", Effect.NUMBERS),
+    "dataloader": ("the way in which training data is drawn", Effect.NUMBERS),
+    "peft": ("the choice of the weights that are trained", Effect.NUMBERS),
+    "freeze_config": ("the choice of the weights that are trained", Effect.NUMBERS),
     "loss_fn": ("the loss", _loss),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),
     "compile": ("torch.compile of the model", Effect.ROUNDING),
-    "rng": ("how random states are kept", Effect.NUMBERS),
+    "rng": ("the way in which random states are kept", Effect.NUMBERS),
     "checkpoint": (
         "AutoModel's checkpoints, and the weights that a run starts from",
         Effect.NUMBERS,
@@ -695,20 +711,20 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     ),
     "*": ("other sections of a recipe", Effect.NUMBERS),
 }
-"""Sections and settings without a Plan field: the reason why no
-plan has them, and the effect on the run if they are dropped.
+"""Sections and settings without a plan field. For each, the reason why no plan has one, and the
+effect on the run if the setting is dropped.
 
-The longest entry that covers a setting is the one for it.
+For a setting with several entries, the longest one applies.
 """
 PIPELINE: tuple[str, Weight] = (
     "the way in which AutoModel splits a model into stages",
     Effect.NONE,
 )
 SETTINGS: dict[str, tuple[str, Weight]] = {
-    PP + "pp_batch_size": ("recipes overwrite it with the local batch size", Effect.NONE),
-    PP + "pp_recv_buffer_pool": ("how many receive buffers a stage holds", Effect.COST),
-    PP + "pp_recv_buffer_pool_slack": ("how many receive buffers a stage holds", Effect.COST),
-    PP + "scale_grads_in_schedule": ("it scales gradients a second time", _if_on),
+    PP + "pp_batch_size": ("recipes overwrite this setting with the local batch size", Effect.NONE),
+    PP + "pp_recv_buffer_pool": ("the number of receive buffers of a stage", Effect.COST),
+    PP + "pp_recv_buffer_pool_slack": ("the number of receive buffers of a stage", Effect.COST),
+    PP + "scale_grads_in_schedule": ("the setting divides gradients a second time", _if_on),
 }
 OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
 
@@ -725,11 +741,11 @@ LACKS = {
     "zero": "AutoModel has no such switch",
     "precision": "AutoModel has no such switch",
     "optimizer.update_scale": "AutoModel has no Muon",
-    "optimizer": "AutoModel has factors for patterns of names",
-    "recompute.modules": "AutoModel saves or drops whole layers",
+    "optimizer": "AutoModel has factors for patterns of parameter names",
+    "recompute.modules": "AutoModel saves or drops the activations of whole layers",
     "run": "AutoModel's recipes have no such switch",
 }
-"""The reason for each Plan field that no row above claims."""
+"""The reason for each plan field that no rule above claims."""
 
 
 CLASS = convert(
@@ -740,14 +756,14 @@ CLASS = convert(
         {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {}
     ),
     effect=Effect.NONE,
-    note="the class that runs the recipe; the app refuses a file that names none",
+    note="the class that runs the recipe; the app refuses a file without one",
     source="cli/app.py: main",
 )
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each setting, and each Plan path, is in exactly one."""
+    """Every rule. Each setting, and each plan path, is in exactly one."""
     mapped = (
         BATCH,
         OPTIMIZER,

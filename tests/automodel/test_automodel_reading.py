@@ -183,7 +183,7 @@ def test_the_format_of_reduction_moved(version: str, expected: str) -> None:
         ({"distributed__pipeline__pp_microbatch_size": 3}, None, "expected a multiple of pp_microbatch_size (3)"),
         ({"distributed__tp_size": 4}, 12, "does not divide world size (12)"),
         ({"distributed__dp_size": 4}, 4, "is not the world size (4)"),
-        ({"distributed__dp_size": 4, "distributed__dp_replicate_size": 4}, None, "a divisor of dp_size (4) that is smaller"),
+        ({"distributed__dp_size": 4, "distributed__dp_replicate_size": 4}, None, "a divisor of dp_size (4) below it"),
         ({"distributed__ep_size": 3}, 8, "distributed.ep_size: found 3"),
         ({"distributed__strategy": "ddp"}, None, "strategy ddp has no such axis"),
         ({"distributed__strategy": "mfsdp"}, None, "strategy megatron_fsdp has no such axis"),

@@ -12,13 +12,17 @@ from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
-"""Every release covered, oldest first, with its day; 0.5.0.post20260822 is the main branch of that day."""
+"""Every covered release, oldest first, with its date; 0.5.0.post20260822 is the main branch on that
+date.
+"""
 RELEASES = Releases("automodel", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
 _DECIDED: Mapping[str, Any] = table(__name__, "keys.json")
-"""Facts that no class of a release has: releases of settings without a class, and defaults that recipes fill in."""
+"""Facts that are in no class of a release: the releases of settings without a class, and defaults
+that recipes fill in.
+"""
 _SIZES = (
     "dp_size",
     "dp_replicate_size",
@@ -33,7 +37,7 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One field that a class of AutoModel's takes from `since` on, and no longer from `until` on."""
+    """One argument that a class of AutoModel has from `since` on, and no longer from `until` on."""
 
     section: str
     name: str
@@ -51,7 +55,7 @@ class Row:
 
 @cache
 def _rows() -> Mapping[str, tuple[Row, ...]]:
-    """Every row by its setting."""
+    """All rows of each setting."""
     rows = [Row(**row) for row in table(__name__, "classes.json")]
     return {
         path: tuple(row for row in rows if row.path == path)
@@ -75,7 +79,7 @@ class Release(AnyRelease):
         return self.having(row for rows in _rows().values() for row in rows)
 
     def reads(self, path: str) -> bool:
-        """Whether it has the setting at `path`."""
+        """Whether the release has the setting at `path`."""
         # A setting may go and come back, so the rows decide.
         # Settings without a class have one window.
         rows = _rows().get(path)
@@ -85,7 +89,7 @@ class Release(AnyRelease):
 
     @cached_property
     def strategies(self) -> Mapping[str, frozenset[str]]:
-        """Options that each strategy takes."""
+        """Options of each strategy."""
         found = {row.strategy: set[str]() for row in self._rows if row.strategy}
         for row in self._rows:
             if row.strategy and row.name not in _SIZES:
@@ -94,7 +98,7 @@ class Release(AnyRelease):
 
     @cached_property
     def policy(self) -> Mapping[str, Any]:
-        """Number formats of FSDP2 without a mixed-precision policy."""
+        """Number formats that FSDP2 uses if there is no mixed-precision policy."""
         return {
             row.path: row.default
             for row in self._rows
@@ -102,7 +106,9 @@ class Release(AnyRelease):
         }
 
     def defaults(self, part: str) -> Mapping[str, Any]:
-        """Defaults by path: those of the pipeline for "pipeline", of a strategy for its name, of every recipe for ""."""
+        """Defaults by path. The argument `part` is "pipeline" for those of the pipeline, the name
+        of a strategy for its options, and "" for those of every recipe.
+        """
         return dict(self._filled(part))
 
     def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
@@ -123,7 +129,7 @@ def since(path: str) -> str:
 
 
 def until(path: str) -> str:
-    """First release that no longer has it; empty if the newest release has it."""
+    """First release without the setting at `path`; empty if the newest release has it."""
     rows = _rows().get(path)
     if not rows:
         return str(_DECIDED["until"].get(path, ""))
@@ -135,11 +141,11 @@ def until(path: str) -> str:
 
 
 def instead(path: str) -> str:
-    """The setting that replaces it; empty if none does."""
+    """The setting that replaces the one at `path`; empty if there is none."""
     return str(_DECIDED["instead"].get(path, ""))
 
 
 @cache
 def release(version: str) -> Release:
-    """The release `version`; `VersionError` if it is not covered."""
+    """The release `version`. Raises `VersionError` if it is not covered."""
     return Release(version)
