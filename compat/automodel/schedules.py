@@ -1,5 +1,6 @@
-"""Schedules of torch.distributed.pipelining by name, and CSV
-files that describe one by its computations alone."""
+"""Schedules of torch.distributed.pipelining by name, and CSV files that list only the computations
+of a schedule.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,12 @@ from bridge.layout.schedule.table import cells
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule class. `single` runs one stage on each rank,
-    others run several. `ours` is the plan's name for it.
+    """One schedule class of torch. `ours` is the plan's name for it.
 
-    `split` schedules split the backward pass; `pair` ones need two stages on each
-    rank; `rounds` ones need rounds of equally many micro batches; `abstract` ones
-    only run a CSV file. For `v` ones AutoModel places the stages in the shape of a
-    V, which it does for only one of torch's two V schedules.
+    `single` schedules run one stage on each rank, others several. `split` ones split the backward
+    pass, `pair` ones need two stages on each rank, `rounds` ones need rounds with equal numbers of
+    micro batches, and `abstract` ones only run a CSV file. For `v` schedules AutoModel places the
+    stages in the shape of a V, which it does for only one of torch's two V schedules.
     """
 
     name: str
@@ -59,11 +59,13 @@ MISNAMED: Mapping[str, str] = {
     "v_schedule": "ZBVZeroBubble",
     "dfs": "Interleaved1F1B",
 }
-"""Names in AutoModel's own documentation that torch refuses, and torch's names."""
+"""Names in AutoModel's own documentation that torch refuses, each with torch's name."""
 
 
 def schedule(name: str, where: str = "pp_schedule") -> Schedule:
-    """The schedule of that name, in upper or lower case. Raises `ConfigError` with torch's name if torch refuses it."""
+    """The schedule of that name, in upper or lower case. Raises `ConfigError` if torch refuses the
+    name.
+    """
     found = SCHEDULES.get(name.lower())
     if found is None:
         raise ConfigError(f"{where}: found {name!r}, which torch refuses; {_advice(name.lower())}")
@@ -79,16 +81,16 @@ def _advice(name: str) -> str:
 
 CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
 BEFORE = {"B": "F", "I": "F", "W": "I"}
-"""The action of the same stage and micro batch that an action needs."""
+"""For each action, the action on the same stage and micro batch that has to come before it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule's computations: the actions of each rank in
-    order, as (stage, action, micro batch); None is idle.
+    """The computations of a schedule: the actions of each rank in order, as (stage, action, micro
+    batch); None is an idle step.
 
-    Actions are F, a forward pass; B, a whole backward pass; I
-    and W, its parts for inputs and for weights.
+    The actions are F (a forward pass), B (a whole backward pass), and I and W (the parts of a
+    backward pass for inputs and for weights).
     """
 
     ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
@@ -108,10 +110,12 @@ class Table:
 
 
 def table(text: str, name: str = "schedule") -> Table:
-    """Read a schedule in CSV: a row for each rank, cells such as `0F0`, empty ones idle.
+    """Read a schedule in CSV: a row for each rank, with cells such as `0F0`; empty cells are idle
+    steps.
 
-    Checks that each stage is on one rank, and that each rank runs every micro batch of its stages once forward and once
-    backward (whole, or as input and weight parts) in a possible order. Raises `ConfigError` with every problem.
+    Checks that each stage is on one rank, and that each rank runs every micro batch of its stages
+    once forward and once backward (whole, or as input and weight parts) in a possible order. Raises
+    `ConfigError` with every problem.
     """
     rows = cells(text, name)
     problems: list[str] = (
@@ -124,7 +128,7 @@ def table(text: str, name: str = "schedule") -> Table:
         )
         for rank, row in enumerate(rows)
     )
-    ConfigError.raise_if(few(problems, "cells that are no actions"))
+    ConfigError.raise_if(few(problems, "cells that are not actions"))
     found = Table(ranks)
     check_size(found.stages, found.microbatches)
     ConfigError.raise_if(f"{name}: {problem}" for problem in _flaws(found))
@@ -143,8 +147,9 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
 
 
 def _flaws(found: Table) -> Iterator[str]:
-    """Problems of a table that torch could not run: stages on
-    several ranks, gaps, and actions that never come."""
+    """Problems of a table that torch could not run: stages on several ranks, gaps in the numbers of
+    stages, and actions that never become possible.
+    """
     homes: dict[int, int] = {}
     for rank, row in enumerate(found.ranks):
         for stage in sorted({cell[0] for cell in row if cell}):
@@ -165,7 +170,10 @@ def _row_flaws(row: Sequence[tuple[int, str, int] | None], microbatches: int) ->
             forward, *backward = (done[stage, action, microbatch] for action in "FBIW")
             # Counts of B, I and W: one whole backward pass, or both of its parts.
             if forward != 1 or backward not in ([1, 0, 0], [0, 1, 1]):
-                yield f"stage {stage}: microbatch {microbatch} needs one F, and one B or one I and one W"
+                yield (
+                    f"stage {stage}: microbatch {microbatch} needs one F, and either one B or one I"
+                    " and one W"
+                )
     seen: set[tuple[int, str, int]] = set()
     for cell in row:
         if cell:

@@ -21,9 +21,9 @@ DTYPES = {
     }.items()
     for name in names
 }
-"""Spellings of each number format, and its short name."""
+"""Spellings of each number format, each with its short name."""
 SPELLED = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bf16"}
-"""Spelling of each short name in a file."""
+"""Spelling of each short name in a written file."""
 _TORCH = ("float64", "double", "float32", "float", "float16", "half", "bfloat16")
 TAKEN = frozenset(("bf16", "auto", *(dot + name for dot in ("", "torch.") for name in _TORCH)))
 """The spellings that AutoModel itself accepts (shared/utils.py, dtype_from_str)."""
@@ -39,8 +39,9 @@ NAMED_MODES = {
     **dict.fromkeys(("false", "off", "none", "disabled", "no"), False),
     **dict.fromkeys(("true", "on", "full", "enabled", "yes"), True),
 }
-"""Texts that AutoModel takes for a switch
-(recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
+"""Texts that AutoModel reads as a switch (recipes/_dist_utils.py,
+_normalize_activation_checkpointing).
+"""
 
 
 def _mode(value: Any) -> Any:
@@ -70,47 +71,50 @@ Strategy = Annotated[
 Free = dict[str, Any]
 
 REST = "*"
-"""Name of the leaf for settings of a free-form section that are not typed."""
+"""Name of the leaf that holds the settings of a free-form section without a type."""
 
 
 def rest(what: str) -> Any:
-    """The leaf for untyped settings of a free-form section."""
-    return field(None, alias=REST, description=f"Everything else {what}, as it stands.")
+    """The leaf that holds the settings of a free-form section without a type."""
+    return field(None, alias=REST, description=f"All other settings {what}, unchanged.")
 
 
 class StepScheduler(Section):
-    """Batch sizes, length of the run, and intervals."""
+    """Batch sizes, length of the run, and intervals of checkpoints, validation and logs."""
 
     global_batch_size: Count | None = field(
-        None, description="Samples in one optimizer step over all ranks."
+        None, description="Number of samples in one optimizer step over all ranks."
     )
     local_batch_size: Count | None = field(
         None,
-        description="Samples that one data rank takes at once; with a pipeline, all microbatches of one pass.",
+        description=(
+            "Number of samples that a data rank reads at once; with a pipeline, in all microbatches"
+            " of one pass."
+        ),
     )
-    num_epochs: Count | None = field(None, description="Passes over the data set.")
+    num_epochs: Count | None = field(None, description="Number of passes over the data set.")
     max_steps: Count | None = field(
-        None, description="Optimizer steps after which the run ends in any case."
+        None, description="Number of optimizer steps after which the run ends in any case."
     )
     ckpt_every_steps: Count | None = field(None, description="Steps between checkpoints.")
     save_checkpoint_every_epoch: bool | None = field(
-        None, description="A checkpoint at the end of each epoch too."
+        None, description="Write a checkpoint also at the end of each epoch."
     )
     validate_on_checkpoint: bool | None = field(
-        None, description="A validation at each checkpoint too."
+        None, description="Validate also at each checkpoint."
     )
     val_every_steps: Count | None = field(None, description="Steps between validations.")
     log_remote_every_steps: Count | None = field(
         None, description="Steps between entries in remote logs."
     )
     loss_average_window_steps: Count | None = field(
-        None, description="Steps in the running mean of the logged loss."
+        None, description="Number of steps in the running mean of the logged loss."
     )
     gc_every_steps: Count | None = field(
         None, description="Steps between forced garbage collections."
     )
-    start_step: Size | None = field(None, description="First step, when a run goes on.")
-    start_epoch: Size | None = field(None, description="First epoch, when a run goes on.")
+    start_step: Size | None = field(None, description="First step of a resumed run.")
+    start_epoch: Size | None = field(None, description="First epoch of a resumed run.")
     preemption_signal: int | Names | None = field(
         None, description="Signals on which a last checkpoint is written."
     )
@@ -123,52 +127,62 @@ class Pipeline(Section):
         None, description="Schedule of torch.distributed.pipelining, in upper or lower case."
     )
     pp_schedule_csv: str | None = field(
-        None, description="Compute-only schedule; placement still follows pp_schedule."
+        None,
+        description=(
+            "CSV file with the computations of the schedule; pp_schedule still decides where stages"
+            " are placed."
+        ),
     )
     pp_microbatch_size: Count | None = field(None, description="Samples in one microbatch.")
     pp_batch_size: Count | None = field(
-        None, description="Samples in one pass; recipes put the local batch size here."
+        None, description="Number of samples in one pass. Recipes set it to the local batch size."
     )
     layers_per_stage: Count | None = field(
         None,
-        description="Decoder layers wanted in a virtual stage; it sets the number of stages, which share layers evenly.",
+        description=(
+            "Wanted number of decoder layers in a virtual stage. It sets the number of stages,"
+            " which share layers evenly."
+        ),
     )
     round_virtual_stages_to_pp_multiple: Rounding | None = field(
         None,
         description="Direction in which the number of stages is rounded to a multiple of pp_size.",
     )
     module_fqns_per_model_part: Parts | None = field(
-        None, description="Names of each virtual stage's modules, in order."
+        None, description="Names of the modules in each virtual stage, in order."
     )
     patch_inner_model: bool | None = field(
-        None, description="Replace the inner model's forward by one for stages."
+        None, description="Replace the inner model's forward by one that runs a stage."
     )
     patch_causal_lm_model: bool | None = field(
-        None, description="Replace the outer model's forward by one for stages."
+        None, description="Replace the outer model's forward by one that runs a stage."
     )
     patch_stage_backward_maybe_with_nosync: bool | None = field(
-        None, description="FSDP-aware backward of stages; recipes take it from the model's backend."
+        None, description="FSDP-aware backward of stages. Recipes set it as in the model's backend."
     )
     dtype: Dtype | None = field(None, description="Number format of activations between stages.")
     scale_grads_in_schedule: bool | None = field(
         None, description="Divide gradients by the number of microbatches."
     )
     loss_fn: str | Free | None = field(
-        None, description="Loss of the last stage; recipes put their own loss here."
+        None, description="Loss of the last stage. Recipes replace it by their own loss."
     )
     pp_seq_len: Count | None = field(
-        None, description="Tokens in a sequence, for stage shapes known ahead."
+        None, description="Number of tokens in a sequence, if the shapes between stages are fixed."
     )
     pp_recv_buffer_pool: bool | None = field(
-        None, description="Microbatches share receive buffers, as many as are in flight."
+        None,
+        description=(
+            "Microbatches share receive buffers; there are as many as microbatches in flight."
+        ),
     )
     pp_recv_buffer_pool_slack: Size | None = field(
-        None, description="Receive buffers beyond those in flight."
+        None, description="Number of receive buffers beyond the microbatches in flight."
     )
 
 
 class AutoPipeline(Section):
-    """Settings of the layout before 0.3.0 that are not in `distributed.pipeline` now."""
+    """Settings of the layout before 0.3.0 that are no longer in `distributed.pipeline`."""
 
     target: str | None = field(
         None, alias="_target_", description="Class of the old layout; kept as text, never loaded."
@@ -182,13 +196,13 @@ class Moe(Section):
     """Sharding of experts."""
 
     ignore_router_for_ac: bool | None = field(
-        None, description="Router results are saved instead of recomputed."
+        None, description="Results of the router are saved instead of recomputed."
     )
     reshard_after_forward: bool | None = field(
-        None, description="Expert layers free their gathered weights after forward."
+        None, description="Expert layers free their gathered weights after the forward pass."
     )
     lm_head_precision: Dtype | None = field(None, description="Number format of the output head.")
-    wrap_outer_model: bool | None = field(None, description="Shard the outer model as a unit too.")
+    wrap_outer_model: bool | None = field(None, description="Shard also the outer model as a unit.")
     mp_policy: Free | None = field(None, description="Number formats of the sharded experts.")
 
 
@@ -199,7 +213,7 @@ class MixedPrecision(Section):
         None, alias="_target_", description="Class of the policy; kept as text, never loaded."
     )
     param_dtype: Dtype | None = field(
-        None, description="Format of gathered weights, in forward and backward."
+        None, description="Format of gathered weights in forward and backward."
     )
     reduce_dtype: Dtype | None = field(None, description="Format in which gradients are reduced.")
     output_dtype: Dtype | None = field(None, description="Format of a sharded module's outputs.")
@@ -218,23 +232,23 @@ class Offload(Section):
 
 
 class FrameSharding(Section):
-    """Frames of a vision encoder over context ranks."""
+    """Distribution of a vision encoder's frames over context ranks."""
 
     enabled: bool | None = field(None, description="Ranks share the frames.")
     mesh_dims: Annotated[tuple[Literal["cp"]], BeforeValidator(tuples)] | None = field(
         None, description="Axes that share them."
     )
     min_tokens: Size | None = field(
-        None, description="Smallest number of visual tokens for which frames are shared."
+        None, description="Smallest number of visual tokens from which frames are shared."
     )
     min_frames: Size | None = field(
-        None, description="Number of frames from which on they are shared in any case."
+        None, description="Number of frames from which they are always shared."
     )
     min_local_patch_rows: Size | None = field(
-        None, description="Rows of patches on each rank after padding with zeros."
+        None, description="Number of rows of patches on each rank after padding with zeros."
     )
     cost_alpha: Size | Literal["auto"] | None = field(
-        None, description="Linear part of a frame's cost in the distribution of frames."
+        None, description="Linear part of a frame's cost when frames are distributed."
     )
 
 
@@ -248,7 +262,7 @@ class Multimodal(Section):
     """Sharding of vision and audio modules."""
 
     frozen_sharding: Literal["root", "per_layer", "replicate"] | None = field(
-        None, description="How frozen modules are sharded."
+        None, description="Way in which frozen modules are sharded."
     )
     vision: VisionSharding = field(VisionSharding(), description="Vision modules.")
 
@@ -265,16 +279,22 @@ class Distributed(Section):
         None, description="Strategy that shards weights and gradients over data-parallel ranks."
     )
     dp_size: Count | None = field(
-        None, description="Data-parallel ranks; unset: all ranks that the other axes leave."
+        None,
+        description=(
+            "Number of data-parallel ranks. Default: all ranks that the other axes leave."
+        ),
     )
     dp_replicate_size: Count | None = field(
-        None, description="Groups of data ranks that each hold all shards."
+        None, description="Number of groups of data ranks that each hold all shards."
     )
     tp_size: Count | None = field(None, description="Tensor-parallel ranks.")
     pp_size: Count | None = field(None, description="Pipeline ranks.")
     cp_size: Count | None = field(None, description="Context-parallel ranks.")
     ep_size: Count | None = field(
-        None, description="Expert-parallel ranks, taken from the data, context and tensor ranks."
+        None,
+        description=(
+            "Number of expert-parallel ranks, which are made of data, context and tensor ranks."
+        ),
     )
     pipeline: Pipeline = field(Pipeline(), description="Pipeline.")
     moe: Moe = field(Moe(), description="Experts.")
@@ -282,27 +302,32 @@ class Distributed(Section):
         None, description="Activations to recompute: all, selected ones, or none."
     )
     activation_checkpointing_scope: Names | None = field(
-        None, description="Layer groups to which that applies."
+        None, description="Groups of layers for which activations are recomputed."
     )
     sequence_parallel: bool | None = field(
-        None, description="Norms split by tokens in a tensor group."
+        None, description="Split norms by tokens within a tensor group."
     )
-    tp_plan: Free | str | None = field(None, description="Own plan of tensor-parallel modules.")
+    tp_plan: Free | str | None = field(
+        None, description=("User's own plan for tensor-parallel modules.")
+    )
     custom_tp_plan: Free | str | None = field(None, description="The same before 0.3.0.")
     use_hf_tp_plan: bool | None = field(
-        None, description="Take the tensor plan of the Hugging Face model."
+        None, description="Use the tensor-parallel plan of the Hugging Face model."
     )
     mp_policy: MixedPrecision = field(MixedPrecision(), description="Number formats.")
     offload_policy: Offload = field(Offload(), description="Offload.")
     autocast_dtype: Dtype | None = field(
-        None, description="torch.autocast around the forward pass."
+        None, description="Run the forward pass under torch.autocast."
     )
     defer_fsdp_grad_sync: bool | None = field(
-        None, description="Gradients are reduced once, after the last microbatch."
+        None, description="Reduce gradients only once, after the last microbatch."
     )
     reshard_after_forward: bool | None = field(
         None,
-        description="Layers free their gathered weights after forward; unset: not with a pipeline, else all but the last.",
+        description=(
+            "Layers free their gathered weights after the forward pass. Default: all layers but the"
+            " last; with a pipeline, none."
+        ),
     )
     patch_is_packed_sequence: bool | None = field(
         None, description="Tell the model that no sequence is packed."
@@ -312,13 +337,13 @@ class Distributed(Section):
     )
     enable_compile: bool | None = field(None, description="Compile each layer.")
     enable_fsdp2_prefetch: bool | None = field(
-        None, description="Gather weights ahead, by explicit chains."
+        None, description="Gather weights ahead in explicitly defined order."
     )
     fsdp2_backward_prefetch_depth: Size | None = field(
-        None, description="Units gathered ahead in backward."
+        None, description="Number of units that are gathered ahead in the backward pass."
     )
     fsdp2_forward_prefetch_depth: Size | None = field(
-        None, description="Units gathered ahead in forward."
+        None, description="Number of units that are gathered ahead in the forward pass."
     )
     multimodal: Multimodal = field(
         Multimodal(), description="Sharding of vision and audio modules."
@@ -328,7 +353,7 @@ class Distributed(Section):
         None, description="Classes that Megatron-FSDP shards as units."
     )
     init_fsdp_with_meta_device: bool | None = field(
-        None, description="Build the model without memory first."
+        None, description="Build the model without allocating memory first."
     )
     grad_reduce_in_fp32: bool | None = field(
         None, description="Megatron-FSDP reduces gradients in fp32."
@@ -343,29 +368,33 @@ class Distributed(Section):
         None, description="Megatron-FSDP gathers weights ahead."
     )
     check_for_nan_in_grad: bool | None = field(
-        None, description="Old check of gradient buffers; no effect any more."
+        None, description="Old check of gradient buffers; no effect."
     )
     report_nan_in_param_grad: bool | None = field(
         None, description="Check each parameter's gradient for NaN."
     )
     average_in_collective: bool | None = field(
-        None, description="Average inside of the collective."
+        None, description="Average gradients inside the collective."
     )
-    disable_bucketing: bool | None = field(None, description="One reduction for each parameter.")
+    disable_bucketing: bool | None = field(
+        None, description=("Use one reduction for each parameter.")
+    )
     calculate_per_token_loss: bool | None = field(
-        None, description="Megatron-FSDP leaves the scaling by tokens to the loss."
+        None, description="Megatron-FSDP leaves the division by the number of tokens to the loss."
     )
     keep_fp8_transpose_cache: bool | None = field(None, description="Keep transposed fp8 weights.")
     nccl_ub: bool | None = field(None, description="NCCL user buffers.")
-    fsdp_double_buffer: bool | None = field(None, description="Two buffers for gathered weights.")
+    fsdp_double_buffer: bool | None = field(
+        None, description=("Use two buffers for gathered weights.")
+    )
     broadcast_buffers: bool | None = field(
-        None, description="DDP sends module buffers before each forward."
+        None, description="DDP broadcasts module buffers before each forward pass."
     )
     find_unused_parameters: bool | None = field(
-        None, description="DDP looks for parameters without gradient."
+        None, description="DDP looks for parameters without a gradient."
     )
     static_graph: bool | None = field(
-        None, description="DDP may trust that the graph never changes."
+        None, description="DDP may assume that the graph never changes."
     )
     bucket_cap_mb: Positive | None = field(None, description="DDP's bucket in MiB.")
     gradient_as_bucket_view: bool | None = field(
@@ -382,13 +411,13 @@ class DistEnv(Section):
 
     backend: str | None = field(None, description="Backend of torch.distributed.")
     timeout_minutes: Positive | None = field(
-        None, description="Minutes after which a collective gives up."
+        None, description="Number of minutes after which a collective is aborted."
     )
     others: Free | None = rest("about the process group")
 
 
 class TransformerEngine(Section):
-    """FP8 matrix products by Transformer Engine. The section switches them on."""
+    """FP8 matrix products by Transformer Engine, which are on if the section is given."""
 
     recipe: str | Free | None = field(None, description="Scaling recipe: current, block or mxfp8.")
     others: Free | None = rest("about them")
@@ -417,7 +446,7 @@ class Peft(Section):
     )
     dim: Count | None = field(None, description="Width of an adapter.")
     alpha: Positive | None = field(
-        None, description="An adapter's output is scaled by alpha / dim."
+        None, description="The output of an adapter is scaled by alpha / dim."
     )
     dropout: Annotated[Real, Ge(0), Le(1)] | None = field(
         None, description="Dropout of an adapter."
@@ -432,13 +461,13 @@ class Backend(Section):
     linear: str | None = field(None, description="Implementation of linear layers.")
     experts: str | None = field(None, description="Implementation of experts' products.")
     enable_fsdp_optimizations: bool | None = field(
-        None, description="FSDP-aware gradient exchange, of stages too."
+        None, description="FSDP-aware gradient exchange, also of stages."
     )
     fake_balanced_gate: bool | None = field(
-        None, description="Tokens are spread evenly over experts; the router has no effect."
+        None, description="Spread tokens evenly over the experts; the router has no effect."
     )
     gate_precision: Dtype | None = field(None, description="Number format of the router.")
-    dispatcher: str | None = field(None, description="How tokens reach their experts.")
+    dispatcher: str | None = field(None, description="Way in which tokens reach their experts.")
     te_fp8: TransformerEngine = field(
         TransformerEngine(), description="8-bit products by Transformer Engine."
     )
@@ -446,7 +475,7 @@ class Backend(Section):
 
 
 class ModelConfig(ModelKeys):
-    """Overrides of the model's Hugging Face config, or all of it."""
+    """Overrides of keys in the model's Hugging Face config, or the whole config."""
 
     target: str | None = field(
         None, alias="_target_", description="Config class of the model; kept as text, never loaded."
@@ -458,15 +487,15 @@ class ModelConfig(ModelKeys):
 
 
 class Model(Section):
-    """What model to load or build."""
+    """The model to load or to build."""
 
     target: str | None = field(
         None,
         alias="_target_",
-        description="What loads or builds the model; kept as text, never called.",
+        description="Function that loads or builds the model; kept as text, never called.",
     )
     torch_dtype: ModelDtype | None = field(
-        None, description="Format in which weights are stored, and so updated."
+        None, description="Format in which weights are stored and updated."
     )
     config: ModelConfig = field(ModelConfig(), description="Overrides.")
     backend: Backend = field(Backend(), description="Implementations.")
@@ -480,22 +509,22 @@ class Optimizer(Section):
         None, alias="_target_", description="Optimizer class; kept as text, never loaded."
     )
     lr: NonNegative | None = field(None, description="Peak learning rate.")
-    betas: Betas | None = field(None, description="Decay of the two moments.")
+    betas: Betas | None = field(None, description="Decay rates of the two moments.")
     eps: NonNegative | None = field(
-        None, description="Term added to the root of the second moment."
+        None, description="Term added to the square root of the second moment."
     )
     momentum: NonNegative | None = field(None, description="Momentum of SGD.")
     weight_decay: NonNegative | None = field(None, description="Weight decay.")
     adam_w_mode: bool | None = field(
-        None, description="Transformer Engine's FusedAdam decouples weight decay (AdamW)."
+        None, description="Transformer Engine's FusedAdam uses decoupled weight decay (AdamW)."
     )
-    nesterov: bool | None = field(None, description="Nesterov's form of SGD's momentum.")
-    amsgrad: bool | None = field(None, description="Adam takes the largest second moment so far.")
+    nesterov: bool | None = field(None, description="Nesterov momentum (SGD).")
+    amsgrad: bool | None = field(None, description="Adam uses the largest second moment so far.")
     foreach: bool | None = field(
-        None, description="Torch's optimizers step many parameters in one kernel."
+        None, description="Torch's optimizers update many parameters in one kernel."
     )
     fused: bool | None = field(
-        None, description="Torch's optimizers step in one kernel of their own."
+        None, description="Torch's optimizers run the whole step in one fused kernel."
     )
     bias_correction: bool | None = field(
         None, description="Transformer Engine's FusedAdam uses bias correction."
@@ -503,9 +532,14 @@ class Optimizer(Section):
     exp_avg_dtype: Dtype | None = field(
         None, description="Format of the first moment in Transformer Engine's FusedAdam."
     )
-    exp_avg_sq_dtype: Dtype | None = field(None, description="Format of its second moment.")
+    exp_avg_sq_dtype: Dtype | None = field(
+        None, description=("Format of the second moment in Transformer Engine's FusedAdam.")
+    )
     param_group_overrides: list[Any] | None = field(
-        None, description="Factors on rate and decay of parameters, by pattern."
+        None,
+        description=(
+            "Factors on learning rate and weight decay of parameters, by pattern of their names."
+        ),
     )
     others: Free | None = rest("the optimizer takes")
 
@@ -523,26 +557,28 @@ class LrScheduler(Section):
     )
     init_lr: NonNegative | None = field(None, description="Learning rate at the start of warmup.")
     max_lr: NonNegative | None = field(
-        None, description="Peak learning rate; the optimizer's unless set."
+        None, description="Peak learning rate. Default: that of the optimizer."
     )
     min_lr: NonNegative | None = field(None, description="Learning rate after the decay.")
     start_wd: NonNegative | None = field(None, description="First weight decay.")
     end_wd: NonNegative | None = field(None, description="Last weight decay.")
     wd_incr_steps: Size | None = field(
-        None, description="Steps from the first weight decay to the last."
+        None, description="Number of steps over which weight decay changes."
     )
     wd_incr_style: Literal["constant", "linear", "cosine"] | None = field(
         None, description="Shape between them."
     )
     use_checkpoint_opt_param_scheduler: bool | None = field(
-        None, description="A checkpoint's values override the recipe's."
+        None, description="Values in a checkpoint override those of the recipe."
     )
     override_opt_param_scheduler: bool | None = field(
-        None, description="The recipe's values override a checkpoint's."
+        None, description="Values in the recipe override those of a checkpoint."
     )
-    wsd_decay_steps: Size | None = field(None, description="Steps of WSD's last decay.")
+    wsd_decay_steps: Size | None = field(
+        None, description=("Number of steps in the final decay of WSD.")
+    )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
-        None, description="Shape of WSD's last decay."
+        None, description="Shape of the final decay of WSD."
     )
 
 
@@ -553,10 +589,10 @@ class ClipGradNorm(Section):
 
 
 class PackedSequence(Section):
-    """Several samples in one sequence."""
+    """Packing of several samples into one sequence."""
 
     packed_sequence_size: Size | None = field(
-        None, description="Tokens in a packed sequence; 0 is off."
+        None, description="Number of tokens in a packed sequence; 0 switches packing off."
     )
     others: Free | None = rest("about packing")
 
@@ -565,22 +601,28 @@ class Dataset(Section):
     """Training data."""
 
     seq_len: Count | None = field(
-        None, description="Tokens in a sample; with a pipeline, the length of its shapes."
+        None,
+        description=(
+            "Number of tokens in a sample; with a pipeline, the length of the tensors between"
+            " stages."
+        ),
     )
     others: Free | None = rest("about the data")
 
 
 class Rng(Section):
-    """Random numbers, as a class and its arguments."""
+    """Generator of random numbers, as a class and its arguments."""
 
     seed: Whole | None = field(None, description="First seed.")
     others: Free | None = rest("about random numbers")
 
 
 class Dataloader(Section):
-    """Loading of training data, as a class and its arguments."""
+    """Loader of the training data, as a class and its arguments."""
 
-    num_workers: Size | None = field(None, description="Processes that load data on each rank.")
+    num_workers: Size | None = field(
+        None, description=("Number of processes that load data on each rank.")
+    )
     others: Free | None = rest("about loading training data")
 
 
@@ -589,14 +631,14 @@ class Checkpoint(Section):
 
     enabled: bool | None = field(None, description="Write checkpoints, and resume from them.")
     is_async: bool | None = field(None, description="Write checkpoints while training continues.")
-    restore_from: str | None = field(None, description="Checkpoint to go on from.")
+    restore_from: str | None = field(None, description="Checkpoint from which the run continues.")
     others: Free | None = rest("about checkpoints")
 
 
 class Wandb(Section):
     """Log to Weights & Biases."""
 
-    project: str | None = field(None, description="Project that logs go to.")
+    project: str | None = field(None, description="Project to which logs are sent.")
     entity: str | None = field(None, description="Its user or team.")
     others: Free | None = rest("about that log")
 
@@ -617,16 +659,14 @@ class AutoModel(Section):
     recipe: str | Free | None = field(
         None, description="Recipe class that runs the file; kept as text, never loaded."
     )
-    seed: Whole | None = field(
-        None, description="Seed, for recipes without a random-state section."
-    )
+    seed: Whole | None = field(None, description="Seed for recipes without a random-state section.")
     rng: Rng = field(Rng(), description="Random numbers.")
     loss_fn: Free | str | None = field(
         None, description="Loss class or function, with its arguments."
     )
     dataloader: Dataloader = field(Dataloader(), description="Loading of training data.")
     validation_dataset: Free | None = field(
-        None, description="Data set of validation, as a class and its arguments."
+        None, description="Validation data set, as a class and its arguments."
     )
     validation_dataloader: Free | None = field(None, description="Loading of validation data.")
     checkpoint: Checkpoint = field(Checkpoint(), description="Checkpoints.")
@@ -637,12 +677,12 @@ class AutoModel(Section):
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
     wandb: Wandb = field(Wandb(), description="Log to Weights & Biases.")
     ci: Free | None = field(None, description="Settings of AutoModel's own tests for the file.")
-    freeze_config: Free | None = field(None, description="Parts of the model that do not train.")
+    freeze_config: Free | None = field(None, description="Parts of the model that are not trained.")
     processor: Free | None = field(None, description="Image and audio processing.")
     teacher_model: Free | None = field(None, description="Teacher for distillation.")
     teacher_distributed: Free | None = field(None, description="Mesh of the teacher.")
-    others: Free | None = field(None, alias=REST, description="Every other section, as it stands.")
+    others: Free | None = field(None, alias=REST, description="All other sections, unchanged.")
 
 
 SCHEMA = AutoModel
-"""The name under which the dialect finds the schema."""
+"""The schema under the name that the dialect expects."""

@@ -1,4 +1,4 @@
-"""Chooses the strategy of AutoModel that shards as the plan wants."""
+"""Chooses AutoModel's strategy for the sharding of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUFFERED = (
     "zero.meta_init",
     "zero.average_in_collective",
 )
-"""Switches of Megatron-FSDP, which no other strategy has."""
+"""Switches that only Megatron-FSDP has."""
 STRATEGY_SEES = (
     "zero.stage",
     "parallel.tensor",
@@ -25,20 +25,22 @@ STRATEGY_SEES = (
 )
 
 DDP_SELECTS = "0.5.0.post20260822"
-"""First release in which DDP has selective recomputation too (recipes/_dist_utils.py, parse_distributed_section)."""
+"""First release in which DDP has selective recomputation (recipes/_dist_utils.py,
+parse_distributed_section).
+"""
 
 
 def selects(kind: str, release: Release | Context) -> bool:
-    """Whether a strategy has selective recomputation, in a release that has it for FSDP2."""
+    """Whether a strategy has selective recomputation, in a release in which FSDP2 has it."""
     return kind == "fsdp2" or (kind == "ddp" and release.since(DDP_SELECTS))
 
 
 def strategy(values: Group, context: Context) -> str:
     """The strategy for a plan: fsdp2, megatron_fsdp or ddp.
 
-    FSDP2 takes ZeRO stages 2 and 3 (before 0.5.0 only 3), and every mesh with pipeline
-    or expert ranks or replica groups. DDP takes stage 0 without tensor and context
-    ranks. Megatron-FSDP takes everything else, and plans with its own switches.
+    FSDP2 runs ZeRO stages 2 and 3 (before 0.5.0 only 3), and every mesh with pipeline ranks, expert
+    ranks or replica groups. DDP runs stage 0 without tensor and context ranks. Megatron-FSDP is for
+    all other plans, and for plans with its own switches.
     """
 
     def more(name: str) -> bool:

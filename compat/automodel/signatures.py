@@ -1,4 +1,6 @@
-"""Arguments of the classes that recipes name, and the settings that AutoModel's own recipes have in free-form sections."""
+"""Arguments of the classes that recipes name, and the settings in free-form sections of AutoModel's
+own recipes.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from bridge.releases import table
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
-"""Packages of the classes in AutoModel's own recipes. The
-arguments of other packages' classes are not known."""
+"""Packages of the classes in AutoModel's own recipes. Only the arguments of their classes are
+known.
+"""
 BESIDE = {"optimizer": ("param_group_overrides",)}
 """Settings that AutoModel removes from a section before it calls the class."""
 APART = ("ci", "wandb", "benchmark")
@@ -31,7 +34,9 @@ def taken() -> Collection[str]:
 
 
 def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names in a section that its class does not take, each with a message. AutoModel stops when it builds such a class."""
+    """Names in a section that its class does not have, each with a message. AutoModel stops when it
+    builds such a class.
+    """
     target = section.get(TARGET)
     takes = _facts()["takes"].get(target) if path and isinstance(target, str) else None
     if takes is None:
@@ -47,9 +52,10 @@ def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def strange(
     path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int
 ) -> str:
-    """Message about a name in a free-form section that no recipe of AutoModel's own has there; empty if a recipe has it.
+    """Message about a name in a free-form section that is in no recipe of AutoModel's own; empty if
+    one has it.
 
-    `before` is the number of names that had a message before it.
+    `before` is the number of names with a message in front of this one.
     """
     known, target = _facts()["known"].get(path), section.get(TARGET)
     if known is None or name in known or name in typed:
@@ -71,7 +77,9 @@ def strange(
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
-    """Problems in a section that is kept unchanged, and in those below it: path, message, and whether AutoModel stops."""
+    """Problems in a section that is kept unchanged, and in the sections below it: path, message,
+    and whether AutoModel stops.
+    """
     if not isinstance(value, Mapping):
         return
     wrong = dict(refused(path, value))

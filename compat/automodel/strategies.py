@@ -1,5 +1,6 @@
-"""Generated AutoModel recipes: meshes, batches and pipelines
-that fit together, and every setting of each release."""
+"""Hypothesis strategies for AutoModel recipes: meshes, batches and pipelines that fit together, and
+every setting of each release.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
 RATED = {"pattern": "embed_tokens", "lr_mult": 0.5}
-"""A separate learning rate for the embedding."""
+"""Optimizer settings with a separate learning rate for the embedding."""
 SIZED = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -63,7 +64,9 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Strategy, mesh and batch first, then groups of settings that each fit together."""
+    """Strategy, mesh and batch first, then groups of settings. The settings of each group fit
+    together.
+    """
     # FSDP2 has most of the axes and options, so most recipes have it.
     kind = draw(st.sampled_from(("fsdp2", "fsdp2", "fsdp2", "fsdp2", "megatron_fsdp", "ddp")))
     sizes = _sizes(draw, case, kind)
@@ -107,7 +110,7 @@ def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
-    """A model's config with some of its sizes."""
+    """The model's config, with some of its sizes."""
     kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
     heads = kv * draw(st.sampled_from((1, 4)))
     config = {
@@ -127,7 +130,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 @st.composite
 def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
-    """In some recipes the whole config of a model: its class, and keys that its family reads."""
+    """The whole config of a model, in some recipes: its class, and keys that its family reads."""
     name = draw(st.sampled_from((*("",) * 120, *FAMILIES)))
     if not name:
         return ()
@@ -365,7 +368,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
         (15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())
     ),
 }
-"""Values of settings whose type does not tell the form that AutoModel needs."""
+"""Strategies for settings whose type does not determine the form that AutoModel needs."""
 
 
 def paths(case: Case) -> Iterable[str]:
@@ -375,12 +378,12 @@ def paths(case: Case) -> Iterable[str]:
 
 @cache
 def settable(version: str) -> tuple[str, ...]:
-    """Settings that can be given, those of the core included."""
+    """Settings that can be given, including those of the core."""
     return tuple(path for path in fields(AutoModel) if release(version).reads(path))
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of a setting whose type is not enough to draw them."""
+    """Strategy for a setting whose type is not enough to draw its values."""
     return OWN.get(path)
 
 

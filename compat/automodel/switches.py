@@ -1,5 +1,6 @@
-"""Switches of a recipe that other stacks have too: FP8, adapters,
-formats of moments, resumed runs, Megatron-FSDP's buffers."""
+"""Rules for switches of a recipe that other stacks have too: FP8, adapters, formats of moments,
+resumed runs, Megatron-FSDP's buffers.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +20,14 @@ RECIPES = {
     "block": ("e4m3", "blockwise"),
     "mxfp8": ("e4m3", "mxfp8"),
 }
-"""Scaling recipes of Transformer Engine (its common/recipe), with format and scaling by the plan's names."""
+"""Scaling recipes of Transformer Engine (its common/recipe), with the plan's names of their format
+and scaling.
+"""
 NAMED = {ours: theirs for theirs, (_, ours) in RECIPES.items()}
 SINCE = {"mxfp8": "0.5.0"}
-"""First release that knows the recipe. Earlier releases use "current" for any unknown name."""
+"""First release of each recipe that was added later. Earlier releases read any unknown name as
+"current".
+"""
 LINEAR = BACKEND + "linear"
 GATHER = TORCHAO + "enable_fsdp_float8_all_gather"
 TENSORWISE = (None, "tensorwise")
@@ -78,7 +83,9 @@ def _write_fp8(values: Group, context: Context) -> Group:
 
 
 def _has_no_twin(values: Group) -> bool:
-    """Whether FP8 differs from other stacks': torchao uses it for the output layer too, and not for layers of odd widths."""
+    """Whether FP8 differs from other stacks': torchao uses it for the output layer too, and not for
+    layers of odd widths.
+    """
     recipe = values.get(TE + "recipe")
     return _is_torchao(values) or (
         recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES)
@@ -105,7 +112,7 @@ FP8 = convert(
         if values.get(TE + "recipe") is not None or _is_torchao(values)
         else Effect.ROUNDING
     ),
-    note="how linear layers are computed",
+    note="the way in which linear layers are computed",
     lossy="Transformer Engine has recipes current, block and mxfp8, each in one format; only torchao gathers weights in FP8",
     source="components/models/common/utils.py: TEFp8Config; components/quantization/fp8.py: apply_fp8_to_model",
 )
@@ -119,7 +126,9 @@ USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
 """Defaults of PeftConfig (components/_peft/lora.py)."""
 ALL = {"match_all_linear": True}
 BEFORE = {"dropout_position": "pre"}
-"""A plan's dropout is on an adapter's input; AutoModel's default is on its output."""
+"""Adapter settings of a plan. Its dropout is on an adapter's input, while AutoModel's default is on
+the output.
+"""
 
 
 def _adapts(values: Group) -> bool:
@@ -141,7 +150,9 @@ def _write_adapters(values: Group, context: Context) -> Group:
 
 
 def _chooses(values: Group) -> bool:
-    """Whether a recipe has settings of adapters that no plan has: chosen layers, other forms, dropout on the output."""
+    """Whether a recipe has adapter settings that no plan has: chosen layers, other forms of
+    adapters, dropout on the output.
+    """
     rest = dict(values.get(REST) or {})
     # Without dropout its position has no effect.
     late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
@@ -171,7 +182,7 @@ LORA = convert(
         REST: (),
     },
     blurs=_chooses,
-    note="the layers that have an adapter, and its form",
+    note="the layers with an adapter, and the form of the adapters",
     lossy="a plan's adapters are on all linear layers, with dropout on their input",
     source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
 )
@@ -205,7 +216,7 @@ MOMENT_FORMATS = convert(
     _write_moments,
     effect=EFFECTS[MOMENTS],
     sees=("optimizer._target_", "optimizer.name"),
-    lossy="only Transformer Engine's FusedAdam keeps moments in another format than the weights that it updates",
+    lossy="only Transformer Engine's FusedAdam can keep moments in another format than the weights",
     source="components/optim/optimizer.py: _DTYPE_FIELDS",
 )
 
@@ -243,7 +254,7 @@ RESUMING = convert(
     _write_resumed,
     effect=EFFECTS[RESUMED],
     sees=(L + "lr_decay_style", *SCHEDULE_SEES),
-    lossy="a recipe without a schedule has none to resume",
+    lossy="a recipe without a schedule has no schedule to resume",
     source="components/optim/scheduler.py: OptimizerParamScheduler._check_and_set",
 )
 

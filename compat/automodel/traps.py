@@ -17,11 +17,11 @@ from compat.automodel.model import KEYS as CONFIG
 from compat.automodel.releases import Release, release
 
 SEED = 42
-"""The training recipes' seed if the top level sets none."""
+"""The seed of the training recipes if the top level of the file sets none."""
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings on `config`, in the order of the recipe's sections."""
+    """Findings about `config`, in the order of the recipe's sections."""
     seen = Seen(config.effective, config.given, config.context)
     yield from told(
         _found(config.given, config.effective, release(config.version), config.entry),
@@ -55,7 +55,7 @@ def _found(
 def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
     """Remarks on a model for which AutoModel does not find its own code.
 
-    It looks by `architectures`, which transformers' config classes leave empty
+    AutoModel looks for it by `architectures`, which transformers' config classes leave empty
     (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
@@ -67,19 +67,25 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
         and not said(given, f"{C}architectures")
     ):
         own = f"{named.config.removesuffix('Config')}ForCausalLM"
-        message = f"builds transformers' model, which trains without the load-balancing loss; add {C}architectures: [{own}]"
+        message = (
+            "AutoModel builds transformers' model, which trains without the load-balancing loss;"
+            f" add {C}architectures: [{own}]"
+        )
         yield CLASS, message, Effect.NUMBERS
 
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
     """Remarks on a seed in the rng section, which no release reads.
 
-    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py,
-    setup: StatefulRNG(seed=cfg.get("seed", 42)).
+    Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup:
+    StatefulRNG(seed=cfg.get("seed", 42)).
     """
     seed, other = given.get("seed", SEED), given.get("rng.seed")
     if other is not None and other != seed:
-        message = f"the training recipes do not read it; they use the top-level seed, here {seed}; set that"
+        message = (
+            f"the training recipes do not read this seed; they use the top-level seed, here {seed};"
+            " set the top-level seed"
+        )
         yield "rng.seed", message, Effect.NONE
     elif other is None and "seed" in given and any(path.startswith("rng.") for path in given):
         yield (
@@ -121,8 +127,9 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
-    """Remarks on settings of the pipeline that recipes overwrite
-    with other sections' values (recipes/llm/train_ft.py)."""
+    """Remarks on settings of the pipeline that recipes overwrite with values of other sections
+    (recipes/llm/train_ft.py).
+    """
     sources = {
         "pp_batch_size": "step_scheduler.local_batch_size",
         "patch_stage_backward_maybe_with_nosync": "model.backend.enable_fsdp_optimizations",
@@ -132,11 +139,15 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
         if PP + name in given and given[PP + name] != effective.get(PP + name, given[PP + name]):
             yield (
                 PP + name,
-                f"recipes overwrite it with {source}: {effective[PP + name]!r}",
+                f"recipes overwrite this setting with {source}: {effective[PP + name]!r}",
                 Effect.COST,
             )
     if PP + "loss_fn" in given:
-        yield PP + "loss_fn", "recipes overwrite it with the loss_fn section", Effect.NUMBERS
+        yield (
+            PP + "loss_fn",
+            ("recipes overwrite this setting with the section loss_fn"),
+            Effect.NUMBERS,
+        )
     # AutoModel keeps the format that is given, and sizes its receive buffers by it.
     output = effective.get(D + "mp_policy.output_dtype") or effective.get(
         D + "mp_policy.param_dtype"
@@ -163,12 +174,15 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     # Seen in runs of torch 2.13: no layer of the last stage has a
     # gradient then, and no message tells so.
     if kind.split and resharded:
-        message = f"{kind.name} splits the backward pass, and then stages lose gradients without any message; set it to false"
+        message = (
+            f"{kind.name} splits the backward pass; with this switch stages then silently lose"
+            " gradients; set it to false"
+        )
         yield D + "reshard_after_forward", message, Effect.NUMBERS
     if kind.name == "DualPipeV":
         yield (
             PP + "pp_schedule",
-            "AutoModel places its stages in a loop, and torch expects them in a V",
+            "AutoModel places its stages in a loop, but torch expects them in a V",
             Effect.NUMBERS,
         )
 
@@ -188,6 +202,6 @@ def _steps(given: Mapping[str, Any]) -> Iterator[Remark]:
     if scheduled and "lr_scheduler.lr_decay_steps" not in given:
         yield (
             "lr_scheduler.lr_decay_steps",
-            "not given; the decay ends with the run, which the data may end early",
+            "not given; the decay then ends with the run, and the data may end the run earlier",
             Effect.NONE,
         )

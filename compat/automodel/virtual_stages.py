@@ -11,12 +11,16 @@ from bridge.errors import ConfigError
 from compat.automodel.schedules import Schedule, schedule
 
 LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)")
-"""The name of a decoder layer in most models of Hugging Face; the group is its number."""
+"""Pattern for the name of a decoder layer in most models of Hugging Face. Its group is the layer's
+number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Virtual stages of a model: `layers` has the number of decoder layers of each, `stage_ids` the stages of each rank."""
+    """Virtual stages of a model. `layers` has the number of decoder layers of each stage,
+    `stage_ids` the stages of each rank.
+    """
 
     layers: tuple[int, ...]
     virtual_stages: int
@@ -32,12 +36,13 @@ def stages(
     schedule: str = "1f1b",
     round_virtual_stages_to_pp_multiple: str | None = None,
 ) -> Stages:
-    """Split `num_layers` decoder layers for `pp_size` pipeline
-    ranks. Raises `ConfigError` if AutoModel would stop.
+    """Split `num_layers` decoder layers over `pp_size` pipeline ranks. Raises `ConfigError` if
+    AutoModel would stop.
 
-    `layers_per_stage` only sets the number of virtual stages, which is
-    rounded as asked. Layers are then spread evenly over these, longer
-    stages first. Source: components/distributed/pipelining/functional.py.
+    `layers_per_stage` only sets the number of virtual stages, rounded as
+    `round_virtual_stages_to_pp_multiple` says. Layers are then spread evenly over these stages; the
+    first stages get one layer more if needed. Source:
+    components/distributed/pipelining/functional.py.
     """
     kind = _checked(
         num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple
@@ -76,7 +81,8 @@ def filled(
     count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
     if count > num_layers:
         raise ConfigError(
-            f"layers_per_stage: {count} virtual stages for {num_layers} layers; give each stage at least one layer"
+            f"layers_per_stage: found {count} virtual stages for {num_layers} layers; give each"
+            " stage at least one layer"
         )
     if kind.pair and count != 2 * pp_size:
         raise ConfigError(
@@ -109,11 +115,13 @@ def number(
         )
     if kind.single and per_rank != 1:
         raise ConfigError(
-            f"{where} {per_rank} stages a rank, and {kind.name} runs one; use {-(-num_layers // pp_size)}"
+            f"{where} {per_rank} stages on each rank, but {kind.name} runs one; use"
+            f" {-(-num_layers // pp_size)}"
         )
     if not kind.single and per_rank < 2:
         raise ConfigError(
-            f"{where} {per_rank} stages a rank, and {kind.name} runs two or more; use fewer layers in a stage"
+            f"{where} {per_rank} stages on each rank, but {kind.name} runs two or more; use fewer"
+            " layers in a stage"
         )
     return count
 
@@ -126,7 +134,9 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
-    """Stage numbers of each rank: in a loop, or in a V for one schedule (functional.py, stage_ids_this_rank)."""
+    """Stage numbers of each rank. Stages are placed in a loop, or for one schedule in a V
+    (functional.py, stage_ids_this_rank).
+    """
     # In a V the first rank also has the last stage, so that the
     # loss starts the backward pass where the forward pass began.
     if kind.v:
@@ -137,7 +147,7 @@ def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], .
 def request(
     num_layers: int, pp_size: int, count: int, kind: Schedule
 ) -> tuple[int | None, str | None] | None:
-    """`layers_per_stage` and rounding that give `count` virtual stages; None if none do."""
+    """`layers_per_stage` and rounding that give `count` virtual stages; None if no values do."""
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
     # Without rounding first; then numbers that round down to `count`, then numbers that round up to it.
@@ -160,7 +170,9 @@ def request(
 
 
 def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    """First layer of each part, then the number of layers; None if the parts do not hold layers 0, 1, 2, ... in order."""
+    """First layer of each part, followed by the number of layers; None if the parts do not hold
+    layers 0, 1, 2, ... in order.
+    """
     layers = [
         sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts
     ]

@@ -1,4 +1,6 @@
-"""Parameter groups of a recipe with their own weight decay or learning rate, and the ramp of weight decay over the steps."""
+"""Rules for parameter groups with their own weight decay or learning rate, and for the ramp of
+weight decay over the steps.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ WEIGHT, EMBEDDING, OUTPUT = (
     "lm_head.weight",
 )
 RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
-"""Examples of the kinds of parameters that a plan distinguishes, by their names in most models of Hugging Face."""
+"""For each kind of parameter that a plan distinguishes, an example of its name in most models of
+Hugging Face.
+"""
 
 
 def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
-    """Factors on learning rate and weight decay of each kind of parameter, by its example's name.
+    """Factors on learning rate and weight decay for each kind of parameter, found by the name of
+    its example.
 
-    The first matching pattern decides; without one both are 1.
-    None: a group has no factors that can be read.
+    The first matching pattern decides; kinds without one have factors of 1. None if a group has no
+    readable factors.
     """
     groups = values.get(GROUPS) or ()
     try:
@@ -82,7 +87,9 @@ def _write_groups(values: Group, context: Context) -> Group:
 
 
 def _odd(values: Group) -> bool:
-    """Whether groups have factors that no plan has: for other parameters, or on the decay of only some biases and norms."""
+    """Whether groups have factors that no plan has: for other parameters, or for the decay of only
+    some biases and norms.
+    """
     if not values.get(GROUPS):
         return False
     factors = _factors(values)

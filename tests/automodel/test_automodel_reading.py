@@ -104,7 +104,7 @@ def test_a_switched_off_signal_stays_off() -> None:
         ("distributed: {tp_sise: 2}", "line 1: distributed.tp_sise: unknown key; did you mean tp_size?"),
         ("distributed: {pipeline: {pp_schedul: 1f1b}}", "did you mean pp_schedule?"),
         ("step_scheduler: {global_batch_size: many}", "found 'many', expected a whole number above 0"),
-        ("distributed: {pp_size: 2, pipeline: {pp_schedule: null}}", "name the schedule"),
+        ("distributed: {pp_size: 2, pipeline: {pp_schedule: null}}", "the name of a schedule"),
         ("distributed: 3", "expected a mapping"),
         ("model: {torch_dtype: bf61}", "expected a number format"),
         ("distributed: {strategy: fsdp3}", "expected one of fsdp2"),
@@ -190,7 +190,7 @@ def test_the_format_of_reduction_moved(version: str, expected: str) -> None:
         ({"distributed__nccl_ub": True}, None, "it belongs to strategy megatron_fsdp"),
         ({"distributed__pipeline__pp_schedule": "interleaved_1f1b"}, None, "torch calls it Interleaved1F1B"),
         ({"distributed__pipeline__pp_schedule": "PipelineScheduleMulti"}, None, "only runs a CSV file"),
-        ({"distributed__pipeline": None}, None, "no pipeline section"),
+        ({"distributed__pipeline": None}, None, "without a pipeline section"),
         ({"step_scheduler__global_batch_size": 12}, 4, "expected a multiple of local_batch_size (8)"),
         ({"model__config__num_hidden_layers": 7, "distributed__pipeline__layers_per_stage": 3}, None, "no multiple of pp_size"),
         ({"distributed__pipeline__module_fqns_per_model_part": [["model.layers.0"]]}, None, "found 1 parts"),
@@ -346,7 +346,7 @@ def test_a_schedule_file_beside_the_recipe_is_checked(tmp_path: Path) -> None:
 
 def test_a_schedule_file_must_fit_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(CSV, encoding="utf-8")
-    with pytest.raises(BridgeError, match="has 4 micro batches, expected 8, as"):
+    with pytest.raises(BridgeError, match="has 4 micro batches, expected 8 by"):
         READ(recipe(step_scheduler__local_batch_size=16, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))
     with pytest.raises(BridgeError, match="has 2 rows, expected one for each of 4 pipeline ranks"):
         READ(recipe(distributed__pp_size=4, distributed__pipeline__pp_schedule_csv=str(tmp_path / "own.csv")))

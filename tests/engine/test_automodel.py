@@ -169,10 +169,10 @@ def test_train_runs_what_a_recipe_names(tmp_path: Path, capsys: pytest.CaptureFi
             {"model": {"_target_": "mine.Model"}},
             "model._target_: found mine.Model, expected NeMoAutoModelForCausalLM.from_pretrained",
         ),
-        ({"dataset": {"_target_": "mine.make_data"}}, "dataset._target_: found 'mine.make_data', which is not there"),
+        ({"dataset": {"_target_": "mine.make_data"}}, "dataset._target_: found 'mine.make_data', which the native engine"),
         ({"loss_fn": {"_target_": "mine.Loss"}}, "loss_fn._target_: found 'mine.Loss'"),
         ({"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"}, "recipe._target_: found 'KnowledgeDist"),
-        ({"packed_sequence": {"packed_sequence_size": 64}}, "samples are not packed here; set it to 0"),
+        ({"packed_sequence": {"packed_sequence_size": 64}}, "samples cannot be packed here; set it to 0"),
         (
             {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "dim": 4, "match_all_linear": True}},
             "pip install peft",

@@ -1,1 +1,3 @@
-"""What runs AutoModel's own code."""
+"""Code that needs torch: runs of AutoModel's recipes, and AutoModel's own names over the native
+engine.
+"""

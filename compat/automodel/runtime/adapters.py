@@ -1,4 +1,6 @@
-"""Adapters: the low-rank ones that a recipe asks for, by the library peft. Source: components/_peft/lora.py, PeftConfig."""
+"""Low-rank adapters that a recipe asks for, made with the library peft. Source:
+components/_peft/lora.py, PeftConfig.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ KNOWN = (
 
 
 def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
-    """`model` with the adapters that the section asks for, of which alone they train; `model` itself where there is none.
+    """`model` with the adapters of the section, which are then its only trained parameters; `model`
+    itself if the section is empty.
 
-    Raises `BridgeError` if peft is not installed, or does not have what is asked for.
+    Raises `BridgeError` if peft is not installed or does not have the wanted adapters.
     """
     if not section:
         return model, ()
@@ -38,11 +41,13 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
     only(section, "peft", KNOWN)
     if find_spec("peft") is None:
         raise BridgeError(
-            "peft: the library peft, which has the adapters, is not installed; pip install peft"
+            "peft: the library peft, which makes the adapters, is not installed; run pip install"
+            " peft"
         )
     if section.get("dropout") and section.get("dropout_position", "post") != "pre":
         raise ConfigError(
-            "peft.dropout: peft's is that of an adapter's input; set dropout_position to pre, or dropout to 0"
+            "peft.dropout: peft has dropout only on an adapter's input; set dropout_position to"
+            " pre, or dropout to 0"
         )
     import peft  # type: ignore[import-not-found, unused-ignore]
 
@@ -69,13 +74,15 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
 
 
 def _modules(model: nn.Module, section: Section) -> Iterator[str]:
-    """Linear layers by the patterns of a section: whole names, or their last words."""
+    """Names of the linear layers that match the patterns of a section, which are for whole names or
+    for their last parts.
+    """
     wanted, spared = (
         _patterns(section.get(name)) for name in ("target_modules", "exclude_modules")
     )
     everything = bool(section.get("match_all_linear"))
     if not (wanted or everything or spared):
-        raise ConfigError("peft.target_modules: is missing; name modules, or set match_all_linear")
+        raise ConfigError("peft.target_modules: missing; name modules, or set match_all_linear")
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     for name, module in model.named_modules():
         linear = isinstance(module, nn.Linear) and module is not head and not _matches(name, spared)

@@ -1,4 +1,6 @@
-"""FSDP2, which AutoModel trains with: torch's plain `fully_shard` over the native model, as a recipe asks for it."""
+"""FSDP2, with which AutoModel trains, as a backend: torch's plain `fully_shard` over the native
+model, configured by a recipe.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ OPEN: Mapping[str, Any] = {
     "zero.stage": 3,
     "precision.compute": "fp32",
 }
-"""What the native engine takes where a plan leaves a field open, said aloud."""
+"""The native engine's defaults for fields that a plan leaves open, as explicit values."""
 
 
 class FullyShardedBackend(Backend):
@@ -62,26 +64,26 @@ class FullyShardedBackend(Backend):
 
 
 def completed(plan: Plan) -> Plan:
-    """The plan with what it leaves open, as the native engine takes it."""
+    """The plan with the native engine's defaults for fields that it leaves open."""
     micro = {} if plan.batch.micro or plan.batch.global_ else {"batch.micro": MICRO}
     return Plan.of({**OPEN, **micro, **plan.values()})
 
 
 def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
-    """What a recipe asks for and is not run here."""
+    """Problems of settings in a recipe that this backend does not run."""
     values = config.effective
     split = (f"distributed.{name}" for name in AXES)
     yield from (
-        f"{path}: found {values[path]}; only data ranks are driven here; use 1"
+        f"{path}: found {values[path]}; this backend runs only data ranks; use 1"
         for path in split
         if values.get(path, 1) > 1
     )
     strategy = values.get("distributed.strategy")
     if strategy not in (None, "fsdp2"):
-        yield f"distributed.strategy: found {strategy}; only fsdp2 is driven here"
+        yield f"distributed.strategy: found {strategy}; this backend runs only fsdp2"
     named = values.get("optimizer._target_")
     if named not in OPTIMIZERS:
-        yield f"optimizer._target_: found {named}; only {', '.join(OPTIMIZERS)} are driven here"
+        yield f"optimizer._target_: found {named}; this backend runs only {', '.join(OPTIMIZERS)}"
 
 
 BACKEND = FullyShardedBackend()

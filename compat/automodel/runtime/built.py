@@ -1,4 +1,6 @@
-"""Models by what a recipe names: a folder on this machine, or a config with random weights. Nothing is downloaded."""
+"""Builds the model that a recipe names: from a folder on this machine, or from a config with random
+weights. Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ AUTO = "auto"
 
 
 def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
-    """Where the model `name` lies: a folder that the recipe may reach, or what Hugging Face's cache on this machine has of it."""
+    """The folder of the model `name`: one that the recipe may read, or the model's folder in
+    Hugging Face's cache on this machine.
+    """
     for file in files:
         path = reached(os.path.join(name, file))
         if path is not None:
@@ -59,8 +63,10 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
 
 
 def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, ...]]:
-    """The model that a section names, its number format, and what of the section has no effect here. Random weights depend on
-    `seed`. Raises `BridgeError`.
+    """The model that a section names, its number format, and findings for settings of the section
+    without effect here.
+
+    Random weights depend on `seed`. Raises `BridgeError`.
     """
     kind, _, way = str(section.get(TARGET)).rpartition(".")
     if kind.rpartition(".")[2] not in CLASSES or way not in (LOADED, MADE):
@@ -84,7 +90,9 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
 
 
 def _config(section: Section, place: Path | None) -> Any:
-    """The model's config: that of its folder, or of the class or family that `model.config` names, with what it overrides."""
+    """The model's config: that of its folder, or of the class or family in `model.config`, with the
+    section's overrides.
+    """
     from transformers import AutoConfig
 
     said = dict(section.get("config") or {})
@@ -102,7 +110,7 @@ def _config(section: Section, place: Path | None) -> Any:
             found = AutoConfig.for_model(family or _family(target), **said)
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(
-            f"model.config: transformers makes no config of it ({str(error).splitlines()[0]})"
+            f"model.config: transformers cannot make a config of it ({str(error).splitlines()[0]})"
         ) from error
     for key, value in said.items():
         setattr(found, key, value)
@@ -110,7 +118,7 @@ def _config(section: Section, place: Path | None) -> Any:
 
 
 def _family(target: str) -> str:
-    """The family of a config class of transformers, by its name alone."""
+    """The family of a config class of transformers, found by the name of the class."""
     from transformers.models.auto import configuration_auto
 
     name = target.rpartition(".")[2]
@@ -145,7 +153,7 @@ def _built(
             return made
     except (OSError, ValueError, ImportError) as error:
         raise SourceError(
-            f"model: transformers makes no model of it ({str(error).splitlines()[0]})"
+            f"model: transformers cannot build the model ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -153,20 +161,20 @@ def _findings(section: Section) -> Iterator[Finding]:
     if section.get("trust_remote_code"):
         yield Finding(
             "model.trust_remote_code",
-            "no code of a model's folder runs",
+            "code from a model's folder is never run",
             Effect.NONE,
             True,
             before=True,
         )
     backend: Mapping[str, Any] = section.get("backend") or {}
     for name, value in backend.items():
-        message = "is for AutoModel's own models; here it is transformers' model"
+        message = "has an effect only on AutoModel's own models; here transformers' model runs"
         yield Finding(f"model.backend.{name}", message, Effect.ROUNDING, True, before=value)
     for name, value in section.items():
         if name not in (*HEARD, TARGET):
             yield Finding(
                 f"model.{name}",
-                "the native engine does not know it",
+                "the native engine does not know this setting",
                 Effect.NUMBERS,
                 True,
                 before=value,
@@ -174,7 +182,9 @@ def _findings(section: Section) -> Iterator[Finding]:
 
 
 def tokenizer(section: Section, data: Section, path: str) -> Any:
-    """The tokenizer of a data set: its own, or that of the model. Raises `BridgeError`."""
+    """The tokenizer of a data set: the data set's own, or that of the model. Raises
+    `BridgeError`.
+    """
     from transformers import AutoTokenizer
 
     own = data.get("tokenizer")
@@ -183,7 +193,8 @@ def tokenizer(section: Section, data: Section, path: str) -> Any:
     name = said.get(NAME) or section.get(NAME) or config.get(NAME)
     if not name:
         raise ConfigError(
-            f"{path}.tokenizer.{NAME}: is missing, and the model has no folder; say where a tokenizer lies"
+            f"{path}.tokenizer.{NAME}: missing, and the model has no folder; give the folder of a"
+            " tokenizer"
         )
     more = {
         key: value for key, value in said.items() if key not in (TARGET, NAME, "trust_remote_code")
@@ -193,8 +204,8 @@ def tokenizer(section: Section, data: Section, path: str) -> Any:
         found: Any = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(
-            f"{place}: transformers makes no tokenizer of it ({str(error).splitlines()[0]})"
+            f"{place}: transformers cannot load a tokenizer from it ({str(error).splitlines()[0]})"
         ) from error
     if not callable(found) or not len(found):
-        raise BridgeError(f"{place}: has no words; put a tokenizer.json there")
+        raise BridgeError(f"{place}: the tokenizer has no vocabulary; add a tokenizer.json")
     return found

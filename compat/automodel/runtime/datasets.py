@@ -1,4 +1,6 @@
-"""Data sets by the classes that recipes name: mock data, columns of JSON lines, SQuAD and HellaSwag from this machine."""
+"""Data sets by the classes that recipes name: mock data, columns of JSON lines, and local copies of
+SQuAD and HellaSwag.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from compat.automodel.runtime.rows import column, rows
 from compat.automodel.runtime.sections import Section, only, target
 
 END = 1
-"""The token that ends a sentence of mock data; 0 is padding, and words begin behind it."""
+"""Token that ends a sentence of mock data. Token 0 is padding, and words have higher numbers."""
 
 
 class Samples(torch.utils.data.Dataset[Sample]):
-    """`number` samples, made when they are asked for."""
+    """A data set of `number` samples, each made on access."""
 
     def __init__(self, number: int, make: Callable[[int], Sample]) -> None:
         self.number, self.make = number, make
@@ -33,19 +35,21 @@ class Samples(torch.utils.data.Dataset[Sample]):
 
 
 def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """The data set that a section names. `tokenizer()` is asked for only where texts are. Raises `BridgeError`."""
+    """The data set that a section names. `tokenizer()` is called only for texts. Raises
+    `BridgeError`.
+    """
     name = target(section, path, tuple(KNOWN))
     settings, make = KNOWN[name]
     only(section, path, (*settings, "tokenizer"))
     given = {key: section[key] for key in settings if section.get(key) is not None}
     found = make(given, path, tokenizer, seed)
     if not len(found):
-        raise SourceError(f"{path}: has no samples; give data with at least one")
+        raise SourceError(f"{path}: has no samples; give data with at least one sample")
     return found
 
 
 def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Sentences of random words. Source: components/datasets/llm/mock.py."""
+    """Samples that are sentences of random words. Source: components/datasets/llm/mock.py."""
     values = {
         "num_sentences": 10,
         "mean_len": 20.0,
@@ -77,7 +81,9 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
 
 
 def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Rows of random tokens without end, as many as said. Source: components/datasets/llm/mock_iterable_dataset.py."""
+    """Samples of random tokens. AutoModel's data set is infinite; this one has the given number.
+    Source: components/datasets/llm/mock_iterable_dataset.py.
+    """
     words, length = given.get("vocab_size", 1024), given.get("seq_len", 1024)
 
     def sample(index: int) -> Sample:
@@ -93,7 +99,9 @@ def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) 
 
 
 def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Columns of rows as prompt and answer. Source: components/datasets/llm/column_mapped_text_instruction_dataset.py."""
+    """Samples whose prompt and answer are columns of rows. Source:
+    components/datasets/llm/column_mapped_text_instruction_dataset.py.
+    """
     mapping = given.get("column_mapping") or {}
     if (
         "answer" not in mapping
@@ -101,11 +109,13 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
         or mapping.keys() - {"context", "question", "answer"}
     ):
         raise ConfigError(
-            f"{path}.column_mapping: found {mapping}, expected answer, and context or question or both"
+            f"{path}.column_mapping: found {mapping}, expected the key answer, and the keys"
+            " context or question or both"
         )
     if given.get("use_hf_chat_template"):
         raise ConfigError(
-            f"{path}.use_hf_chat_template: chat templates are not there on the native engine; leave it out"
+            f"{path}.use_hf_chat_template: the native engine does not support chat templates;"
+            " leave it out"
         )
     source = f"{path}.path_or_dataset_id"
     found = rows(_said(given, path, "path_or_dataset_id"), given.get("split"), source)[
@@ -128,14 +138,14 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
             if any(label != IGNORED for label in made["labels"]):
                 return made
         raise SourceError(
-            f"{source}: no row leaves a label that counts; see seq_length, and the columns"
+            f"{source}: in no row a label is left for the loss; check seq_length and the columns"
         )
 
     return Samples(len(found), sample)
 
 
 def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Questions on a text. Source: components/datasets/llm/squad.py."""
+    """Samples of questions on a text. Source: components/datasets/llm/squad.py."""
     source = f"{path}.dataset_name"
     found = rows(given.get("dataset_name", "squad"), _part(given, "limit_dataset_samples"), source)
     form: Callable[[str, str], Sample] = partial(
@@ -152,7 +162,7 @@ def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -
 
 
 def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Stories and their ends. Source: components/datasets/llm/hellaswag.py."""
+    """Samples of stories with their endings. Source: components/datasets/llm/hellaswag.py."""
     source = f"{path}.path_or_dataset"
     found = rows(_said(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
     contexts = [column(row, "ctx", source) for row in found]
@@ -176,7 +186,7 @@ def _lengths(given: Section, more: tuple[str, ...]) -> dict[str, Any]:
 
 def _said(given: Section, path: str, name: str) -> Any:
     if name not in given:
-        raise ConfigError(f"{path}.{name}: is missing; say where the data lies")
+        raise ConfigError(f"{path}.{name}: missing; give the file or folder of the data")
     return given[name]
 
 
@@ -207,4 +217,6 @@ KNOWN: Mapping[
         _hellaswag,
     ),
 }
-"""Classes and functions by the last word of their names: the settings that are known here, and what makes the samples."""
+"""The known data sets by the last part of their class or function: their known settings, and the
+function that makes the samples.
+"""

@@ -1,4 +1,6 @@
-"""Formatting: prompts and answers as tokens, labels and masks. Source: components/datasets/llm/formatting_utils.py, utils.py."""
+"""Converts prompts and answers to tokens, labels and masks. Source:
+components/datasets/llm/formatting_utils.py, utils.py.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from typing import Any
 from bridge.errors import ConfigError
 
 IGNORED = -100
-"""The label of a token that does not count."""
+"""Label of a token that is left out of the loss."""
 PADS = "pads"
-"""What a sample says of the tokens that fill it up, by field."""
+"""Key of a sample for its padding values by field."""
 USUAL = {"labels": IGNORED, "attention_mask": 0, "loss_mask": 0, "input_ids": 0}
 BATCH = 1000
-"""Samples that are tokenized together; the first of them decides for all whether special tokens are cut off."""
+"""Number of samples that are tokenized together. The first sample decides for all of them whether
+special tokens are removed.
+"""
 Sample = dict[str, Any]
 
 
@@ -27,10 +31,13 @@ def completion(
     truncation: str | bool = "do_not_truncate",
     answer_only_loss_mask: bool = True,
 ) -> Sample:
-    """A prompt and its answer as one sequence, moved by a token against its labels; those of the prompt do not count."""
+    """A prompt and its answer as one sequence with its labels, which are shifted by one token.
+    Labels of the prompt are left out of the loss.
+    """
     if getattr(tokenizer, "chat_template", None) is not None:
         raise ConfigError(
-            "tokenizer: has a chat template, which is not there on the native engine; use a tokenizer without one"
+            "tokenizer: has a chat template, which the native engine does not support; use a"
+            " tokenizer without one"
         )
     start = 0
     if answer_only_loss_mask:
@@ -65,7 +72,9 @@ def _shifted(
 
 
 def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
-    """Tokens before the padding; where that is the end of a sequence, its first one belongs to it."""
+    """Number of tokens before the padding. If the padding token also ends a sequence, the first one
+    belongs to the content.
+    """
     end = len(tokens)
     while end > 0 and tokens[end - 1] == pad:
         end -= 1
@@ -75,7 +84,9 @@ def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
 def pairs(
     tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], pad_to_max_length: bool
 ) -> list[Sample]:
-    """Contexts and their continuations, tokenized apart, filled up to the longest of all (a multiple of 8)."""
+    """Contexts and their continuations, tokenized separately, and padded to the longest of all
+    (rounded up to a multiple of 8).
+    """
     found: list[Sample] = []
     for start in range(0, len(contexts), BATCH):
         found += _tokenized(

@@ -1,4 +1,6 @@
-"""A run on torch's FSDP2 as AutoModel trains: sharded blocks, the optimizer and schedule of the recipe, loss per token."""
+"""Runs torch's FSDP2 as AutoModel does: sharded blocks, the recipe's optimizer and schedule, and a
+loss per token.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad"
 
 
 def join() -> int:
-    """Join the process group; the number of ranks."""
+    """Join the process group. Returns the number of ranks."""
     here = detect()
     connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
     return (joined() or (0, 1))[1]
@@ -51,7 +53,11 @@ class FullyShardedTrainer:
 
     def __init__(self, config: Config, workload: Workload) -> None:
         BridgeError.raise_if(
-            [] if joined() else ["automodel: FSDP2 shards over ranks, and there is one; start two"]
+            []
+            if joined()
+            else [
+                "automodel: FSDP2 shards over ranks, but there is only one rank; start at least two"
+            ]
         )
         self.values, self.plan = config.effective.flat(), lift(config)
         self.data = joined() or (0, 1)
@@ -92,11 +98,11 @@ class FullyShardedTrainer:
         whole = [
             name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)
         ]
-        BridgeError.raise_if(f"{name}: FSDP2 left it whole on every rank" for name in whole)
+        BridgeError.raise_if(f"{name}: FSDP2 did not shard this parameter" for name in whole)
         return model  # type: ignore[no-any-return]
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """That of the recipe, by its own name and with its own arguments."""
+        """The recipe's optimizer, by its own name and with its own arguments."""
         make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
         given = {
             name: self.values[f"optimizer.{name}"]
@@ -112,7 +118,9 @@ class FullyShardedTrainer:
         return make(grouped, **given)  # type: ignore[no-any-return]
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """As AutoModel's loop does: sums over tokens, divided by the tokens of all ranks and microbatches."""
+        """Run one step as AutoModel's loop does: losses are summed over tokens, and divided by the
+        number of tokens on all ranks in all microbatches.
+        """
         taken = [
             (tokens.to(self.device), targets.to(self.device))
             for tokens, targets in islice(batches, self.accumulation)
@@ -137,7 +145,9 @@ class FullyShardedTrainer:
         return Step(sum(everyones(total)) / sum(counts), norm, lr * self._ratios[0])
 
     def resume(self, place: Path) -> int:
-        """As users of torch.distributed.checkpoint do, who keep the step beside the model and the optimizer."""
+        """Continue from a checkpoint of torch.distributed.checkpoint that keeps the step together
+        with the model and the optimizer.
+        """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
         load(state, checkpoint_id=str(place))
@@ -158,11 +168,11 @@ class FullyShardedTrainer:
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """Nothing is left but the group of all ranks."""
+        """Does nothing, because only the group of all ranks is left."""
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """The layers of a decoder, which are sharded one by one."""
+    """The layers of a decoder, each of which is sharded by itself."""
     if isinstance(model, nn.Sequential):
         return list(model)[1:-1]
     return list(

@@ -1,5 +1,6 @@
-"""Loading: the batches of a data rank, epoch after epoch, as microbatches of the engine. Source: components/datasets/loader.py,
-utils.py, components/training/step_scheduler.py.
+"""Loads the batches of a data rank, epoch after epoch, as microbatches of the engine.
+
+Source: components/datasets/loader.py, utils.py, components/training/step_scheduler.py.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ SETTINGS = (
 LOADERS = ("StatefulDataLoader", "ParallelAwareDataloader", "DataLoader")
 COLLATERS = ("default_collater", "default")
 INPUTS = ("input_ids", "attention_mask", "position_ids")
-"""The entries of a batch that the model is called with."""
+"""The entries of a batch that are arguments of the model."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `rows` samples for place `rank` of `ranks`. `whole`: a last batch with fewer
-    samples is left out.
+    """Batches of `rows` samples for rank `rank` of `ranks`. If `whole` is set, a last batch with
+    fewer samples is left out.
     """
 
     samples: Samples
@@ -62,7 +63,9 @@ class Loader:
         seed: int,
         piped: bool,
     ) -> Loader:
-        """A loader by the settings of a section. Raises `ConfigError` for those that are not known here."""
+        """A loader with the settings of a section. Raises `ConfigError` for settings that are not
+        known here.
+        """
         if section.get(TARGET):
             target(section, path, LOADERS)
         only(section, path, SETTINGS)
@@ -77,12 +80,12 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """Batches of an epoch on each rank."""
+        """Number of batches in an epoch on each rank."""
         own = math.ceil(len(self.samples) / self.ranks)
         return own // self.rows if self.whole else math.ceil(own / self.rows)
 
     def epoch(self, number: int, first: int = 0) -> Iterator[dict[str, Tensor]]:
-        """The batches of an epoch from number `first` on."""
+        """The batches of epoch `number`, beginning with batch `first`."""
         self._sampler.set_epoch(number)
         order = list(self._sampler)
         # Lists of indices rather than a skipped iterator: a run that resumes loads no sample that
@@ -108,8 +111,8 @@ class Loader:
 
 
 def _collater(said: Any, path: str) -> int | None:
-    """The multiple that sequences are filled up to, if one is set. Raises `ConfigError` for another
-    collater.
+    """The number of which padded lengths are a multiple, if one is set. Raises `ConfigError` for an
+    unknown collater.
     """
     settings = said if isinstance(said, dict) else {TARGET: said}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
@@ -122,8 +125,8 @@ def _collater(said: Any, path: str) -> int | None:
 
 
 def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
-    """Samples as rows, (samples, tokens), of one length: that of the longest, or the next multiple
-    of `multiple`.
+    """Samples as tensors (samples, tokens), padded to one length: that of the longest sample,
+    rounded up to a multiple of `multiple`.
     """
     pads = USUAL | (samples[0].get(PADS) or {})
     found = {}
@@ -139,7 +142,9 @@ def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str
 
 
 def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -> list[Arguments]:
-    """Microbatches of `rows` samples. A step at the end of an epoch may have fewer than `number`: the others count nothing."""
+    """Microbatches of `rows` samples. If a step at the end of an epoch has fewer than `number` of
+    them, microbatches without labels are added.
+    """
     found = [
         Arguments(
             (batch["labels"][start : start + rows],),

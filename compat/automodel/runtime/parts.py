@@ -1,4 +1,6 @@
-"""Parts: the modules of a pipeline stage under the model's own names, and module names as the stages of a chain of layers."""
+"""Modules of a pipeline stage under the model's own names, and the stages of a chain of layers for
+given module names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from compat.automodel.virtual_stages import stages
 
 
 class Part(nn.Module):
-    """The modules of one stage, each under its name in the model, with the model's own parameters. The engine runs them."""
+    """The modules of one stage under their names in the model, with the model's own parameters. The
+    engine runs them.
+    """
 
     def __init__(self, model: nn.Module, layers: Iterable[Layer]) -> None:
         super().__init__()
@@ -24,9 +28,10 @@ class Part(nn.Module):
                 _graft(self, name.split("."), model.get_submodule(name))
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Raises `BridgeError`: a stage runs within its schedule."""
+        """Raises `BridgeError`, because a stage runs only within its schedule."""
         raise BridgeError(
-            "AutoPipeline: a part does not run by itself; call info.schedule.step(...), or step(...) of AutoPipeline"
+            "AutoPipeline: a part cannot run by itself; call info.schedule.step(...), or step(...)"
+            " of AutoPipeline"
         )
 
 
@@ -39,7 +44,9 @@ def _graft(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
 
 
 def even(chain: Chain, **asked: Any) -> list[list[str]]:
-    """Layers of each virtual stage, spread as AutoModel spreads them; `asked` as in `virtual_stages.stages`."""
+    """Number of layers in each virtual stage, in AutoModel's own split; `asked` has the arguments
+    of `virtual_stages.stages`.
+    """
     names = [layer.name for layer in chain.layers]
     first, last = chain.leading, len(names) - chain.trailing
     ends = [first]
@@ -50,9 +57,11 @@ def even(chain: Chain, **asked: Any) -> list[list[str]]:
 
 
 def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Layers of each stage by the modules that it names; modules without weights, such as rotary embeddings, are everywhere.
+    """The layers of each stage, from the module names of the stage. Modules without weights, such
+    as rotary embeddings, may be in every stage.
 
-    Raises `ConfigError` for names that the model does not have, and for modules that run together but are in several stages.
+    Raises `ConfigError` for names that the model does not have, and for modules that run together
+    but are in several stages.
     """
     known = dict(model.named_modules())
     ConfigError.raise_if(
@@ -72,7 +81,7 @@ def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> lis
     ]
     empty = [str(stage) for stage, names in enumerate(found) if not names]
     ConfigError.raise_if(
-        f"module_fqns_per_model_part: part {stage} names no layer; give it one" for stage in empty
+        f"module_fqns_per_model_part: part {stage} names no layer; add one" for stage in empty
     )
     return found
 
@@ -87,7 +96,10 @@ def _apart(chain: Chain, parts: Sequence[Sequence[str]]) -> Iterator[str]:
             if len(where) != 1:
                 yield f"module_fqns_per_model_part: {name} is in {len(where)} parts, expected one; name it in one"
         if len({stage for where in homes.values() for stage in where}) > 1:
-            yield f"module_fqns_per_model_part: {', '.join(homes)} run together; name them in one part"
+            yield (
+                f"module_fqns_per_model_part: {', '.join(homes)} run together; name them in the"
+                " same part"
+            )
 
 
 def _modules(layer: Layer) -> tuple[str, ...]:

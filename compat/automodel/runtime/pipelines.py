@@ -37,7 +37,9 @@ ABSENT = -1
 
 @dataclass
 class PipelineConfig:
-    """Settings of a pipeline by AutoModel's names and defaults; `autopipeline` makes one of them."""
+    """Settings of a pipeline with AutoModel's names and defaults. `autopipeline` makes an
+    AutoPipeline of them.
+    """
 
     pp_schedule: str | None = "1f1b"
     pp_schedule_csv: str | None = None
@@ -59,7 +61,9 @@ class PipelineConfig:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def autopipeline(self, world_mesh: Any, **more: Any) -> AutoPipeline:
-        """An AutoPipeline with these settings; its `build` takes the loss function from here."""
+        """An AutoPipeline with these settings. Its `build` uses the loss function of these settings
+        by default.
+        """
         found = AutoPipeline(
             world_mesh,
             **{**{key: value for key, value in self.to_dict().items() if key != "loss_fn"}, **more},
@@ -89,7 +93,7 @@ class Stage:
 
 @dataclass
 class PipelineInfo:
-    """What `build` leaves: the schedule, and the stages of this rank with their modules."""
+    """The result of `build`: the schedule, and the stages of this rank with their modules."""
 
     enabled: bool = False
     schedule: Schedule | None = None
@@ -101,8 +105,9 @@ class PipelineInfo:
 
 @dataclass
 class Schedule:
-    """Runs the microbatches of a batch over the stages, as torch's schedules do: gradients are added to those of the parameters,
-    and the script's own optimizer makes the step.
+    """Runs the microbatches of a batch over the stages, as torch's schedules do.
+
+    Gradients are added to those of the parameters, and the script's own optimizer makes the step.
     """
 
     engine: Engine
@@ -125,8 +130,11 @@ class Schedule:
         return_outputs: bool = True,
         **named: Any,
     ) -> Any:
-        """Forward and backward over one batch. The rank with the first stage passes the tokens (rows, ...), the one with the last
-        `target`; what is named is passed on all. Returns the logits of all rows on the rank with the last stage.
+        """Run forward and backward over one batch. Returns the logits of all rows on the rank with
+        the last stage.
+
+        The rank with the first stage passes the tokens (rows, ...), the rank with the last stage
+        `target`. Named arguments are passed on all ranks.
         """
         self.outputs.clear()
         passes = self.engine.gradients_of(self._batches(given, target, named))
@@ -141,7 +149,9 @@ class Schedule:
     def eval(
         self, *given: Any, target: Any = None, losses: list[Tensor] | None = None, **named: Any
     ) -> Any:
-        """Forward alone, in evaluation mode; otherwise as `step`."""
+        """Run only the forward pass, in evaluation mode. Arguments and results are
+        those of `step`.
+        """
         self.outputs.clear()
         found = []
         for number, batch in enumerate(self._batches(given, target, named)):
@@ -158,7 +168,9 @@ class Schedule:
         return schedule.homes[-1] == self.engine.line.index
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """The loss of a microbatch, by the script's function, with its logits kept for the script."""
+        """The loss of a microbatch from the script's function. The logits are kept for
+        the script.
+        """
         logits = logits_in(output)
         self.outputs[self.engine.executor.microbatch] = logits.detach()
         found: Tensor = self._loss_fn(logits, target)
@@ -172,10 +184,13 @@ class Schedule:
     def _batches(
         self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
     ) -> list[Arguments]:
-        """The microbatches of a batch, all made before the first runs: ranks exchange nothing else meanwhile."""
+        """The microbatches of a batch. All of them are made before the first one runs, because
+        ranks must not exchange anything else meanwhile.
+        """
         if len(given) > 1:
             raise BridgeError(
-                f"schedule.step: found {len(given)} inputs, expected the tokens; pass the others by name"
+                f"schedule.step: found {len(given)} unnamed arguments, expected only the tokens;"
+                " pass the others by name"
             )
         tokens = self._shared(given[0] if given else None)
         if len(tokens) < self.microbatches:
@@ -191,7 +206,9 @@ class Schedule:
         return [tree_map_only(Tensor, cut, whole) for cut in cuts]
 
     def _shared(self, tokens: Tensor | None) -> Tensor:
-        """The tokens of the rank with the first stage, on every rank of the line: each layer takes what it needs of them."""
+        """The tokens of the rank with the first stage, on every rank of the pipeline, because each
+        layer may need a part of them.
+        """
         engine, line = self.engine, self.engine.line
         source, device = engine.pipeline.schedule.homes[0], engine.device
         header = torch.full((HEADER,), ABSENT, dtype=torch.int64, device=device)
@@ -217,7 +234,9 @@ def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
 
 
 def _named(named: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model of Hugging Face is called with: masks made ahead as its attention mask, nothing that is None."""
+    """Arguments for a model of Hugging Face: masks that were made before serve as its attention
+    mask, and arguments that are None are left out.
+    """
     found = {
         key: value for key, value in named.items() if value is not None and key != "padding_mask"
     }
@@ -235,12 +254,13 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 
 class AutoPipeline:
-    """Pipelines of Hugging Face models: `AutoPipeline(mesh, ...).build(model, loss_fn=...)`. Its engine is `engine`; what the
-    engine does otherwise than AutoModel is in `findings`.
+    """Pipelines of Hugging Face models: `AutoPipeline(mesh, ...).build(model, loss_fn=...)`.
 
-    Sizes of the axes are those of `world_mesh`. `patch_inner_model`, `patch_causal_lm_model` and `pp_seq_len` change nothing: the
-    model is cut without patches, and sequences may differ in length. Gradients are averaged over data ranks. Raises `ConfigError`
-    for what the engine cannot run.
+    `engine` is the native engine, and `findings` has its differences from AutoModel. Sizes of the
+    axes are those of `world_mesh`. `patch_inner_model`, `patch_causal_lm_model` and `pp_seq_len`
+    have no effect, because the model is cut without patches and the length of sequences may vary.
+    Gradients are averaged over data ranks. Raises `ConfigError` for settings that the engine cannot
+    run.
     """
 
     def __init__(
@@ -298,7 +318,7 @@ class AutoPipeline:
 
     @property
     def pp_mesh(self) -> Any:
-        """The mesh of this rank's pipeline."""
+        """The mesh of the ranks in this rank's pipeline."""
         return self.world_mesh[self.pp_axis_name]
 
     def build(
@@ -308,12 +328,17 @@ class AutoPipeline:
         loss_fn: Callable[..., Any] | None = None,
         parallelize_fn: Callable[..., Any] | None = None,
     ) -> AutoPipeline:
-        """Cut `model` into stages and make their schedule. `loss_fn(logits, target)` is the loss of a microbatch.
-        `parallelize_fn` is not called: the engine itself shares the model over data and tensor ranks.
+        """Cut `model` into stages and make their schedule. `loss_fn(logits, target)` is the loss of
+        a microbatch.
+
+        `parallelize_fn` is not called, because the engine itself divides the model over data and
+        tensor ranks.
         """
         loss_fn = loss_fn or self.loss_fn
         if loss_fn is None:
-            raise ConfigError("AutoPipeline.build: found no loss_fn; pass one")
+            raise ConfigError(
+                "AutoPipeline.build: found no loss_fn; pass a function of logits and target"
+            )
         if not is_hugging_face(model):
             raise ConfigError(
                 f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face"
@@ -361,7 +386,7 @@ class AutoPipeline:
         return self
 
     def _sizes(self) -> dict[str, int]:
-        """Ranks along each axis, by the mesh."""
+        """Number of ranks along each axis of the mesh."""
         names = self.world_mesh.mesh_dim_names
         sizes = dict.fromkeys(self.axes, 1)
         for axis, members in self.axes.items():
@@ -369,15 +394,18 @@ class AutoPipeline:
                 sizes[axis] *= self.world_mesh[name].size() if name in names else 1
         others = set(names) - {name for members in self.axes.values() for name in members}
         ConfigError.raise_if(
-            f"world_mesh: the axis {name} has {self.world_mesh[name].size()} ranks, and AutoPipeline was not told what it is;"
-            " name it in dp_axis_names or tp_axis_name"
+            f"world_mesh: the axis {name} has {self.world_mesh[name].size()} ranks, but"
+            " AutoPipeline does not know its meaning; name the axis in dp_axis_names or"
+            " tp_axis_name"
             for name in sorted(others)
             if self.world_mesh[name].size() > 1
         )
         return sizes
 
     def _plan(self, model: nn.Module, sizes: Mapping[str, int], layers: int) -> Plan:
-        """The plan of these settings, by the same table that reads recipes, in the model's own number format."""
+        """The plan for these settings, in the model's own number format. It is made by the rules
+        that also read recipes.
+        """
         asked = {
             "pp_schedule": self.pp_schedule,
             "pp_schedule_csv": self.pp_schedule_csv,
@@ -420,7 +448,10 @@ class AutoPipeline:
 
     def _unheard(self, parallelize_fn: object, sizes: Mapping[str, int]) -> Iterator[Finding]:
         if parallelize_fn is not None:
-            message = "is not called; the engine averages gradients over data ranks and splits layers over tensor ranks itself"
+            message = (
+                "the function is not called, because the engine itself averages gradients over data"
+                " ranks and splits layers over tensor ranks"
+            )
             warnings.warn(f"AutoPipeline.build: parallelize_fn {message}", stacklevel=3)
             yield Finding("parallelize_fn", message, Effect.COST, True)
         if (
@@ -429,7 +460,7 @@ class AutoPipeline:
         ):
             yield Finding(
                 "dtype",
-                "what passes between stages has the model's format",
+                "tensors between stages have the model's format",
                 Effect.ROUNDING,
                 True,
                 before=str(self.dtype),
@@ -439,14 +470,16 @@ class AutoPipeline:
 
     @property
     def info(self) -> PipelineInfo:
-        """The schedule, and the stages of this rank."""
+        """The result of `build`: the schedule, and the stages of this rank."""
         return self._info
 
     @property
     def parts(self) -> list[Part]:
         """The modules of each stage of this rank. Raises `BridgeError` before `build`."""
         if self._info.model_parts is None:
-            raise BridgeError("AutoPipeline: is not built; call build(model, loss_fn=...) first")
+            raise BridgeError(
+                "AutoPipeline: found no stages yet; call build(model, loss_fn=...) first"
+            )
         return self._info.model_parts
 
     @property
@@ -462,34 +495,34 @@ class AutoPipeline:
         losses: list[Tensor] | None = None,
         **named: Any,
     ) -> Any:
-        """`info.schedule.step`, on every rank alike."""
+        """Run `info.schedule.step` with the same arguments. All ranks must call it."""
         _ = self.parts
         assert self._info.schedule is not None
         given = (model_input,) if self._info.has_first_stage else ()
         return self._info.schedule.step(*given, target=target, losses=losses, **named)
 
     def update_seq_len(self, seq_len: int) -> None:
-        """Nothing: sequences may differ in length from batch to batch."""
+        """Does nothing, because the length of sequences may vary from batch to batch."""
 
     def list_stage_modules(self) -> list[list[str]]:
-        """Names of all modules of each stage of this rank."""
+        """Names of all modules in each stage of this rank."""
         return [
             [name for name, _ in part.named_modules() if name]
             for part in self._info.model_parts or []
         ]
 
     def get_stage_param_counts(self, trainable_only: bool = False) -> list[int]:
-        """Parameters of each stage of this rank."""
+        """Number of parameters in each stage of this rank."""
         return [_number(part, trainable_only) for part in self._info.model_parts or []]
 
     def get_total_param_count(self, trainable_only: bool = False) -> int:
-        """Parameters of this rank's stages."""
+        """Number of parameters in all stages of this rank."""
         return sum(self.get_stage_param_counts(trainable_only))
 
     def pretty_print_stages(
         self, max_modules_per_stage: int = 16, trainable_only: bool = False
     ) -> str:
-        """The stages of this rank, with the first modules of each."""
+        """The stages of this rank, with the first modules of each, as text."""
         lines = []
         for stage, names in zip(self._info.stages or [], self.list_stage_modules(), strict=True):
             marks = [
@@ -506,7 +539,7 @@ class AutoPipeline:
         return "\n".join(lines) or "<no stages>"
 
     def debug_summary(self) -> str:
-        """Sizes and schedule of this rank, a line each."""
+        """Sizes and schedule of this rank, one on each line."""
         schedule = self._info.schedule
         return "\n".join(
             (
@@ -525,7 +558,9 @@ class AutoPipeline:
         )
 
     def visualize_current_schedule(self, filename: str | None = None) -> None:
-        """Print the schedule as a table of actions, or write it to `filename`, as `pp_schedule_csv` reads it."""
+        """Print the schedule as a table of actions, or write it to `filename` in the form that
+        `pp_schedule_csv` reads.
+        """
         _ = self.parts
         text = written(self.engine.pipeline.schedule)
         if filename is None:

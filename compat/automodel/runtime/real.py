@@ -1,4 +1,6 @@
-"""What an installed AutoModel makes of a recipe's mesh, pipeline and steps, as plain data: its parser and its step scheduler."""
+"""Asks an installed AutoModel for the mesh, pipeline and steps of a recipe, as plain data, with its
+own parser and step scheduler.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from compat.automodel.schema import DTYPES
 
 Group = dict[str, Any]
 LOOSER = True
-"""The parser checks less than a run does: layers, heads and ranks come later."""
+"""Checks that a run makes and the parser does not: layers, heads and ranks come later."""
 S = "step_scheduler."
 PARSER = tuple(
     f"nemo_automodel.recipes.{name}:parse_distributed_section"
@@ -33,18 +35,18 @@ LATER = frozenset(
         ),
     )
 )
-"""Values that a recipe's code works out after the parser, unless the file gives them."""
+"""Values that a recipe's code computes after the parser, unless the file gives them."""
 OVERWRITTEN = frozenset(
     PP + name
     for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size")
 )
-"""Values that a class works out even if they are given."""
+"""Values that a class computes even if they are given."""
 SAMPLES = 10**6
-"""Batches of the data set that a step scheduler is built for."""
+"""Number of batches in the data set for which a step scheduler is built."""
 
 
 def posed(config: Config) -> tuple[Group, Group]:
-    """What to ask AutoModel about a recipe, and the values that it should hold then."""
+    """The question to ask AutoModel about a recipe, and the values that it should then hold."""
     question = raw(nested(config.given, release(config.version)), config) or {}
     given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
     later = OVERWRITTEN | {path for path in LATER if path not in given}
@@ -60,7 +62,9 @@ def posed(config: Config) -> tuple[Group, Group]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group | None:
-    """The question about a source that may not be read; None where its release has no parser to ask."""
+    """The question about a source that may not be readable; None if its release has no parser to
+    ask.
+    """
     if not release(config.version).nested:
         return None
     asked = {
@@ -75,14 +79,16 @@ def raw(source: Mapping[str, Any], config: Config) -> Group | None:
 
 
 def _untargeted(section: Any) -> Any:
-    """A section without the classes that it names inside, which AutoModel would import."""
+    """A section without the names of classes inside it, which AutoModel would import."""
     if not isinstance(section, Mapping):
         return section
     return {name: _untargeted(value) for name, value in section.items() if name != "_target_"}
 
 
 def answer(question: Mapping[str, Any]) -> Group:
-    """What the installed AutoModel holds, by path; `ConfigError` with its reason if it refuses."""
+    """Values in the installed AutoModel, by path. Raises `ConfigError` with the reason if it
+    refuses the recipe.
+    """
     recipe = question.get("recipe", {})
     try:
         held = dict(_mesh(dict(recipe["distributed"]))) if "distributed" in recipe else {}
@@ -116,7 +122,7 @@ STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DD
 
 
 def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
-    """The step scheduler, where the recipe says both batch sizes."""
+    """Values of the step scheduler, if the recipe gives both batch sizes."""
     if not section.keys() >= {"global_batch_size", "local_batch_size"}:
         return
     built = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
@@ -144,10 +150,10 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def installed() -> str:
-    """The release that would answer; `VersionError` if there is none."""
+    """The installed release. Raises `VersionError` if AutoModel is not installed."""
     try:
         return version("nemo-automodel")
     except PackageNotFoundError:
         raise VersionError(
-            "automodel: nemo-automodel is not installed; pip install --no-deps nemo-automodel"
+            "automodel: nemo-automodel is not installed; run pip install --no-deps nemo-automodel"
         ) from None

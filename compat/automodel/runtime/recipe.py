@@ -1,4 +1,6 @@
-"""Recipes: the model, optimizer, schedule and data that one names, on the native engine. Source: recipes/llm/train_ft.py."""
+"""Runs recipes on the native engine: the model, optimizer, schedule and data that a recipe names.
+Source: recipes/llm/train_ft.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from compat.automodel.runtime.sections import TARGET, Section, only, recipe, sec
 
 CLASSES = ("TrainFinetuneRecipeForNextTokenPrediction",)
 SEED, EPOCHS = 42, 10
-"""What AutoModel takes where a recipe does not say."""
+"""AutoModel's defaults for a seed and a number of epochs that a recipe does not set."""
 HEARD = (
     "recipe",
     "model",
@@ -53,13 +55,13 @@ HEARD = (
     "seed",
 )
 STEPS = ("step_scheduler", "checkpoint", "packed_sequence", "compile", "ci", "wandb", "dist_env")
-"""Sections that are read here, and say for themselves what is not known of them."""
+"""Sections that are read here. Their readers report unknown settings themselves."""
 CONSOLIDATED: Mapping[Any, str] = {True: "every", False: "false", None: "final"}
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The mean loss of a validation by label, over all ranks."""
+    """The mean validation loss per label, over all ranks."""
 
     step: int
     val_loss: float
@@ -74,7 +76,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was written."""
+    """A checkpoint that has been written."""
 
     step: int
     saved: str
@@ -92,7 +94,7 @@ Line = Report | Evaluation | Saved
 
 @dataclass
 class Recipe:
-    """An engine with the data of a recipe. `length`: steps of the whole run."""
+    """An engine with the data of a recipe. `length` is the number of steps in the whole run."""
 
     engine: Engine
     loader: Loader
@@ -111,9 +113,11 @@ class Recipe:
         timeout: float | None = None,
         **watch: Any,
     ) -> Recipe:
-        """Build what `config` names (`planned`: the plan with what was asked for beside it; `timeout`: seconds that win over the
-        recipe's; `watch`: as `initialize` takes it). Raises `BridgeError` if something is not there, or the
-        engine cannot run it.
+        """Build the model, data and engine that `config` names.
+
+        `planned` adds command-line options to the plan. `timeout`, in seconds, takes precedence
+        over that of the recipe. `watch` has further arguments of `initialize`. Raises `BridgeError`
+        if something does not exist, or if the engine cannot run it.
         """
         settings = recipe(config)
         _checked(settings)
@@ -144,7 +148,10 @@ class Recipe:
         )
         check(plan, world)
         if compiled.get("enabled"):
-            findings = (*findings, Finding("compile", "blocks run as they are", Effect.COST, True))
+            findings = (
+                *findings,
+                Finding("compile", "blocks run without compilation", Effect.COST, True),
+            )
         minutes = section(settings, "dist_env").get("timeout_minutes")
         if minutes and timeout is None and comm.joined() is None:
             comm.patient(None, minutes * 60)
@@ -156,8 +163,8 @@ class Recipe:
         )
 
     def steps(self, number: int | None = None) -> Iterator[Line]:
-        """Train until `number` steps are done in all (default: as the recipe says), those before a resume counted; validate and
-        save where the recipe says.
+        """Train until `number` steps are done (default: those of the recipe); steps before a resume
+        are included. Validate and save when the recipe says so.
         """
         number = self.length if number is None else number
         while self.done < number:
@@ -165,17 +172,18 @@ class Recipe:
             yield from self._epoch(self.done // self.epoch_steps, number)
             if self.done == before:
                 raise ConfigError(
-                    "step_scheduler: an epoch has no batch; use fewer local_batch_size, or more data"
+                    "step_scheduler: an epoch has no batch; use a smaller local_batch_size, or"
+                    " more data"
                 )
 
     @property
     def done(self) -> int:
-        """Steps taken, skipped ones too."""
+        """Number of finished steps, including skipped ones."""
         return self.engine.progress.steps + self.engine.progress.skipped
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of an epoch; the last may have fewer batches."""
+        """Number of steps in an epoch. The last step may have fewer batches."""
         return _epoch_steps(self.settings, self.loader)
 
     def _epoch(self, epoch: int, number: int) -> Iterator[Line]:
@@ -201,7 +209,7 @@ class Recipe:
         return reported(engine, self.done, tokens / seconds)
 
     def _after(self, epoch: int, number: int) -> Iterator[Line]:
-        """Validate and save, where this step is one of those."""
+        """Validate and save if this step is due for it."""
         scheduler, step = section(self.settings, "step_scheduler"), self.done
         last, whole = step >= number, step % self.epoch_steps == 0
         each = scheduler.get("ckpt_every_steps")
@@ -217,7 +225,7 @@ class Recipe:
             yield Saved(step, str(self.save(epoch, last)))
 
     def validated(self, loader: Loader) -> float:
-        """The mean loss by label over all batches of `loader` and all ranks."""
+        """The mean loss per label, over all batches of `loader` and over all ranks."""
         engine, rows = self.engine, self.engine.plan.batch.micro or 1
         # The sum of losses and the number of labels, in fp64: batches have different numbers of
         # labels.
@@ -232,7 +240,9 @@ class Recipe:
         return float(totals[0] / totals[1])
 
     def save(self, epoch: int, last: bool) -> Path:
-        """Write a checkpoint of the native engine into the recipe's folder; where it says so, the model for Hugging Face too."""
+        """Write a checkpoint of the native engine into the recipe's folder, and also the model in
+        Hugging Face's format if the recipe says so.
+        """
         checkpoint = section(self.settings, "checkpoint")
         place = writable(str(checkpoint.get("checkpoint_dir", "checkpoints/")))
         # AutoModel numbers steps from 0, and names a checkpoint after the step that was done last.
@@ -261,12 +271,14 @@ class Recipe:
 
 
 def opened(config: Config, world: int, **watch: Any) -> Recipe:
-    """What `train` runs: the recipe that `config` is."""
+    """The recipe in `config`, ready to run. The command `train` calls this."""
     return Recipe.of(config, world, **watch)
 
 
 def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the cross entropy over the labels that count, and their number."""
+    """The sum of the cross entropy over all labels that are not ignored, and the number of these
+    labels.
+    """
     logits: Tensor = logits_in(output)
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     total = nn.functional.cross_entropy(
@@ -279,13 +291,13 @@ def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Words:
-    """The tokenizer of a recipe's data, loaded once it is asked for."""
+    """Loader of the tokenizer for a recipe's data, which loads it on the first call."""
 
     def __init__(self, model: Section) -> None:
         self.model, self.found = model, None
 
     def of(self, data: Section, path: str) -> Any:
-        """That of a data set, or of the model."""
+        """The tokenizer of a data set, or of the model."""
         found = built.tokenizer(self.model, data, path)
         self.found = self.found or found
         return found
@@ -312,7 +324,7 @@ def _loader(
 
 
 def _checked(settings: Section) -> None:
-    """Raise `ConfigError` for what is not there at all."""
+    """Raise `ConfigError` for settings that are not supported here at all."""
     if "recipe" in settings:
         said = settings["recipe"]
         target({TARGET: said if isinstance(said, str) else said.get(TARGET)}, "recipe", CLASSES)
@@ -322,12 +334,13 @@ def _checked(settings: Section) -> None:
     packed = section(settings, "packed_sequence").get("packed_sequence_size")
     if packed:
         raise ConfigError(
-            f"packed_sequence.packed_sequence_size: found {packed}; samples are not packed here; set it to 0"
+            f"packed_sequence.packed_sequence_size: found {packed}, but samples cannot be packed"
+            " here; set it to 0"
         )
 
 
 def _passes(settings: Section, loader: Loader) -> int:
-    """Batches that one rank takes in a step."""
+    """Number of batches that one rank reads in a step."""
     scheduler = section(settings, "step_scheduler")
     local = scheduler.get("local_batch_size") or 1
     return max(
@@ -340,7 +353,7 @@ def _epoch_steps(settings: Section, loader: Loader) -> int:
 
 
 def _length(settings: Section, loader: Loader) -> int:
-    """Steps of the run: its epochs, or fewer if it says so."""
+    """Number of steps in the run: those of its epochs, or `max_steps` if that is fewer."""
     scheduler, epoch = section(settings, "step_scheduler"), _epoch_steps(settings, loader)
     most, epochs = scheduler.get("max_steps"), scheduler.get("num_epochs")
     if not epoch:
@@ -354,7 +367,9 @@ def _length(settings: Section, loader: Loader) -> int:
 
 
 def _whole(config: Config, dtype: str, length: int) -> Plan:
-    """The plan with what the data and the model say: length, number format and batch sizes."""
+    """The plan of the recipe, with length, number format and batch sizes from the data and the
+    model.
+    """
     known = DIALECT.config(
         {**config.given, "step_scheduler.max_steps": length},
         config.version,
@@ -387,12 +402,14 @@ def _whole(config: Config, dtype: str, length: int) -> Plan:
 
 
 def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
-    """What the recipe says that neither the plan nor this module hears."""
+    """Findings for settings of the recipe that neither the plan nor this module reads."""
     for finding in unheld(config):
         head = finding.path.partition(".")[0]
         if head not in (*HEARD, *STEPS):
             yield finding
-    yield from _left(settings, "rng", ("seed", "ranked"), "random numbers are the engine's own")
+    yield from _left(
+        settings, "rng", ("seed", "ranked"), "random numbers come from the engine's own generators"
+    )
     if section(settings, "rng").get("ranked") is False:
         yield Finding(
             "rng.ranked",
@@ -411,7 +428,9 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
         yield Finding(
             "checkpoint.model_save_format", _FORMS, Effect.NONE, True, before="torch_save"
         )
-    yield from _left(settings, "step_scheduler", _SCHEDULER, "the engine does not do that")
+    yield from _left(
+        settings, "step_scheduler", _SCHEDULER, "the engine does not have this setting"
+    )
     for name in ("ci", "wandb"):
         if section(settings, name):
             yield Finding(name, "nothing here reads it", Effect.NONE, True)
@@ -419,7 +438,7 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
     if backend == "nccl" and not torch.cuda.is_available():
         yield Finding(
             "dist_env.backend",
-            "there is no accelerator here, so it is gloo",
+            "this machine has no accelerator, so the backend is gloo",
             Effect.COST,
             True,
             before=backend,

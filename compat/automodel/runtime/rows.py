@@ -1,4 +1,6 @@
-"""Rows of data: JSON and JSON lines, and data sets of Hugging Face that lie on this machine. Nothing is downloaded."""
+"""Reads rows of data: JSON, JSON lines, and data sets of Hugging Face on this machine. Nothing is
+downloaded.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,23 @@ from bridge.files import reached
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 SAVED = "state.json"
-"""What `save_to_disk` leaves in the folder of a split."""
+"""Files that `save_to_disk` writes into the folder of a split."""
 SPLIT = re.compile(r"(\w+)(?:\[(-?\d*):(-?\d*)\])?")
 Rows = Sequence[dict[str, Any]]
 
 
 def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
-    """The rows of a split (`train`, `train[:64]`) of a folder, or of one or more files. `where` begins an error.
+    """The rows of a split (`train`, `train[:64]`) in a folder, or in one or more files. `where` is
+    the beginning of error messages.
 
-    A folder has `SPLIT.jsonl`, `SPLIT.json` or `SPLIT.parquet`, or is what `save_to_disk` wrote. A file is its own split.
+    A folder has `SPLIT.jsonl`, `SPLIT.json` or `SPLIT.parquet`, or was written by `save_to_disk`. A
+    file holds one split.
     """
     match = SPLIT.fullmatch(split or "train")
     if match is None:
         raise ConfigError(
-            f"{where}: found the split {split!r}, expected a name such as train, or a part of one, train[:64]"
+            f"{where}: found the split {split!r}, expected a name such as train, or a part of a"
+            " split such as train[:64]"
         )
     name, first, last = match.groups()
     found: list[dict[str, Any]] = []
@@ -51,7 +56,8 @@ def _read(name: str, split: str, where: str) -> Rows:
         return _lines(place)
     if find_spec("datasets") is None:
         raise SourceError(
-            f"{place}: datasets is not installed; pip install datasets, or give JSON lines"
+            f"{place}: the library datasets is not installed; run pip install datasets, or give"
+            " JSON lines"
         )
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
@@ -72,7 +78,7 @@ def _places(name: str, split: str) -> Sequence[Path | None]:
 
 
 def _lines(path: Path) -> Rows:
-    """JSON lines, or a JSON list."""
+    """The rows in a file of JSON lines, or in a JSON list."""
     try:
         text = path.read_text(encoding="utf-8")
         data = (
@@ -82,17 +88,21 @@ def _lines(path: Path) -> Rows:
         )
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise SourceError(
-            f"{path}: no JSON lines ({error}); write one object in each line"
+            f"{path}: the file has no JSON lines ({error}); write one object in each line"
         ) from None
     wrong = next((number for number, row in enumerate(data, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
-        raise SourceError(f"{path}: row {wrong} is no object; write one object in each line")
+        raise SourceError(f"{path}: row {wrong} is not an object; write one object in each line")
     found: Rows = data
     return found
 
 
 def column(row: dict[str, Any], name: str, where: str) -> Any:
-    """A column of a row. Raises `SourceError` with those that there are."""
+    """The value of a column in a row. Raises `SourceError` with the existing columns if there is
+    none.
+    """
     if name not in row:
-        raise SourceError(f"{where}: a row has {', '.join(row)}, expected {name} among them")
+        raise SourceError(
+            f"{where}: a row has the columns {', '.join(row)}, expected {name} among them"
+        )
     return row[name]

@@ -1,4 +1,6 @@
-"""Sections of a recipe: the settings of a class as a mapping, what of them is known here, and classes by their names."""
+"""Sections of a recipe as mappings of a class's settings, with checks that the settings and the
+class are known here.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +30,33 @@ def _plain(value: Any) -> Any:
 
 
 def section(whole: Section, name: str) -> dict[str, Any]:
-    """The settings of a section; of one that is a text, its class; empty if there is none."""
+    """The settings of a section; only its class if the section is a text; empty if there is no
+    section.
+    """
     found = whole.get(name)
     return dict(found) if isinstance(found, Mapping) else {} if found is None else {TARGET: found}
 
 
 def target(section: Section, path: str, known: Collection[str]) -> str:
-    """The last word of the class that a section names. Raises `ConfigError` unless it is among `known`."""
+    """The last part of the name of a section's class. Raises `ConfigError` if it is not
+    in `known`.
+    """
     said = section.get(TARGET)
     name = str(said or "").rpartition(".")[2]
     if name not in known:
         raise ConfigError(
-            f"{path}.{TARGET}: found {said!r}, which is not there on the native engine; expected {' or '.join(known)}"
-            f"{nearest(name, known)}; or train the file's plan on a small model with --model tiny"
+            f"{path}.{TARGET}: found {said!r}, which the native engine does not have; expected"
+            f" {' or '.join(known)}{nearest(name, known)}; or train the file's plan on a small"
+            " model with --model tiny"
         )
     return name
 
 
 def only(section: Section, path: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` for settings of a section beyond those `known` and its class."""
+    """Raise `ConfigError` for settings of a section other than its class and those in `known`."""
     ConfigError.raise_if(
-        f"{path}.{name}: found {value!r}; the native engine does not know it{nearest(name, known)}; leave it out"
+        f"{path}.{name}: found {value!r}; the native engine does not know this"
+        f" setting{nearest(name, known)}; leave it out"
         for name, value in section.items()
         if name not in known and name != TARGET and value not in (None, "none", "None")
     )

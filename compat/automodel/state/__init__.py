@@ -17,10 +17,14 @@ from bridge.state.hub import Hub, lost
 LATEST, MODEL, OPTIMIZER, SCHEDULE = "LATEST", "model", "optim", "sched"
 CONSOLIDATED = "consolidated"
 UNREAD = {
-    "rng*": "random states are not carried, so dropout draws other numbers",
-    "dataloader*": "the position in the data is not carried; the data starts from the beginning",
+    "rng*": "random states are not carried over, so dropout draws other numbers",
+    "dataloader*": (
+        "the position in the data is not carried over; the data starts from the beginning"
+    ),
 }
-"""Further files that only AutoModel reads (recipes/base_recipe.py: save_checkpoint), and the loss without them."""
+"""Further files that only AutoModel reads (recipes/base_recipe.py: save_checkpoint), with the loss
+if they are left out.
+"""
 
 
 class Folder(Format):
@@ -30,7 +34,7 @@ class Folder(Format):
     title = "NeMo AutoModel"
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the step that the link LATEST points to."""
+        """The checkpoint folder: `folder` itself, or the step to which the link LATEST points."""
         place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
         return (
             place
@@ -39,14 +43,16 @@ class Folder(Format):
         )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Also check the checksums inside each archive; safetensors have none."""
+        """Check also the checksums inside each archive; safetensors have none."""
         super().verify(place, used)
         for part in (MODEL, OPTIMIZER):
             if (place / part / dcp.METADATA).is_file():
                 dcp.verified(place / part, dcp.KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """Weights, optimizer state by the names of the weights, and torch's scheduler state."""
+        """Read weights, optimizer state by the names of the weights, and torch's
+        scheduler state.
+        """
         weights, files = _weights(place / MODEL)
         found = dcp.entries(place / OPTIMIZER)
         schedule = {
@@ -66,14 +72,17 @@ class Folder(Format):
 
 
 def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
-    """Tensors of the model, and their files: torch's format or safetensors. Raises `SourceError` for sharded safetensors."""
+    """Tensors of the model, and their files, in torch's format or as safetensors. Raises
+    `SourceError` for sharded safetensors.
+    """
     if (place / dcp.METADATA).is_file():
         return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
     # Whole tensors are in consolidated/, or here if the files have the usual names.
     whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
     if whole is None:
         raise SourceError(
-            f"{place}: the safetensors hold parts of tensors; run the consolidate.sh of the checkpoint"
+            f"{place}: the safetensors hold only parts of tensors; run the consolidate.sh of the"
+            " checkpoint"
         )
     hub = safe.Safe().read(whole)
     return {
