@@ -1,4 +1,6 @@
-"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, and settings of the script."""
+"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, with
+settings of the script.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from compat.merak.entries import entry, listen
 
 
 class MerakConfig(Config):
-    """A Merak run. `script` is a training script for its command line."""
+    """A Merak run. `script` is a training script that fits its command line."""
 
     @cached_property
     def flags(self) -> list[str]:
@@ -23,7 +25,7 @@ class MerakConfig(Config):
 
     @cached_property
     def script(self) -> str:
-        """Python text with `init` by name, the tensor-parallel lists and the trainer."""
+        """Python code with `init` by name, the tensor-parallel lists and the trainer."""
         from compat.merak.code import script
 
         return script(self.given, self.effective, self.version)
@@ -50,10 +52,12 @@ class MerakDialect(PackagedDialect):
         *,
         code: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read a command line, a file of flags, or a keyword mapping, and check it as that release does.
+        """Read a command line, a file of flags, or a keyword mapping, and check it as that release
+        does.
 
-        A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` holds settings of the training
-        script, such as `{"init": {"pp": 2, "tp": 2, "dp": 2}}`. Raises `BridgeError` with every problem.
+        A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` holds
+        settings of the training script, such as `{"init": {"pp": 2, "tp": 2, "dp": 2}}`. Raises
+        `BridgeError` with every problem.
         """
         from compat.merak.formats import read
 
@@ -73,7 +77,7 @@ class MerakDialect(PackagedDialect):
         return Values(effective(config.given, config.version, config.world_size))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release has the parameter or argument."""
+        """Whether that release has the parameter or argument `path`."""
         from compat.merak.releases import release
 
         return path in release(version).defaults
@@ -90,7 +94,9 @@ class MerakDialect(PackagedDialect):
         return (f"--{name}",) if section == "args" else ()
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The command line's arguments with the code part beside them, or everything as one keyword mapping."""
+        """The command line's arguments with the code part beside them, or all settings as one
+        keyword mapping.
+        """
         from compat.merak import code, formats
 
         snippet = code.script(config.given, config.effective, config.version)
@@ -110,7 +116,9 @@ class MerakDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """Number of names that are Merak's. Names of other stacks too are added only beside one that only Merak has."""
+        """Number of Merak's names in a source. Names that other stacks have too are counted only if
+        one is there that only Merak has.
+        """
         from compat.merak.recognition import score
 
         return score(data)
@@ -127,11 +135,13 @@ ENTRIES = {
     "MerakArguments": "arguments",
     "MerakTrainer": "trainer",
 }
-"""Merak's own names, with the native engine behind them: `import compat.merak as Merak` migrates a script."""
+"""Merak's own names, implemented by the native engine: `import compat.merak as Merak` migrates a
+script.
+"""
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when a script first asks for it."""
+    """Load the engine when a script first uses one of its names."""
     return entry(__name__, ENTRIES, name)
 
 

@@ -1,4 +1,6 @@
-"""The settings that belong in the training script, as Python text: `init`, the trainer and the tensor-parallel lists."""
+"""The settings that belong in the training script, as Python code: `init`, the trainer and the
+tensor-parallel lists.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Flat = Mapping[str, Any]
 
 
 def script(given: Flat, values: Flat, version: str) -> str:
-    """A short training script for the command line, with names for the parts that the user writes."""
+    """A short training script for the command line. It calls functions that the user
+    has to write.
+    """
     sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
     # An open size stands in the script as a name in capitals, for the user to fill in; `sp` is
     # optional.
@@ -84,6 +88,6 @@ def _trainer(given: Flat, version: str) -> Iterator[str]:
 
 
 def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The command that starts the script, with --output_dir, which the parser requires."""
+    """The command that starts the script, with --output_dir, which Merak's parser requires."""
     output = () if "args.output_dir" in given else ("--output_dir", "output")
     return torchrun(world_size, SCRIPT, *output)

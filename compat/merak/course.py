@@ -1,4 +1,6 @@
-"""Length, seed and intervals of a run: Merak's arguments <-> the plan's fields."""
+"""Rules for the length, seed and intervals of a run, between Merak's arguments and the plan's
+fields.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
 
 def _read_length(values: Group, context: Context) -> Group:
-    """The number of steps if it is set, else the epochs."""
+    """The number of steps if it is set, else the number of epochs."""
     steps = values.get(STEPS) or 0
     return {"run.steps": steps} if steps > 0 else {"run.epochs": values.get(EPOCHS)}
 
 
 def _write_length(values: Group, context: Context) -> Group:
-    """Without a length in the plan, the run ends with its learning-rate schedule."""
+    """The length of the run. If the plan has none, the run ends with its learning-rate schedule."""
     steps, epochs = values.get("run.steps"), values.get("run.epochs")
     if steps is None and epochs is None:
         steps = values.get("optimizer.schedule.total_steps")
@@ -44,7 +46,7 @@ LENGTH = convert(
 
 
 def _interval(theirs: str, ours: str) -> Rule:
-    """An interval in steps. Merak also takes a share of the run, a number below 1."""
+    """An interval in steps. Merak also accepts a number below 1, which is a share of the run."""
     return convert(
         theirs,
         ours,
@@ -58,7 +60,7 @@ def _interval(theirs: str, ours: str) -> Rule:
         blurs=lambda values: (
             values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs]))
         ),
-        lossy="a plan has intervals in whole steps only",
+        lossy="a plan has only intervals in whole steps",
     )
 
 
@@ -66,7 +68,7 @@ KEPT, FINETUNE, TP = "args.save_total_limit", "args.finetune", "init.tp"
 
 
 def split(theirs: str, ours: str, source: str) -> Rule:
-    """A setting of tensor-parallel layers, which has no effect with one tensor rank."""
+    """A rule for a setting of tensor-parallel layers, which has no effect with one tensor rank."""
     return convert(
         theirs,
         ours,
@@ -105,7 +107,7 @@ RULES = (
             {"args.seed": values["run.seed"]} if values.get("run.seed", -1) >= 0 else {}
         ),
         effect=EFFECTS["run.seed"],
-        lossy="Merak takes no negative seed",
+        lossy="Merak accepts no negative seed",
         source="core/tensor_parallel/model_parallel.py: seeds of ranks",
     ),
     _interval("args.logging_steps", "run.log_interval"),

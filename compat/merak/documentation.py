@@ -1,4 +1,6 @@
-"""Contradictions between Merak's documentation and its source. Differing defaults come from the release's facts."""
+"""Contradictions between Merak's documentation and its source. Rows about defaults are made from
+the release's facts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from bridge.findings import Disagreement
 from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, release
 
 PAGE = "docs/api_doc.md"
-ORDER = "degrees in the order dp, tp, pp, which the readme passes by position"
+ORDER = "the degrees have the order dp, tp, pp, and the readme passes them by position"
 
 STATED: tuple[Disagreement, ...] = (
     *(
@@ -24,8 +26,9 @@ STATED: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "args.sequence_parallel",
-        "it works together with tensor parallelism, as in Megatron",
-        "on main it is Ulysses attention over the ranks of init(sp=), for Llama models only",
+        "the switch works together with tensor parallelism, as in Megatron",
+        "on main the switch is Ulysses attention over the ranks of init(sp=), only for Llama"
+        " models",
         PAGE,
         "Merak/core/sequence_parallel, commit 856746c",
         since=KNOWN[-1],
@@ -33,13 +36,13 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.no_load_rng",
         "the optimizer is not loaded",
-        "the state of the random numbers is not loaded",
+        "the random state is not loaded",
         PAGE,
         "Merak/core/checkpoint",
     ),
     Disagreement(
         "args.loss_scale",
-        "a value other than 0 is a constant scale",
+        "a value other than 0 makes the scale constant",
         "the scale is always dynamic",
         PAGE,
         "Merak/core/amp/amp_engine.py: dynamic_loss_scale=True",
@@ -48,7 +51,7 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.hysteresis",
         "overflows that are tolerated",
-        "nothing reads it; 2 overflows are tolerated",
+        "no code reads the value; hysteresis is always 2",
         PAGE,
         "Merak/core/amp/amp_engine.py: dynamic_loss_args",
         since=REWRITTEN,
@@ -64,7 +67,7 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.activation_checkpoint_ratio",
         "one number",
-        "a list of words, one for the first stage or one for each",
+        "a list of values, one for the first stage or one for each stage",
         PAGE,
         "Merak/merak_args/args.py",
         since=REWRITTEN,
@@ -72,7 +75,7 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "trainer.loss_fn",
         "a parameter of MerakTrainer",
-        "MerakTrainer has no such parameter: override get_loss_fn",
+        "MerakTrainer does not have this parameter: override get_loss_fn",
         PAGE,
         "Merak/merak_trainer.py",
         since=REWRITTEN,
@@ -89,13 +92,13 @@ STATED: tuple[Disagreement, ...] = (
 
 
 def _defaults() -> Iterator[Disagreement]:
-    """A row for each documented default that differs from the newest release's source."""
+    """A row for each default whose documentation differs from the newest release's source."""
     at = release(KNOWN[-1])
     for path, said in at.documented.items():
         found = (
             shown(at.defaults[path])
             if path in at.defaults
-            else "no such argument in the newest release"
+            else "the newest release does not have this argument"
         )
         done = "num_layers * 2 + 4" if path == "args.shard_count" else found
         if path not in at.defaults or at.defaults[path] != said:

@@ -1,4 +1,6 @@
-"""The values that Merak uses for a run: defaults of the release, derived values, and every reason to refuse."""
+"""The values that Merak uses for a run: defaults of the release and derived values, or every reason
+why Merak refuses it.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,21 @@ Flat = Mapping[str, Any]
 
 
 def effective(given: Flat, version: str, world_size: int | None) -> dict[str, Any]:
-    """Every value that the release uses, by schema path, without those that are None.
+    """Every value that the release uses, by schema path, without values of None.
 
-    Raises one `ConfigError` with everything that Merak, or the class of arguments it inherits from, refuses.
+    Raises one `ConfigError` with everything that Merak, or the class from which its arguments
+    inherit, refuses.
     """
     at = release(version)
     unknown = []
     for path in given:
         if path not in at.defaults:
             found = lifetime(path)
-            hint = f"; Merak {found} has it" if found != "none" else nearest(path, at.defaults)
+            hint = (
+                (f"; Merak {found} has this setting")
+                if found != "none"
+                else nearest(path, at.defaults)
+            )
             unknown.append(f"{path}: not in Merak {version}{hint}")
     ConfigError.raise_if(unknown)
     values = {path: value for path, value in {**at.defaults, **given}.items() if value is not None}
@@ -52,7 +59,7 @@ def effective(given: Flat, version: str, world_size: int | None) -> dict[str, An
 
 
 def _merge(values: dict[str, Any], at: Release) -> None:
-    """Changes that `mergeargs` of Merak and `__post_init__` of TrainingArguments make."""
+    """Apply the changes that `mergeargs` of Merak and `__post_init__` of TrainingArguments make."""
     # Merak's engine knows the schedule only by its other name.
     if values.get("args.train_schedule") == "shifted_critical_path":
         values["args.train_schedule"] = "full_critical_path_1f1b"
@@ -78,7 +85,9 @@ Check = Callable[[Flat, Release, int | None], Iterator[str]]
 
 
 def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/mpu/topology.py: the product of the degrees is the number of ranks ("Invalid Grid")."""
+    """Problems of the product of the degrees, which has to be the number of ranks
+    (core/mpu/topology.py: "Invalid Grid").
+    """
     ranks = prod(values.get(axis) or 1 for axis in AXES)
     if world_size and ranks != world_size:
         sizes = " x ".join(
@@ -88,21 +97,29 @@ def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """transformers, training_args.py; merak_args/args.py; core/pipeline/module.py: configure_distributed_model."""
+    """Problems of number formats (transformers, training_args.py; merak_args/args.py;
+    core/pipeline/module.py: configure_distributed_model).
+    """
     backend = values.get("args.half_precision_backend")
     known = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
     if backend is not None and backend not in known:
-        yield f"args.half_precision_backend: found {shown(backend)}, Merak {at.version} takes {', '.join(known)}"
+        yield (
+            f"args.half_precision_backend: found {shown(backend)}, expected one of"
+            f" {', '.join(known)} in Merak {at.version}"
+        )
     if values.get("args.fp16") and values.get("args.bf16"):
-        yield "args.bf16: fp16 and bf16 are both set; keep one"
+        yield "args.bf16: fp16 and bf16 are both set; keep one of the two"
     if values.get("args.bf16") and backend == "apex":
-        yield "args.half_precision_backend: apex has no bf16; drop one of the two"
+        yield "args.half_precision_backend: apex does not support bf16; drop one of the two"
     if values.get("args.bf16") and backend == "cuda_amp" and at.since("2.2.2"):
-        yield "args.half_precision_backend: cuda_amp keeps weights in fp32, and bf16 refuses that; drop one of the two"
+        yield (
+            "args.half_precision_backend: cuda_amp keeps weights in fp32, which bf16 does not"
+            " allow; drop one of the two"
+        )
 
 
 def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/merak_engine.py: scheduler_method."""
+    """Problems of the pipeline schedule (core/merak_engine.py: scheduler_method)."""
     name, steps, ranks = (
         values["args.train_schedule"],
         values["args.gradient_accumulation_steps"],
@@ -115,13 +132,18 @@ def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[st
         )
     if name == "full_critical_path_1f1b":
         if "args.activation_checkpoint_ratio" not in values:
-            yield "args.activation_checkpoint_ratio: not set, but train_schedule shifted_critical_path needs it; give one number"
+            yield (
+                "args.activation_checkpoint_ratio: not set, but train_schedule"
+                " shifted_critical_path needs it; set it to one number"
+            )
         if steps < 4:
             yield f"args.gradient_accumulation_steps: found {steps}; train_schedule shifted_critical_path needs 4 or more"
 
 
 def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/pipeline/layers_partition.py: custom_layer_idx reads the first word only."""
+    """Problems of a custom partition (core/pipeline/layers_partition.py: custom_layer_idx, which
+    reads only the first value).
+    """
     method, words = values["args.partition_method"], values.get("args.custom_partition")
     if method == "custom" and not words:
         yield "args.custom_partition: not set, but partition_method custom needs it, such as 0,6,16"
@@ -131,8 +153,9 @@ def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[st
             yield f"args.custom_partition: found {shown(words[0])}, expected whole numbers in one word, such as 0,6,16"
         elif stages and len(cuts) != stages + 1:
             yield (
-                f"args.custom_partition: found {len(cuts)} numbers for pp ({stages}), expected {stages + 1}: "
-                "the first shard of each stage, then their number, with commas in one word"
+                f"args.custom_partition: found {len(cuts)} numbers for pp ({stages}), expected"
+                f" {stages + 1}: the first shard of each stage, then the number of shards, in one"
+                " word with commas"
             )
 
 
@@ -144,11 +167,16 @@ def _cuts(word: str) -> tuple[int, ...] | None:
 
 
 def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/fx/graph_shard/split_graph.py; merak_trainer.py: create_pipeline_module; core/fx/tracer."""
+    """Problems of tracing and splitting the model (core/fx/graph_shard/split_graph.py;
+    merak_trainer.py: create_pipeline_module; core/fx/tracer).
+    """
     split, trace = values.get("args.split_method"), values.get("args.trace_method", "fx")
     pipeline, tensor = values.get("init.pp") or 1, values.get("init.tp") or 1
     if split == "min_deps" and at.version != REWRITTEN:
-        yield f"args.split_method: found 'min_deps', Merak {at.version} takes {', '.join(SPLITS)}"
+        yield (
+            f"args.split_method: found 'min_deps', expected one of"
+            f" {', '.join(SPLITS)} in Merak {at.version}"
+        )
     if trace not in ("fx", "dynamo") and pipeline * tensor > 1:
         yield (
             f"args.trace_method: {shown(trace)} means no tracing, which needs pp x tp = 1; "
@@ -161,14 +189,14 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/pipeline/module.py: the words become numbers."""
+    """Problems of the ratios, which Merak converts to numbers (core/pipeline/module.py)."""
     for word in values.get("args.activation_checkpoint_ratio", ()):
         if number(word) is None:
             yield f"args.activation_checkpoint_ratio: found {shown(word)}, expected a number"
 
 
 def number(word: str) -> float | None:
-    """The word as a number; None if it is none."""
+    """The word as a number; None if it is not a number."""
     try:
         return float(word)
     except ValueError:
@@ -176,21 +204,34 @@ def number(word: str) -> float | None:
 
 
 def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/merak_engine.py: with any stage the engine lets the optimizer reduce gradients, and only stage 1's optimizer can."""
+    """Problems of ZeRO (core/merak_engine.py). With any stage the engine leaves the reduction of
+    gradients to the optimizer, and only the optimizer of stage 1 reduces them.
+    """
     on = at.since(REWRITTEN) or values.get("args.zero_optimization")
     stage = values.get("args.zero_stage")
     if on and stage not in (None, 1):
-        yield f"args.zero_stage: found {shown(stage)}; only stage 1 exists, others fail in the first step; use 1 or none"
+        yield (
+            f"args.zero_stage: found {shown(stage)}; only stage 1 exists, other stages fail in the"
+            " first step; use 1, or drop it"
+        )
     allowed = values.get("args.zero_allow_untested_optimizer")
     if on and stage == 1 and values.get("args.adafactor") and not allowed:
-        yield f"args.zero_allow_untested_optimizer: ZeRO takes {TESTED} unless it is set; set it, or drop adafactor"
+        yield (
+            f"args.zero_allow_untested_optimizer: without this switch ZeRO accepts only {TESTED};"
+            " set it, or drop adafactor"
+        )
 
 
 def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """transformers, optimization.py: get_scheduler and the functions behind it."""
+    """Problems of the learning-rate schedule (transformers, optimization.py: get_scheduler and the
+    functions that it calls).
+    """
     name, kwargs = values["args.lr_scheduler_type"], values.get("args.lr_scheduler_kwargs") or {}
     if not at.since(REWRITTEN) and name not in OLD_SCHEDULES:
-        yield f"args.lr_scheduler_type: found {shown(name)}, Merak {at.version} takes {', '.join(OLD_SCHEDULES)}"
+        yield (
+            f"args.lr_scheduler_type: found {shown(name)}, expected one of"
+            f" {', '.join(OLD_SCHEDULES)} in Merak {at.version}"
+        )
         return
     for key, value in kwargs.items():
         # One problem is enough: the checks of the shape below compute with these values.
@@ -208,19 +249,23 @@ SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_stable_steps", "num_decay_steps", "min_lr_ratio", "num_cycles"),
 }
-"""Arguments of each schedule beside warmup and total steps (transformers 4.47)."""
+"""Arguments of each schedule other than warmup and total steps (transformers 4.47)."""
 FREE = ("reduce_lr_on_plateau",)
 
 
 def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
     for key in kwargs:
         if name not in FREE and key not in SHAPE_KEYS.get(name, ()):
-            yield f"args.lr_scheduler_kwargs.{key}: {name} does not take it{nearest(key, SHAPE_KEYS.get(name, ()))}"
+            hint = nearest(key, SHAPE_KEYS.get(name, ()))
+            yield f"args.lr_scheduler_kwargs.{key}: {name} does not have this argument{hint}"
         elif kwargs[key] < 0:
             yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs[key])}, expected 0 or more"
     # Exactly one of the two: neither and both are refused.
     if name == "cosine_with_min_lr" and ("min_lr" in kwargs) == ("min_lr_rate" in kwargs):
-        yield "args.lr_scheduler_kwargs: cosine_with_min_lr takes one of min_lr and min_lr_rate"
+        yield (
+            "args.lr_scheduler_kwargs: cosine_with_min_lr needs exactly one of min_lr and"
+            " min_lr_rate"
+        )
     end = kwargs.get("lr_end", POLYNOMIAL_END)
     if name == "polynomial" and not end < peak:
         yield f"args.lr_scheduler_kwargs.lr_end: found {end}, expected less than learning_rate ({peak})"
@@ -236,7 +281,7 @@ get_polynomial_decay_schedule_with_warmup).
 
 
 def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """transformers, training_args.py: `__post_init__`."""
+    """Problems of the evaluation (transformers, training_args.py: `__post_init__`)."""
     when = _evaluates(values)
     if values["args.load_best_model_at_end"] and when != values["args.save_strategy"]:
         saves = values["args.save_strategy"]
@@ -244,7 +289,10 @@ def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[s
     if values["args.lr_scheduler_type"] == "reduce_lr_on_plateau" and when == "no":
         yield "args.lr_scheduler_type: reduce_lr_on_plateau needs an eval_strategy other than no"
     if values.get("args.fp16_full_eval") and values.get("args.bf16_full_eval"):
-        yield "args.bf16_full_eval: fp16_full_eval and bf16_full_eval are both set; keep one"
+        yield (
+            "args.bf16_full_eval: fp16_full_eval and bf16_full_eval are both set; keep one of the"
+            " two"
+        )
 
 
 def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
@@ -276,4 +324,6 @@ CHECKS: tuple[Check, ...] = (
     _evaluation,
     _lists,
 )
-"""Everything that Merak refuses, in the order in which it checks; the docstring of each names the place in the source."""
+"""All checks for what Merak refuses, in Merak's order. The docstring of each names the place in the
+source.
+"""

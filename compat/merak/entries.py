@@ -1,4 +1,6 @@
-"""Entries: names of Merak's that load the engine when a script first asks for one, so that reading configs needs no torch."""
+"""Modules of Merak's without files here. Their names load the engine when a script first uses one,
+so that reading configs needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "utils": {},
     "utils.datasets": {"DynamicGenDataset": "generated"},
 }
-"""Modules of Merak's that are no files here, with what scripts import from them."""
+"""Modules of Merak's that have no files here, with the names that scripts import from them."""
 
 
 class Names(ModuleType):
@@ -25,13 +27,13 @@ class Names(ModuleType):
     __path__: tuple[str, ...] = ()  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        """What a script asks for."""
+        """The object behind `name`, loaded from the engine."""
         if name.startswith("__"):
             raise AttributeError(name)
         return entry(self.__name__, MODULES[self.__name__.removeprefix(f"{HOME}.")], name)
 
 
 def listen() -> None:
-    """Let Python import the modules of the table."""
+    """Register the modules of the table, so that Python can import them."""
     for path in MODULES:
         sys.modules.setdefault(f"{HOME}.{path}", Names(f"{HOME}.{path}"))

@@ -1,4 +1,4 @@
-"""Command lines and keyword mappings to typed values by path, and back."""
+"""Converts command lines and keyword mappings to typed values by path, and values back to them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ENTRY = "arguments"
 SECTIONS = ("init", "args", "trainer", "tp_lists")
 SCRIPT_SECTIONS = ("init", "trainer", "tp_lists")
 POSITIONS = ("pp", "tp", "dp", "sp", "backend")
-"""Order of `init`'s parameters in the source; its documentation and README say dp, tp, pp."""
+"""Order of `init`'s parameters in the source. Its documentation and README say dp, tp, pp."""
 YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 FLOATS = ("args.zero_stage", "args.zero_allgather_bucket_size", "args.zero_reduce_bucket_size")
-"""Whole numbers that the parser reads as floats."""
+"""Arguments for whole numbers that the parser reads as floats."""
 LAUNCHER = re.compile(r"\s*(\w+=\S*\s+)*(\S*/)?(python[\d.]*|torchrun|srun|mpirun|deepspeed)\s")
-"""The beginning of a command that starts a script, with assignments before it."""
+"""Pattern for the beginning of a command that starts a script, with assignments before it."""
 NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
-"""A negative number, which argparse takes for a value though it starts with a dash."""
+"""Pattern of a negative number, which argparse reads as a value although it starts with a dash."""
 
 
 # Reading
@@ -54,9 +54,10 @@ NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 def read(
     source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None
 ) -> Reading:
-    """Read a path, text, mapping, list of words or `Written`. All problems are raised at once.
+    """Read a path, text, mapping, list of words or `Written`. Raises all problems at once.
 
-    `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the source's own.
+    `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the
+    source's own.
     """
     reader = _Reader(version, lenient)
     # In this order: the source overrides the file beside it, and `code` overrides both.
@@ -79,7 +80,7 @@ def read(
 
 
 def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Values as the schema types them, and a problem for each of the others."""
+    """Typed values by path, and a problem for each value that does not fit its type."""
     try:
         return flatten(validate(Merak, nest(raw))), ()
     except ConfigError as error:
@@ -112,10 +113,8 @@ def _content(source: Any) -> Document:
 
 
 def _empty(source: str | Path | Document) -> Document | None:
-    """A document without words if the source is a command line without arguments, which the general
-    reader refuses.
-
-    None for any other source.
+    """A document without words, if the source is a command line without arguments, which the
+    general reader refuses; None for any other source.
     """
     if isinstance(source, Document):
         return None
@@ -131,7 +130,7 @@ def _empty(source: str | Path | Document) -> Document | None:
 
 
 def _beside(source: Any) -> Mapping[str, Any]:
-    """Settings of the script, from the file that was written beside a command line."""
+    """Settings of the script, from the file that was written together with a command line."""
     if isinstance(source, Written):
         return source.code
     if isinstance(source, str) and (is_text(source) or LAUNCHER.match(source)):
@@ -184,13 +183,16 @@ class _Reader:
                 self.section(key, value)
             elif not isinstance(key, str):
                 self.problems.append(
-                    f"{document.name}: found the key {shown(key)}, expected the name of an argument"
+                    f"{document.name}: found the key {shown(key)}, expected the name of an"
+                    " argument as text"
                 )
             else:
                 self.entry(key, value, Origin(line) if line else None)
 
     def script(self, data: Mapping[str, Any]) -> None:
-        """Read settings of the training script: sections, or single parameters such as `init.pp` or `pp`."""
+        """Read settings of the training script, given as sections, or as single parameters such as
+        `init.pp` or `pp`.
+        """
         for name, value in data.items():
             path = name if name in fields(Merak) else _home(name, SCRIPT_SECTIONS)
             if name in SCRIPT_SECTIONS:
@@ -212,7 +214,9 @@ class _Reader:
             self.put(f"{name}.{key}", inner, f"{name}.{key}")
 
     def positional(self, sizes: Sequence[Any]) -> Mapping[str, Any]:
-        """Arguments by position, as in `Merak.init(4, 1, 2)`: in the source's order, since the documentation's is wrong."""
+        """Arguments by position, as in `Merak.init(4, 1, 2)`. They have the order of the source,
+        since the order in the documentation is wrong.
+        """
         named = dict(zip(POSITIONS, sizes, strict=False))
         if not 3 <= len(sizes) <= len(POSITIONS):
             self.problems.append(
@@ -220,8 +224,8 @@ class _Reader:
             )
         same = named.get("pp") == named.get("dp")
         message = (
-            "given by position: read as pp, tp, dp, as the source takes them; Merak's documentation and README say "
-            "dp, tp, pp. Give them by name"
+            "given by position and read as pp, tp, dp, which is the order in Merak's source; its"
+            " documentation and README say dp, tp, pp; give the values by name"
         )
         self.findings.append(
             Finding("init", message, Effect.NONE if same else Effect.NUMBERS, True)
@@ -229,7 +233,9 @@ class _Reader:
         return named
 
     def entry(self, key: str, value: Any, origin: Origin | None) -> None:
-        """A key of a flat mapping: an argument, or a parameter of the script by its name or its dotted path."""
+        """Read one key of a flat mapping: an argument, or a parameter of the script by its name or
+        its dotted path.
+        """
         path = key if key in fields(Merak) else _home(key)
         if path is None:
             self.unknown(key, key, _names(), (str(value),))
@@ -239,7 +245,7 @@ class _Reader:
                 self.origins[path] = origin
 
     def put(self, path: str, value: Any, written: str) -> None:
-        """Store one value, or note a problem if the release does not have its path."""
+        """Store one value, or add a problem if the release does not have its path."""
         if path not in fields(Merak):
             section = path.partition(".")[0]
             known = [
@@ -253,14 +259,19 @@ class _Reader:
         elif value is not None:
             self.raw[path] = value
         elif release(self.version).defaults[path] is not None:
-            self.problems.append(f"{written}: found no value; give one, or leave it out")
+            self.problems.append(
+                f"{written}: found no value; give a value, or leave the argument out"
+            )
 
     def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
         if self.lenient:
             effect = touching.effect(written, *values)
             self.findings.append(
                 Finding(
-                    brief(written), f"Merak {self.version} does not know it; left out", effect, True
+                    brief(written),
+                    f"Merak {self.version} does not have this argument; it is left out",
+                    effect,
+                    True,
                 )
             )
         else:
@@ -286,13 +297,13 @@ class _Reader:
             index = self.option(words, index, document.line(index))
 
     def option(self, words: Sequence[str], index: int, line: int | None) -> int:
-        """Read the option at `index` and its values; returns the index of the next option."""
+        """Read the option at `index` and its values. Returns the index of the next option."""
         word, end = words[index], index + 1
         while end < len(words) and _is_value(words[end]):
             end += 1
         # A word whose value the script reader does not know may stand for any number of arguments.
         if index in self.opaque and not word.startswith("--"):
-            message = f"{self.opaque[index]}; arguments that it may hold are left out"
+            message = f"{self.opaque[index]}; arguments inside its value are left out"
             self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
             return index + 1
         if _is_value(word):
@@ -317,7 +328,9 @@ class _Reader:
         return index + 1 if tied else end
 
     def leave_out(self, path: str, name: str, reason: str, line: int | None) -> None:
-        """Skip a value that is not known. It is a problem if a plan needs it."""
+        """Leave out an option whose value is not known. That is a problem if a plan field depends
+        on it.
+        """
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
@@ -346,7 +359,7 @@ class _Reader:
             self.findings.append(
                 Finding(
                     path,
-                    f"{name} is short for --{path.partition('.')[2]}; write it out",
+                    f"{name} is an abbreviation of --{path.partition('.')[2]}; write the full name",
                     Effect.NONE,
                     True,
                 )
@@ -373,7 +386,7 @@ class _Reader:
 
 
 def _start(words: Sequence[str]) -> int:
-    """Index of the script's first argument: behind `python train.py`, or 0."""
+    """Index of the script's first argument: the one after `python train.py`, or 0."""
     scripts = (
         index
         for index, word in enumerate(words)
@@ -398,7 +411,9 @@ def _is_value(word: str) -> bool:
 
 @cache
 def _options(version: str) -> Mapping[str, tuple[str, bool]]:
-    """Options of a release without their dashes: the path, and whether it is the `--no_` form of a switch that is on."""
+    """Options of a release without their dashes, each with its path and whether it is the `--no_`
+    form of a switch.
+    """
     defaults = release(version).defaults
     own = {
         path.removeprefix("args."): (path, False) for path in defaults if path.startswith("args.")
@@ -413,8 +428,8 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments that a plan field stands for, so that an unknown value of one cannot be
-    left out.
+    """Arguments for which the plan has a field. If the value of one is not known, it cannot be left
+    out.
     """
     from compat.merak.rules import table
 
@@ -489,7 +504,7 @@ def _mapping(text: str) -> Any:
 
 
 def flags(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One tuple for each argument: the option and its values."""
+    """A tuple for each argument: the option, and its values if it has any."""
     found: list[tuple[str, ...]] = []
     for path, value in given.items():
         if not path.startswith("args."):
@@ -514,18 +529,18 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def flags_text(given: Mapping[str, Any]) -> str:
-    """The arguments of the command line, one to a line, quoted as a shell needs it."""
+    """The arguments of the command line, one on each line, quoted for a shell."""
     text = "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flags(given))
     return text or "# no arguments\n"
 
 
 def json_text(given: Mapping[str, Any]) -> str:
-    """Everything as one keyword mapping."""
+    """All settings as one keyword mapping."""
     return json.dumps(nest(given), indent=2) + "\n"
 
 
 def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that belong in the training script, nested."""
+    """Settings that belong in the training script, as nested mappings."""
     found: dict[str, Any] = nest(
         {path: value for path, value in given.items() if not path.startswith("args.")}
     )

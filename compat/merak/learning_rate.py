@@ -1,4 +1,6 @@
-"""The learning-rate schedules of Hugging Face that Merak's trainer builds <-> the plan's schedule."""
+"""Rules between the plan's schedule and the learning-rate schedules of Hugging Face that Merak's
+trainer builds.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ SHAPES: Mapping[str, str] = {
     "inverse_sqrt": "inverse_sqrt",
     "warmup_stable_decay": "wsd",
 }
-"""The plan's schedule that equals, or is nearest to, each of theirs."""
+"""The plan's schedule that is equal or nearest to each schedule of Hugging Face."""
 TENTH = 10
-"""Without decay_steps in the Plan, the decay of WSD is one tenth of the schedule."""
+"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan has none."""
 UNWARMED = ("constant", "reduce_lr_on_plateau")
 USUAL: Mapping[str, Mapping[str, float]] = {
     "polynomial": {"power": 1.0},
@@ -42,7 +44,7 @@ USUAL: Mapping[str, Mapping[str, float]] = {
     "cosine_with_min_lr": {"num_cycles": 0.5},
     "warmup_stable_decay": {"num_cycles": 0.5},
 }
-"""Values of further arguments with which a schedule equals the plan's."""
+"""Values of further arguments with which a schedule is equal to the plan's."""
 
 
 def _said(values: Group) -> Mapping[str, Any]:
@@ -50,7 +52,9 @@ def _said(values: Group) -> Mapping[str, Any]:
 
 
 def _blurred(values: Group) -> bool:
-    """Whether the plan's schedule is only near to theirs, or the warmup depends on the length of the data."""
+    """Whether the plan's schedule is only similar to that of Hugging Face, or the warmup depends on
+    the length of the data.
+    """
     name, said = values[TYPE], _said(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
     # The plan's inverse root falls from the end of the warmup; theirs has a scale of its own

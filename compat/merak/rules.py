@@ -1,4 +1,4 @@
-"""The table between Merak's settings and `Plan`, one row for each group of fields."""
+"""The table of rules between Merak's settings and `Plan`, one rule for each group of fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARDS = "Merak distributes shards of a traced graph over stages, not layers, an
 
 def model_rules() -> tuple[Rule, ...]:
     """Facts about the model."""
-    note = "Merak takes it from the model's own config unless it is given"
+    note = "Merak reads it from the model's own config unless it is given"
     pairs = (
         ("num_layers", "layers"),
         ("hidden_size", "hidden"),
@@ -63,7 +63,7 @@ def model_rules() -> tuple[Rule, ...]:
         course.split(
             "args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"
         ),
-        only_ours(*OWN_FACTS, note="stands in the model's own config", effect=Effect.NONE),
+        only_ours(*OWN_FACTS, note="it is set in the model's own config", effect=Effect.NONE),
     )
 
 
@@ -112,7 +112,7 @@ def _write_sequence(values: Group, context: Context) -> Group:
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes."""
+    """Rules for the sizes of the mesh axes."""
     return (
         rename("init.tp", "parallel.tensor", effect=Effect.ROUNDING, note=LAYOUT),
         rename("init.pp", "parallel.pipeline", effect=Effect.ROUNDING, note=LAYOUT),
@@ -144,8 +144,8 @@ def parallel_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=("init.sp",),
             carries={"init.sp": "parallel.context_method"},
-            lossy="Merak exchanges heads for tokens (all-to-all)",
-            note="Merak exchanges heads for tokens (all-to-all)",
+            lossy="Merak uses an all-to-all, which exchanges heads for tokens",
+            note="Merak uses an all-to-all, which exchanges heads for tokens",
             source="core/sequence_parallel/operation.py",
         ),
         only_ours(
@@ -218,7 +218,9 @@ ORDERS = {
 
 
 def _read_order(values: Group) -> Group:
-    """The schedule. Without recomputation the critical-path schedule is 1F1B except for one step, and is read as that."""
+    """The plan's schedule. Without recomputation the critical-path schedule differs from 1F1B in
+    only one step, and is read as 1F1B.
+    """
     if not _piped(values.get("init.pp")):
         return {}
     name, words = (
@@ -230,9 +232,11 @@ def _read_order(values: Group) -> Group:
 
 
 def _write_order(values: Group) -> Group:
-    """The plan's variant of 1F1B if Merak accepts it, else plain 1F1B.
+    """The train_schedule for the plan's variant of 1F1B if Merak accepts that variant, else for
+    plain 1F1B.
 
-    Merak needs enough micro batches for a variant, and for the critical path also a ratio of recomputed layers.
+    For a variant Merak needs enough micro batches, and for the critical path also a ratio of
+    recomputed layers.
     """
     name, ranks, steps = (
         values.get("schedule.name"),
@@ -249,7 +253,7 @@ def _write_order(values: Group) -> Group:
 
 
 def stage_rules() -> tuple[Rule, ...]:
-    """Stages and the pipeline schedule."""
+    """Rules for the stages and the pipeline schedule."""
     one = "Merak runs 1F1B with one stage on each rank"
     return (
         convert(
@@ -286,8 +290,10 @@ def stage_rules() -> tuple[Rule, ...]:
                 "recompute.granularity",
                 "recompute.ratio",
             ),
-            lossy="Merak's schedules are all variants of 1F1B, which differ in the messages that they send"
-            " together and in when they recompute",
+            lossy=(
+                "Merak's schedules are all variants of 1F1B, which differ in the messages that they"
+                " combine and in the time of recomputation"
+            ),
             blurs=lambda values: values.get("args.train_schedule") not in PAIRED,
             source="core/merak_engine.py: scheduler_method; core/pipeline/schedule.py",
         ),
@@ -338,7 +344,7 @@ def zero_rules() -> tuple[Rule, ...]:
             _write_zero,
             effect=Effect.COST,
             carries={"args.zero_optimization": "zero.stage"},
-            lossy="Merak shards optimizer state only (stage 1)",
+            lossy="Merak shards only optimizer state (ZeRO stage 1)",
             source="core/zero/stage1.py; release 1.1.1: merak_trainer.py, zero_config",
         ),
         convert(
@@ -367,7 +373,9 @@ def zero_rules() -> tuple[Rule, ...]:
         always("zero.offload.optimizer", "none", "Merak keeps optimizer state on the device", Effect.COST),
         always("zero.offload.parameters", "none", "Merak keeps weights on the device", Effect.COST),
         only_ours("zero.offload.optimizer_ratio", note="Merak keeps optimizer state on the device", effect=Effect.COST),
-        only_ours("zero.weight_buffers", "zero.grad_buffers", note="Merak has no number of buffers to set", effect=Effect.COST),
+        only_ours("zero.weight_buffers", "zero.grad_buffers", note=(
+            "Merak has no setting for the number of buffers"
+        ), effect=Effect.COST),
         only_ours("zero.replicas", note="Merak shards over all data-parallel ranks", effect=Effect.COST),
     )
 
@@ -411,8 +419,9 @@ PRECISION = convert(
     sees=ZERO_FIELDS,
     carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
     lossy=(
-        "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without them, or in fp32; it reduces gradients "
-        "in the training format, and with ZeRO in fp16; automatic mixed precision becomes fp16"
+        "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without master"
+        " weights, or in fp32; it reduces gradients in the training format, but with ZeRO in fp16;"
+        " automatic mixed precision becomes fp16"
     ),
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",
@@ -421,12 +430,12 @@ PRECISION = convert(
 
 
 def automatic(values: Group) -> bool:
-    """Whether automatic mixed precision decides about the formats."""
+    """Whether automatic mixed precision decides the formats."""
     return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
 
 
 def compute(values: Group, context: Context) -> str:
-    """The format that the release trains in."""
+    """The format in which the release trains."""
     if values.get("args.fp16"):
         return "fp16"
     if values.get("args.bf16") and context.since(BF16):
@@ -459,7 +468,7 @@ TORCH_SCALER = {
 }
 TORCH_WINDOW = 2000
 TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
-"""Settings of automatic mixed precision's loss scaler, as far as Merak's fp16 has them too."""
+"""Settings of the loss scaler in automatic mixed precision that Merak's fp16 has too."""
 
 SCALED = ("args.fp16", "args.half_precision_backend", "precision.compute")
 LOSS_SCALE = convert(
@@ -498,7 +507,10 @@ FLOOR = convert(
     lambda values, context: _write_floor(values),
     effect=lambda values: _scaled(values),
     sees=SCALED,
-    lossy="Merak's smallest scale is a whole number, and a step that overflows at it is skipped as any other",
+    lossy=(
+        "Merak's smallest scale is a whole number, and a step that overflows at this scale is"
+        " skipped like any other"
+    ),
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
 
@@ -523,8 +535,8 @@ def _read_window(values: Group, context: Context) -> Group:
 
 
 def _read_floor(values: Group) -> Group:
-    """The smallest loss scale, and that an overflow at it does not end the run; torch's scaler has
-    fixed values for both.
+    """The smallest loss scale, and the fact that an overflow at this scale does not end the run.
+    torch's scaler has fixed values for both.
     """
     if not values.get("args.fp16"):
         return TORCH_FLOOR if automatic(values) else {}
@@ -648,7 +660,9 @@ CLIP = convert(
 
 
 def unclipped(values: Group) -> bool:
-    """Whether the backend switches clipping off: the engine has no branch that clips for cpu_amp."""
+    """Whether the backend switches clipping off. The engine has no branch that clips
+    under cpu_amp.
+    """
     return values.get("args.half_precision_backend") == "cpu_amp" and not values.get("args.fp16")
 
 
@@ -671,7 +685,10 @@ RECOMPUTE = convert(
         ),
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
-    lossy="Merak recomputes groups of shards, not layers; nothing selective, and one ratio for the first stage or for each",
+    lossy=(
+        "Merak recomputes groups of shards, not of layers; it has no selective recomputation, and"
+        " only one ratio, or one for each stage"
+    ),
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
     source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
 )
@@ -707,14 +724,16 @@ def _write_recompute(values: Group) -> Group:
 
 
 def other_rules() -> tuple[Rule, ...]:
-    """Plan fields for which Merak has no setting."""
+    """Rules for plan fields for which Merak has no setting."""
     return (
         always(
             "loss",
             "mean_of_microbatches",
-            "Merak averages over microbatches; the script's loss decides about tokens",
+            "Merak averages over microbatches; the script's loss decides how tokens are averaged",
         ),
-        only_ours("optimizer.momentum", note="AdamW and Adafactor have no momentum of that kind"),
+        only_ours("optimizer.momentum", note=(
+            "AdamW and Adafactor do not have this kind of momentum"
+        )),
         *plain_adam(
             "optimizer.nesterov",
             "optimizer.amsgrad",
@@ -724,8 +743,12 @@ def other_rules() -> tuple[Rule, ...]:
         spared(
             "args.weight_decay",
             "not_layernorm",
-            "Merak excludes only biases and LayerNorm from weight decay: weights of RMSNorm decay",
-            lossy="Merak excludes only biases and LayerNorm from weight decay: weights of RMSNorm decay",
+            "Merak excludes only biases and LayerNorm from weight decay, so weights of RMSNorm"
+            " decay",
+            lossy=(
+                "Merak excludes only biases and LayerNorm from weight decay, so weights of RMSNorm"
+                " decay"
+            ),
             source="merak_trainer.py: create_optimizer, get_parameter_names(model, [nn.LayerNorm])",
         ),
         lacks("optimizer.decay_ramp", "Merak's weight decay is constant"),
@@ -735,7 +758,7 @@ def other_rules() -> tuple[Rule, ...]:
             note="Merak keeps saved activations whole",
             effect=Effect.COST,
         ),
-        only_ours("precision.fp8", note="Merak has no 8-bit products"),
+        only_ours("precision.fp8", note="Merak has no 8-bit matrix products"),
         only_ours(
             "precision.frozen",
             note="Merak keeps frozen weights in the format of the model",
@@ -743,7 +766,7 @@ def other_rules() -> tuple[Rule, ...]:
         ),
         only_ours(
             "recompute.kept_microbatches",
-            note="Merak recomputes in every micro batch",
+            note="Merak recomputes the layers in every micro batch",
             effect=Effect.COST,
         ),
         lacks("debug", "Merak has no per-layer logs", effect=Effect.NONE),
@@ -761,7 +784,7 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         Effect.NONE,
         ("trace_method", "trace_model", "input_names", "cache_sharding", "cache_name"),
     ),
-    ("memory of sent activations is up to Merak's engine", Effect.COST, ("dealloc_pipeoutput",)),
+    ("Merak's engine frees sent activations in its own way", Effect.COST, ("dealloc_pipeoutput",)),
     ("tensor-parallel messages inside Merak's layers", Effect.COST, ("sequence_dim",)),
     ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
     (
@@ -770,7 +793,7 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         ("dataloader_pin_memory", "split_inputs"),
     ),
     (
-        "evaluation and logs are up to each trainer",
+        "each stack's trainer has its own evaluation and logs",
         Effect.NONE,
         (
             "per_device_eval_batch_size",
@@ -791,7 +814,7 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "the checkpoint that a run starts from; settings do not move it to another stack",
+        "the checkpoint from which a run starts; a translation of settings does not convert it",
         Effect.NUMBERS,
         ("resume_from_checkpoint",),
     ),
@@ -800,13 +823,15 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
         Effect.NONE,
         ("text_generation", "out_seq_length", "temperature"),
     ),
-    ("a LoRA adapter put in by Merak", Effect.NUMBERS, ("lora_config", "adapter_name")),
+    ("a LoRA adapter that Merak inserts", Effect.NUMBERS, ("lora_config", "adapter_name")),
     ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
-"""Arguments without a Plan field: the reason why they stay behind, and the effect of that on the run."""
+"""Arguments without a plan field: the reason why no plan has one, and the effect on the run if the
+argument is dropped.
+"""
 REASONS: Mapping[str, Why] = {
     **{f"args.{name}": Why(note, effect) for note, effect, names in KEPT for name in names},
-    "init.backend": Why("Merak overwrites it: NCCL if torch has it, else MPI", Effect.NONE),
+    "init.backend": Why("Merak overwrites it by NCCL if torch has that, else by MPI", Effect.NONE),
     "trainer": Why("objects of the training script", Effect.NONE),
     "tp_lists": Why(
         "in other stacks the model's code tells how each module is split over tensor ranks",
@@ -814,30 +839,30 @@ REASONS: Mapping[str, Why] = {
     ),
 }
 INHERITED = Why(
-    "a setting of the Hugging Face trainer, which nothing in Merak reads from 2.0.0 on",
+    "a setting of the Hugging Face trainer, which Merak does not read from 2.0.0 on",
     Effect.NONE,
 )
 
 
 LACKS = {
-    "model": "stands in the model's own config",
+    "model": "it is set in the model's own config",
     "parallel.vocabulary": "Merak splits the vocabulary only if `parallel_vocab` is set",
-    "parallel.context_method": "Merak exchanges heads for tokens (all-to-all)",
+    "parallel.context_method": "Merak uses an all-to-all, which exchanges heads for tokens",
     "parallel.dispatcher": "Merak has no experts",
-    "zero": "Merak has no such switch",
-    "precision": "Merak has no such format",
+    "zero": "Merak does not have this switch",
+    "precision": "Merak does not have this format",
     "optimizer.update_scale": "Merak has no Muon",
-    "optimizer": "Merak has one learning rate",
+    "optimizer": "Merak has only one learning rate",
     "adapters": "Merak reads adapters from a separate file",
     "recompute.modules": "Merak recomputes whole layers",
-    "run": "Merak's trainer has no such switch",
+    "run": "Merak's trainer does not have this switch",
 }
-"""The reason for each Plan field that no row above claims."""
+"""The reason for each plan field that no rule above claims."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row; each path of Merak, and each Plan path, is in exactly one."""
+    """Every rule. Each path of Merak, and each plan path, is in exactly one."""
     mapped = (
         *model_rules(),
         *parallel_rules(),

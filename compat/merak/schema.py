@@ -1,4 +1,6 @@
-"""Every setting of a Merak run, typed and described: `init`, `MerakArguments`, the trainer, and the tensor-parallel lists."""
+"""Every setting of a Merak run, with type and description: `init`, `MerakArguments`, the trainer,
+and the tensor-parallel lists.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _word(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """A list with its numbers as words, as the command line gives them."""
+    """A list whose numbers are written as words, as on the command line."""
     if isinstance(value, list | tuple):
         return tuple(
             repr(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
@@ -75,11 +77,16 @@ Schedule = Literal[
 class Init(Section):
     """`Merak.init`: sizes of the mesh axes. Pass them by name."""
 
-    pp: Count | None = field(None, description="Ranks that split the layers.")
-    tp: Count | None = field(None, description="Ranks that split each weight matrix.")
+    pp: Count | None = field(None, description="Number of ranks over which layers are split.")
+    tp: Count | None = field(
+        None, description=("Number of ranks over which each weight matrix is split.")
+    )
     dp: Count | None = field(None, description="Data-parallel replicas.")
     sp: Count | None = field(
-        None, description="Ranks that split the sequence in attention (Ulysses, Llama models only)."
+        None,
+        description=(
+            "Number of ranks over which attention splits the sequence (Ulysses, only Llama models)."
+        ),
     )
     backend: str | None = field(
         None, description="No effect: NCCL is used if torch has it, else MPI."
@@ -113,42 +120,51 @@ class Arguments(Section):
         Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None
     ) = field(None, description="Rule that cuts the traced graph into shards.")
     custom_split_points: Words | None = field(
-        None, description="Parts of module names after which layer_split cuts."
+        None,
+        description=(
+            "Parts of module names; layer_split cuts after modules whose names contain one."
+        ),
     )
     custom_partition: NumberWords | None = field(
         None,
-        description="First shard of each stage, then their number, in one word with commas; for partition_method custom.",
+        description=(
+            "First shard of each stage, followed by the number of shards, in one word with commas;"
+            " for partition_method custom."
+        ),
     )
     shard_count: Count | None = field(
         None, description="Number of shards; only split_method farthest_min_deps uses it."
     )
     dealloc_pipeoutput: bool | None = field(
-        None, description="Activations are freed once they are sent."
+        None, description="Free activations once they are sent."
     )
     # Tracing
     trace_method: str | None = field(
         None, description="fx or dynamo; any other word means no tracing, which needs pp x tp = 1."
     )
     trace_model: str | None = field(
-        None, description="One more class name that the tracer accepts."
+        None, description="One further class name that the tracer accepts."
     )
     input_names: Words | None = field(
-        None, description="Inputs to trace with; unset: those of the model's dummy inputs."
+        None,
+        description=(
+            "Names of the inputs for tracing. Default: those of the model's dummy inputs."
+        ),
     )
-    cache_sharding: bool | None = field(None, description="Shards are kept on disk between runs.")
+    cache_sharding: bool | None = field(None, description="Keep shards on disk between runs.")
     cache_name: str | None = field(None, description="Name of that cache.")
     # Model
     num_layers: Count | None = field(
-        None, description="Transformer layers; unset: as the model's config says."
+        None, description="Number of transformer layers. Default: as in the model's config."
     )
     seq_length: Count | None = field(
-        None, description="Tokens in a sequence; unset: as the model's config says."
+        None, description="Number of tokens in a sequence. Default: as in the model's config."
     )
     hidden_size: Count | None = field(
-        None, description="Width of the model; unset: as the model's config says."
+        None, description="Width of the model. Default: as in the model's config."
     )
     num_heads: Count | None = field(
-        None, description="Attention heads; unset: as the model's config says."
+        None, description="Number of attention heads. Default: as in the model's config."
     )
     init_method_std: NonNegative | None = field(
         None, description="Standard deviation of weights that tensor parallelism initialises."
@@ -160,31 +176,40 @@ class Arguments(Section):
     # Tensor and sequence parallelism
     sequence_parallel: bool | None = field(
         None,
-        description="Up to 2.2.2 activations split over tensor ranks; on main Ulysses over the ranks of init(sp=).",
+        description=(
+            "Up to 2.2.2: activations are split over tensor ranks. On main: Ulysses attention over"
+            " the ranks of init(sp=)."
+        ),
     )
     sequence_dim: Size | None = field(
-        None, description="Which dimension of the hidden states is the sequence."
+        None, description="Dimension of the hidden states that is the sequence."
     )
     tp_overlapping_level: UpToThree | None = field(
         None,
-        description="Tensor-parallel messages overlap compute: 1 within linear layers, 2 within blocks, 3 between them.",
+        description=(
+            "Overlap of tensor-parallel messages with compute: 1 within linear layers, 2 within"
+            " blocks, 3 between blocks."
+        ),
     )
     # Recomputation
     activation_checkpointing: bool | None = field(
         None, description="Activations are recomputed in the backward pass."
     )
     checkpoint_num_layers: Size | None = field(
-        None, description="Shards in one checkpoint; 0: none."
+        None, description="Number of shards in one checkpoint; 0 means no recomputation."
     )
     activation_checkpoint_ratio: NumberWords | None = field(
         None,
-        description="Share of a stage that is recomputed: one for the first stage, or one for each.",
+        description=(
+            "Share of a stage that is recomputed: one value for the first stage, or one for each"
+            " stage."
+        ),
     )
     # ZeRO
     zero_optimization: bool | None = field(None, description="Switch of ZeRO in release 1.1.1.")
     zero_stage: UpToThree | None = field(None, description="ZeRO stage; only 1 exists.")
     zero_allow_untested_optimizer: bool | None = field(
-        None, description="ZeRO also accepts optimizers that it was not tested with."
+        None, description="Allow ZeRO with optimizers that it was not tested with."
     )
     zero_allgather_bucket_size: Count | None = field(
         None, description="Elements gathered in one collective."
@@ -196,7 +221,10 @@ class Arguments(Section):
         None, description="ZeRO divides gradients before it sums them."
     )
     gradient_predivide_factor: Positive | None = field(
-        None, description="ZeRO divides gradients by it before summing, and corrects after."
+        None,
+        description=(
+            "ZeRO divides gradients by this factor before it sums them, and corrects the sum."
+        ),
     )
     # Precision
     fp16: bool | None = field(
@@ -204,7 +232,7 @@ class Arguments(Section):
         description="Train in fp16, with an fp32 copy of the weights and a dynamic loss scale.",
     )
     bf16: bool | None = field(
-        None, description="Train in bf16 throughout, without an fp32 copy; from 2.2.2 on."
+        None, description="Train in bf16 without an fp32 copy of the weights; from 2.2.2 on."
     )
     half_precision_backend: Literal["auto", "amp", "cuda_amp", "apex", "cpu_amp"] | None = field(
         None, description="Automatic mixed precision instead of fp16 or bf16 weights."
@@ -216,17 +244,17 @@ class Arguments(Section):
         None, description="Constant loss scale; no effect: the scale is always dynamic."
     )
     initial_scale_power: Power | None = field(
-        None, description="The first loss scale is 2 to this power."
+        None, description="Exponent of the first loss scale, a power of two."
     )
     loss_scale_window: Count | None = field(
-        None, description="Good steps before the scale doubles."
+        None, description="Number of good steps before the scale doubles."
     )
     hysteresis: Count | None = field(
-        None, description="Overflows before the scale halves; always 2 from 2.0.0 on."
+        None, description="Number of overflows before the scale halves; always 2 from 2.0.0 on."
     )
     min_loss_scale: Size | None = field(None, description="Smallest loss scale.")
     tf32: bool | None = field(
-        None, description="TF32 matrix products; set when the arguments are built."
+        None, description="Use TF32 matrix products. Set when the arguments are built."
     )
     # Batch, optimizer, learning rate
     per_device_train_batch_size: Count | None = field(
@@ -236,31 +264,33 @@ class Arguments(Section):
     adafactor: bool | None = field(None, description="Adafactor in place of AdamW.")
     learning_rate: NonNegative | None = field(None, description="Peak learning rate.")
     weight_decay: NonNegative | None = field(
-        None, description="Weight decay of all but biases and layer norms."
+        None, description="Weight decay of all parameters but biases and layer norms."
     )
-    adam_beta1: Beta | None = field(None, description="Decay of the first moment.")
-    adam_beta2: Beta | None = field(None, description="Decay of the second moment.")
+    adam_beta1: Beta | None = field(None, description="Decay rate of the first moment.")
+    adam_beta2: Beta | None = field(None, description="Decay rate of the second moment.")
     adam_epsilon: NonNegative | None = field(
-        None, description="Term added to the root of the second moment."
+        None, description="Term added to the square root of the second moment."
     )
     max_grad_norm: Real | None = field(
-        None, description="Bound on the gradient norm; 0 or less: off."
+        None, description="Bound on the gradient norm; 0 or less switches clipping off."
     )
     lr_scheduler_type: Schedule | None = field(
         None, description="Shape of the learning rate over the steps."
     )
     lr_scheduler_kwargs: dict[str, Any] | None = field(
-        None, description="Further arguments of that shape."
+        None, description="Further arguments of the learning-rate schedule."
     )
     warmup_ratio: Fraction | None = field(
-        None, description="Share of the steps that warm up; used only if warmup_steps is 0."
+        None,
+        description=("Share of the steps used for warmup; takes effect only if warmup_steps is 0."),
     )
     warmup_steps: Size | None = field(None, description="Steps that warm up.")
     num_train_epochs: Positive | None = field(
-        None, description="Passes over the data; used only if max_steps is negative."
+        None,
+        description=("Number of passes over the data; takes effect only if max_steps is negative."),
     )
     max_steps: Steps | None = field(
-        None, description="Optimizer steps; -1: as many as the epochs hold."
+        None, description="Number of optimizer steps; -1 leaves the length to the epochs."
     )
     seed: Size | None = field(None, description="Seed of the random numbers.")
     # Data
@@ -273,81 +303,91 @@ class Arguments(Section):
     )
     # Evaluation, logs
     per_device_eval_batch_size: Count | None = field(
-        None, description="Sequences in a microbatch of the evaluation."
+        None, description="Number of sequences in a microbatch of the evaluation."
     )
     do_train: bool | None = field(
-        None, description="Meant for the training script, which decides what it does."
+        None, description="For the training script, which decides on its effect."
     )
     do_eval: bool | None = field(None, description="Evaluate at the end of each epoch.")
     do_predict: bool | None = field(
-        None, description="Meant for the training script, which decides what it does."
+        None, description="For the training script, which decides on its effect."
     )
-    eval_steps: Positive | None = field(None, description="Batches of an evaluation; unset: all.")
-    eval_iters: Steps | None = field(None, description="Batches of an evaluation in old releases.")
+    eval_steps: Positive | None = field(
+        None, description=("Number of batches in an evaluation. Default: all.")
+    )
+    eval_iters: Steps | None = field(
+        None, description=("Number of batches in an evaluation, in old releases.")
+    )
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
     wall_clock_breakdown: bool | None = field(
         None, description="Times of each part of a step in the log."
     )
-    logging_steps: Positive | None = field(None, description="Steps between two lines of the log.")
+    logging_steps: Positive | None = field(
+        None, description=("Number of steps between two lines of the log.")
+    )
     output_dir: str | None = field(
         None, description="Directory of checkpoints and logs; required on the command line."
     )
     # Checkpoints
     save: bool | None = field(None, description="Write checkpoints.")
     save_steps: Positive | None = field(None, description="Steps between checkpoints.")
-    save_total_limit: Whole | None = field(None, description="Checkpoints kept; 0 or less: all.")
-    finetune: bool | None = field(
-        None, description="Only weights are loaded, and counting starts at 0."
+    save_total_limit: Whole | None = field(
+        None, description=("Number of checkpoints that are kept; 0 or less keeps all.")
     )
-    no_save_rng: bool | None = field(None, description="Random state is not saved.")
-    no_save_optim: bool | None = field(None, description="Optimizer state is not saved.")
-    no_load_rng: bool | None = field(None, description="Random state is not loaded.")
-    no_load_optim: bool | None = field(None, description="Optimizer state is not loaded.")
+    finetune: bool | None = field(None, description="Load only weights, and count steps from 0.")
+    no_save_rng: bool | None = field(None, description="Do not save the random state.")
+    no_save_optim: bool | None = field(None, description="Do not save the optimizer state.")
+    no_load_rng: bool | None = field(None, description="Do not load the random state.")
+    no_load_optim: bool | None = field(None, description="Do not load the optimizer state.")
     resume_from_checkpoint: str | None = field(None, description="Checkpoint to continue from.")
     load_best_model_at_end: bool | None = field(
-        None, description="The best checkpoint survives the limit."
+        None, description="The best checkpoint is kept even beyond save_total_limit."
     )
     # Text generation, LoRA
     text_generation: bool | None = field(
         None, description="Generate text with the engine, in old releases."
     )
-    out_seq_length: Count | None = field(None, description="Tokens that generation may produce.")
+    out_seq_length: Count | None = field(
+        None, description=("Largest number of tokens that generation may produce.")
+    )
     temperature: Positive | None = field(None, description="Temperature of sampling.")
     lora_config: str | None = field(
-        None, description="JSON file of a LoRA adapter; for one tensor rank."
+        None, description="JSON file of a LoRA adapter; only for one tensor rank."
     )
     adapter_name: str | None = field(None, description="Name of the adapter.")
     # Device
     local_rank: Annotated[Whole, Ge(-1)] | None = field(
-        None, description="Rank on this node; the environment wins."
+        None, description="Rank on this node; the environment takes precedence."
     )
     no_cuda: bool | None = field(None, description="Old name of use_cpu.")
     use_cpu: bool | None = field(
-        None, description="Run on the CPU; also the case if there is no GPU."
+        None, description="Run on the CPU, which is also done if there is no GPU."
     )
     # Inherited, and read by nothing in Merak since 2.0.0
     optim: str | None = field(None, description="Optimizer of the Hugging Face trainer.")
     overwrite_output_dir: bool | None = field(
-        None, description="An output directory that is not empty may be used."
+        None, description="Allow an output directory that is not empty."
     )
     eval_strategy: Strategy | None = field(
-        None, description="When the Hugging Face trainer evaluates."
+        None, description="When the Hugging Face trainer evaluates: never, by steps or by epochs."
     )
     evaluation_strategy: Strategy | None = field(None, description="Old name of eval_strategy.")
-    prediction_loss_only: bool | None = field(
-        None, description="Evaluation returns the loss alone."
-    )
+    prediction_loss_only: bool | None = field(None, description="Evaluation returns only the loss.")
     eval_accumulation_steps: Count | None = field(
-        None, description="Predictions kept on the device before they move."
+        None,
+        description=(
+            "Number of evaluation steps whose predictions stay on the device before they move to"
+            " the CPU."
+        ),
     )
     log_level: str | None = field(None, description="Level of the main process's log.")
     logging_dir: str | None = field(None, description="Where TensorBoard logs go.")
     logging_strategy: Strategy | None = field(
-        None, description="When the Hugging Face trainer logs."
+        None, description="When the Hugging Face trainer logs: never, by steps or by epochs."
     )
-    logging_first_step: bool | None = field(None, description="The first step is logged.")
+    logging_first_step: bool | None = field(None, description="Log the first step.")
     logging_nan_inf_filter: bool | None = field(
-        None, description="Losses that are NaN or infinite are left out of the log."
+        None, description="Leave losses that are NaN or infinite out of the log."
     )
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = field(
         None, description="When that trainer saves."
@@ -360,51 +400,57 @@ class Arguments(Section):
     fp16_full_eval: bool | None = field(None, description="Evaluation in fp16.")
     ddp_backend: str | None = field(None, description="Backend of torch.distributed.")
     dataloader_drop_last: bool | None = field(
-        None, description="The last batch is left out if it is short."
+        None, description="Leave out the last batch if it is short."
     )
     dataloader_prefetch_factor: Count | None = field(
-        None, description="Batches that each process loads ahead."
+        None, description="Number of batches that each process loads ahead."
     )
     dataloader_persistent_workers: bool | None = field(
         None, description="Loading processes outlive an epoch."
     )
-    run_name: str | None = field(None, description="Name of the run for loggers.")
+    run_name: str | None = field(None, description="Name of the run in the logs.")
     disable_tqdm: bool | None = field(None, description="No progress bars.")
     remove_unused_columns: bool | None = field(
-        None, description="Columns that the model does not take are dropped."
+        None, description="Drop columns that are not arguments of the model."
     )
     label_names: Words | None = field(None, description="Inputs that are labels.")
     metric_for_best_model: str | None = field(None, description="Metric that compares checkpoints.")
     greater_is_better: bool | None = field(
-        None, description="Whether more of that metric is better."
+        None, description="Whether a larger value of the metric for the best model is better."
     )
     ignore_data_skip: bool | None = field(
-        None, description="Data is not skipped when a run continues."
+        None, description="Do not skip data when a run continues."
     )
     label_smoothing_factor: Fraction | None = field(
-        None, description="Share of each label that is spread over the others."
+        None, description="Share of each label that is distributed over the other labels."
     )
-    group_by_length: bool | None = field(None, description="Samples of like length share a batch.")
+    group_by_length: bool | None = field(
+        None, description=("Put samples of similar length into the same batch.")
+    )
     report_to: Words | None = field(None, description="Loggers to report to.")
     ddp_find_unused_parameters: bool | None = field(None, description="Switch of torch's DDP.")
     ddp_bucket_cap_mb: Count | None = field(
         None, description="Bucket size of torch's DDP, in megabytes."
     )
-    ddp_timeout: Count | None = field(None, description="Seconds before a collective gives up.")
-    push_to_hub: bool | None = field(None, description="Checkpoints go to the Hugging Face hub.")
+    ddp_timeout: Count | None = field(
+        None, description=("Number of seconds before a collective is aborted.")
+    )
+    push_to_hub: bool | None = field(
+        None, description=("Upload checkpoints to the Hugging Face hub.")
+    )
     gradient_checkpointing: bool | None = field(
-        None, description="Recomputation of the Hugging Face models."
+        None, description="Recomputation in the code of Hugging Face models."
     )
     full_determinism: bool | None = field(None, description="Only deterministic kernels.")
     torch_compile: bool | None = field(None, description="Compile the model.")
     neftune_noise_alpha: NonNegative | None = field(None, description="Noise on embeddings.")
     average_tokens_across_devices: bool | None = field(
-        None, description="The loss is averaged over the tokens of all ranks."
+        None, description="Average the loss over the tokens of all ranks."
     )
 
 
 class Trainer(Section):
-    """`MerakTrainer`, by the names of the objects in the script."""
+    """Arguments of `MerakTrainer`, as names of objects in the script."""
 
     model: Name | None = field(None, description="Model to train, an object of the script.")
     train_dataset: Name | None = field(
@@ -414,7 +460,9 @@ class Trainer(Section):
         None, description="Data set to evaluate on, an object of the script."
     )
     data_collator: Name | None = field(None, description="Function that makes a batch of samples.")
-    leaf_modules: Names | None = field(None, description="Module classes that are not traced into.")
+    leaf_modules: Names | None = field(
+        None, description=("Module classes that tracing does not enter.")
+    )
     loss_fn: Name | None = field(
         None, description="Loss; from release 2.0.0 on a method get_loss_fn to override."
     )
@@ -426,24 +474,27 @@ class TensorLists(Section):
     """
 
     col_para_list: Strings | None = field(
-        None, description="Parts of names of linear layers that are split by output."
+        None, description="Parts of the names of linear layers that are split by output."
     )
     row_para_list: Strings | None = field(
-        None, description="Parts of names of linear layers that are split by input."
+        None, description="Parts of the names of linear layers that are split by input."
     )
     conv_para_list: Strings | None = field(
-        None, description="Parts of names of convolutions that are split by channel."
+        None, description="Parts of the names of convolutions that are split by channel."
     )
     input_output_mapping: Annotated[tuple[Ratio, ...], BeforeValidator(tuples)] | None = field(
         None,
-        description="Ratios of a linear layer's input and output width, with the way that it is split; the first that fits.",
+        description=(
+            "Ratios of a linear layer's input and output width, each with the kind of split; the"
+            " first that fits is used."
+        ),
     )
     weight_change_list: Annotated[tuple[Cut, ...], BeforeValidator(tuples)] | None = field(
         None,
         description="Names of weights with the dimension that is split; each rank takes the first part.",
     )
     tp_attr_list: Strings | None = field(
-        None, description="Attributes of modules that are divided by the tensor ranks."
+        None, description="Attributes of modules that are divided by the number of tensor ranks."
     )
 
 
@@ -457,4 +508,4 @@ class Merak(Section):
 
 
 SCHEMA = Merak
-"""The name under which the dialect finds the schema."""
+"""The schema under the name that the dialect expects."""

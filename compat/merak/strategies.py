@@ -1,4 +1,6 @@
-"""Generated Merak configs: consistent mesh sizes, batches and schedules, and every argument of each release."""
+"""Hypothesis strategies for Merak configs: consistent mesh sizes, batches and schedules, and every
+argument of each release.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Mesh sizes and batch first, then groups of settings that are each consistent."""
+    """Mesh sizes and batch first, then groups of settings. The settings of each group are
+    consistent.
+    """
     degrees = draw(_degrees(case))
     batch = draw(st.fixed_dictionaries({}, optional={MICRO: SMALL, STEPS: SMALL}))
     script = draw(_script(case)) if degrees else ()
@@ -71,7 +75,7 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
 
 @st.composite
 def _model(draw: DrawFn, degrees: Group) -> Group:
-    """Facts about a model that other stacks can split as well."""
+    """Facts about a model that other stacks can also split."""
     heads = draw(st.sampled_from((1, 2, 8))) * (degrees.get("init.tp") or 1)
     layers, width, tokens = draw(SMALL), draw(SMALL), draw(SMALL)
     facts = {
@@ -132,7 +136,7 @@ def _sharding(case: Case) -> Groups:
 
 SHARES = st.floats(0, 1)
 RATES = ("min_lr", "lr_end")
-"""Arguments that are learning rates. They are drawn as shares of the peak."""
+"""Arguments that are learning rates, which are drawn as shares of the peak."""
 SHAPES: Mapping[str, Groups] = {
     "polynomial": st.fixed_dictionaries(
         {}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}
@@ -167,7 +171,7 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
 
 @st.composite
 def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Settings of the script beside the mesh sizes."""
+    """Settings of the script other than the mesh sizes."""
     known = [
         path
         for path in release(case.version).defaults
@@ -196,7 +200,7 @@ def paths(case: Case) -> Iterable[str]:
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of a field whose type is not enough to draw them."""
+    """Strategy for a field whose type is not enough to draw its values."""
     if path.startswith("trainer."):
         return st.lists(NAMES, min_size=1, max_size=2).map(tuple) if kind(path) is tuple else NAMES
     if path == "args.split_method":
@@ -225,7 +229,7 @@ BESIDE: Mapping[str, Group] = {
 """Other settings that a field needs."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
 RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learning_rate", *FACTS)
-"""Fields that depend on the number of ranks or on another field, and those of the script."""
+"""Fields that depend on the number of ranks or on another field, and fields of the script."""
 
 PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
 """The strategies of Merak."""

@@ -1,4 +1,6 @@
-"""Settings that Merak accepts and then ignores, fails on or gets wrong: a row each, with its effect and place in the source."""
+"""Settings that Merak accepts and then ignores, fails on or gets wrong. Each check has the effect
+and the place in the source.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
 class Seen(checks.Seen):
-    """A config of Merak as a check sees it. Arguments are found without `args.`."""
+    """A config of Merak, as its checks see it. Arguments are found without the prefix `args.`."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name if "." in name else f"args.{name}")
 
     def size(self, axis: str) -> int:
-        """Ranks on an axis of `init`; 1 if it is not set."""
+        """Number of ranks on an axis of `init`; 1 if it is not set."""
         return int(self.values.get(f"init.{axis}") or 1)
 
 
@@ -64,7 +66,9 @@ def _on(seen: Seen) -> bool:
 
 
 def _wrong_norm(seen: Seen) -> bool:
-    """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of the rank's own parameters."""
+    """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of only the rank's own
+    parameters.
+    """
     own = (
         not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
     )
@@ -144,7 +148,8 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts chunks of similar size in its place; activation_checkpointing false switches it off",
+        "split_method nearest_min_deps puts chunks of similar size in its place;"
+        " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
     ),
@@ -349,7 +354,8 @@ TRAPS = Checks(
     Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
-        "every tensor rank takes the first part of such a weight; load or initialise the right values afterwards",
+        "every tensor rank takes the first part of such a weight; load or initialise the right"
+        " part of the values afterwards",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_attrs.py: set_mp_attr",
     ),
@@ -357,7 +363,9 @@ TRAPS = Checks(
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings for a config: rows that hold, unused settings, wrongly documented defaults, and settings that are missing."""
+    """Findings for a config: checks that hold, unused settings, wrongly documented defaults, and
+    missing settings.
+    """
     values, given, at = config.effective, config.given, release(config.version)
     seen = Seen(values, given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
@@ -382,7 +390,10 @@ def _inherited(
         return
     for path in given:
         if path in _unread():
-            message = "no effect: only the Hugging Face trainer reads it, and Merak does not use that trainer"
+            message = (
+                "no effect: only the Hugging Face trainer reads this argument, and Merak does not"
+                " use that trainer"
+            )
             yield Finding(path, message, Effect.NONE, True, origin=origins.get(path))
 
 
@@ -398,20 +409,30 @@ NEEDED = (
 def _misdocumented(
     values: Mapping[str, Any], given: Mapping[str, Any], at: Release
 ) -> Iterator[Finding]:
-    """Findings for defaults that differ from the documentation. The release's source decides."""
+    """Findings for defaults that differ from the documentation. The defaults of the release's
+    source are used.
+    """
     for path, said in at.documented.items():
         if path not in at.defaults:
             continue
         if path == "args.shard_count" and path not in given and path in values:
-            message = f"not given: Merak {at.version} takes num_layers * 2 + 4; its documentation says {said}"
+            message = (
+                f"not given: the default of Merak {at.version} is num_layers * 2 + 4; its"
+                f" documentation says {said}"
+            )
             yield Finding(path, message, Effect.NONE, after=values[path])
         elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
-            message = f"not given: Merak {at.version} takes {shown(at.defaults[path])}; its documentation says {shown(said)}"
+            message = (
+                f"not given: the default of Merak {at.version} is {shown(at.defaults[path])}; its"
+                f" documentation says {shown(said)}"
+            )
             yield Finding(path, message, Effect.COST, after=values.get(path))
 
 
 def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings for required settings of the script and the command line that the source does not give."""
+    """Findings for required settings of the script and the command line that the source does not
+    give.
+    """
     for axis in ("pp", "tp", "dp"):
         if f"init.{axis}" not in values:
             yield Finding(

@@ -128,7 +128,7 @@ def test_leaf_modules_are_among_the_findings(tmp_path: Path) -> None:
     model, leaves = small("gpt2").float(), (torch.nn.Linear,)
     trainer = compat.merak.MerakTrainer(model=model, args=args, train_dataset=Rows(), leaf_modules=leaves)
     told = {finding.path: finding.message for finding in trainer.findings}
-    assert told["leaf_modules"] == "nothing is traced, so that Linear cannot be leaves of a trace"
+    assert told["leaf_modules"] == "nothing is traced here, so that Linear cannot be leaves of a trace"
 
 
 @pytest.mark.parametrize(("name", "shape"), [("t5", (2, 1, 1)), ("dinov2", (1, 2, 1)), ("convnext", (1, 2, 1))])

@@ -164,27 +164,27 @@ def test_data_ranks_are_what_is_left() -> None:
     [
         ({"pp": 3, "tp": 1, "dp": 1, "world_size": 4}, "pp (3) x tp (1) x dp (1) is 3, which is not the world size (4)"),
         ({"fp16": True, "bf16": True}, "keep one"),
-        ({"bf16": True, "half_precision_backend": "apex"}, "apex has no bf16"),
+        ({"bf16": True, "half_precision_backend": "apex"}, "apex does not support bf16"),
         ({"bf16": True, "half_precision_backend": "cuda_amp"}, "drop one of the two"),
-        ({"half_precision_backend": "auto"}, "takes cuda_amp, apex, cpu_amp"),
+        ({"half_precision_backend": "auto"}, "expected one of cuda_amp, apex, cpu_amp"),
         ({"pp": 4, "train_schedule": "pre_recompute_1f1b", "gradient_accumulation_steps": 2}, "(2) < pp (4)"),
         ({"train_schedule": "shifted_critical_path", "gradient_accumulation_steps": 8}, "activation_checkpoint_ratio: not set"),
         ({"train_schedule": "shifted_critical_path", "activation_checkpoint_ratio": ["0.5"]}, "needs 4 or more"),
         ({"partition_method": "custom"}, "custom_partition: not set"),
         ({"partition_method": "custom", "custom_partition": ["a,b"]}, "whole numbers"),
         ({"pp": 2, "partition_method": "custom", "custom_partition": ["0,6"]}, "for pp (2), expected 3"),
-        ({"split_method": "min_deps"}, "takes farthest_min_deps"),
+        ({"split_method": "min_deps"}, "expected one of farthest_min_deps"),
         ({"trace_method": "None", "pp": 2}, "means no tracing"),
         ({"trace_method": "dynamo", "tp": 2}, "dynamo needs tp = 1"),
         ({"lora_config": "x.json", "tp": 2}, "LoRA needs tp = 1"),
         ({"activation_checkpoint_ratio": ["half"]}, "expected a number"),
         ({"zero_stage": 2}, "only stage 1 exists"),
         ({"zero_stage": 0}, "only stage 1 exists"),
-        ({"zero_stage": 1, "adafactor": True}, "unless it is set"),
+        ({"zero_stage": 1, "adafactor": True}, "without this switch"),
         ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "less than learning_rate"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "one of min_lr and min_lr_rate"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "num_stable_steps"),
-        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}}, "linear does not take it"),
+        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}}, "linear does not have this argument"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "needs an eval_strategy"),
         ({"load_best_model_at_end": True}, "make them the same"),
         ({"tp_lists": {"tp_attr_list": ["num_heads"]}}, "found tp_attr_list"),
@@ -197,7 +197,7 @@ def test_refused(said: dict[str, Any], part: str) -> None:
 
 
 def test_old_releases_refuse_new_shapes() -> None:
-    assert "takes linear, cosine" in refused("1.1.1", lr_scheduler_type="inverse_sqrt")
+    assert "expected one of linear, cosine" in refused("1.1.1", lr_scheduler_type="inverse_sqrt")
 
 
 # Findings

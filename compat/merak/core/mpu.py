@@ -1,4 +1,4 @@
-"""Places and numbers of ranks, in the module in which Merak has them."""
+"""Ranks and sizes of process groups, in the module where Merak has them."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A function, once a script asks for it."""
+    """One of the functions, loaded when a script first uses it."""
     return entry(__name__, NAMES, name)

@@ -1,1 +1,1 @@
-"""Merak's own interface with the native engine behind it, and everything else of this stack that needs torch."""
+"""Code that needs torch: Merak's own interface, implemented by the native engine."""

@@ -1,4 +1,6 @@
-"""`MerakArguments`: transformers' TrainingArguments with what Merak adds, by its newest release's defaults."""
+"""`MerakArguments`: transformers' TrainingArguments with Merak's further arguments, and the
+defaults of Merak's newest release.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ DEFAULTS: Mapping[str, Any] = below(
     PREFIX, DIALECT.defaults(DIALECT.versions[-1])
 )
 NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
-"""Arguments that are whole numbers once they are given."""
+"""Arguments whose value, if given, is a whole number."""
 
 
 def _own() -> Iterator[tuple[str, Any, Any]]:
-    """What Merak has and transformers does not."""
+    """Arguments that Merak has and transformers does not, with their defaults."""
     theirs = {each.name for each in fields(TrainingArguments)}
     for name, value in DEFAULTS.items():
         if name not in theirs:
@@ -38,7 +40,7 @@ MerakArguments: Any = make_dataclass(
 
 
 def said(arguments: Any) -> dict[str, Any]:
-    """What differs from Merak's defaults, as the dialect reads it."""
+    """Values that differ from Merak's defaults, in the form that the dialect reads."""
     found: dict[str, Any] = {}
     theirs = {each.name: each for each in fields(TrainingArguments)}
     for name, value in DEFAULTS.items():
@@ -74,4 +76,4 @@ LEFT = (
     "optim",
     "resume_from_checkpoint",
 )
-"""What says nothing of the numbers, and what the trainer reads itself."""
+"""Arguments that do not affect the numbers, and arguments that the trainer itself reads."""

@@ -1,7 +1,8 @@
-"""`DynamicGenDataset`: random samples by the shapes that a model takes. Source: Merak/utils/datasets.py.
+"""`DynamicGenDataset`: random samples with the shapes that a model needs. Source:
+Merak/utils/datasets.py.
 
-Merak draws a sample anew whenever it is asked for; here it depends on its number and on torch's seed, so that all ranks of a
-pipeline have the same one.
+Merak draws a sample again on each access. Here a sample depends on its number and on torch's seed,
+so that all ranks of a pipeline get the same one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LENGTHS = (
     "embed_dim",
     "max_target_positions",
 )
-"""Where a model's config says how long its sequences are; the first that is there."""
+"""Keys of a model's config for the length of its sequences. The first one that exists is used."""
 WORDS = 1000
 IMAGE = 224
 PIXELS = "vision_only"
@@ -31,7 +32,7 @@ Sample = dict[str, Tensor]
 
 
 class DynamicGenDataset(Dataset[Sample]):
-    """`dataset_size` samples of a `mode`: text, images, speech, or several of them."""
+    """`dataset_size` samples of the given `mode`: text, images, speech, or several of them."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class DynamicGenDataset(Dataset[Sample]):
         number: int | None = None,
         least: int = 1,
     ) -> Tensor:
-        """Numbers of words, as many as a sample has."""
+        """Random token ids, one for each position of a sample."""
         return torch.randint(least, most, (number or self.seq_length or 1,), generator=generator)
 
     def pixels(self, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,6 @@
-"""Where this rank stands among pipeline, tensor and data ranks, by the names of Merak/core/mpu/initialize.py."""
+"""This rank's index among pipeline, tensor and data ranks, under the names of
+Merak/core/mpu/initialize.py.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,23 @@ from compat.merak import DIALECT
 from compat.merak.runtime.launch import sizes
 
 AXES = {"data": "data", "model": "tensor", "pipe": "pipeline"}
-"""Merak's words for the axes."""
+"""The engine's axis for each of Merak's names."""
 
 
 def place(axis: str) -> tuple[int, int]:
-    """This rank's place along an axis, and how many there are."""
+    """This rank's index along an axis, and the number of ranks along it."""
     rank, world = comm.joined() or (0, 1)
     mesh = Mesh.of(lift(DIALECT.read({"init": sizes()}, None, world)).parallel, world)
     return mesh.coordinate(rank, axis), mesh.sizes[axis]
 
 
 def get_sequence_parallel_rank() -> int:
-    """Each rank has whole sequences."""
+    """The rank along the sequence axis: 0, because each rank has whole sequences."""
     return 0
 
 
 def get_sequence_parallel_world_size() -> int:
-    """Each rank has whole sequences."""
+    """The size of the sequence axis: 1, because each rank has whole sequences."""
     return 1
 
 

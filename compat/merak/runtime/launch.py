@@ -1,4 +1,6 @@
-"""`Merak.init`: the sizes of a run's axes, over the ranks that the launcher started. Source: Merak/initialize.py."""
+"""`Merak.init`: sets the sizes of a run's axes for the ranks that the launcher started. Source:
+Merak/initialize.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["init", "init_empty_weights", "print_rank_0", "set_tp_layer_lists"]
 
 @dataclass
 class Run:
-    """What the script said before it made a trainer."""
+    """Settings that the script made before it built a trainer."""
 
     sizes: dict[str, int] | None = None
     lists: TensorPlan | None = None
@@ -29,9 +31,10 @@ RUN = Run()
 
 
 def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
-    """Join the process group with so many pipeline, tensor and data ranks. The backend is that of the device, as in Merak.
+    """Join the process group with the given numbers of pipeline, tensor and data ranks. The backend
+    follows from the device, as in Merak.
 
-    Raises `ConfigError` if the sizes do not fit the ranks.
+    Raises `ConfigError` if the numbers do not fit the ranks.
     """
     found = detect()
     rank, world = comm.joined() or (found.rank, found.world)
@@ -49,9 +52,11 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
 
 
 def sizes() -> dict[str, int]:
-    """What `init` was given. Raises `BridgeError` before it."""
+    """The arguments of `init`. Raises `BridgeError` if it was not called."""
     if RUN.sizes is None:
-        raise BridgeError("MerakTrainer: no sizes of the run; call init(pp, tp, dp) first")
+        raise BridgeError(
+            "MerakTrainer: the sizes of the run are not set; call init(pp, tp, dp) first"
+        )
     return RUN.sizes
 
 
@@ -63,10 +68,13 @@ def set_tp_layer_lists(
     weight_change_list: Sequence[tuple[str, int]] | None = None,
     tp_attr_list: Sequence[str] | None = None,
 ) -> None:
-    """How tensor ranks split layers, by parts of their names. The split is proved on a few tokens before it is trained."""
+    """Set how tensor ranks split layers, by parts of their names. The split is checked on a few
+    tokens before training.
+    """
     if conv_para_list:
         raise ConfigError(
-            "set_tp_layer_lists: found conv_para_list; the engine splits linear layers; leave it out"
+            "set_tp_layer_lists: found conv_para_list, but the engine splits only linear layers;"
+            " leave it out"
         )
     if not ((col_para_list and row_para_list) or weight_change_list or input_output_mapping):
         raise ConfigError(
@@ -88,11 +96,13 @@ WAYS = {"col": "column", "row": "row", "column": "column"}
 
 
 def print_rank_0(message: str) -> None:
-    """Print on the first rank."""
+    """Print a message on the first rank."""
     if (comm.joined() or (0, 1))[0] == 0:
         print(message, flush=True)
 
 
 def init_empty_weights(include_buffers: bool = False) -> Any:
-    """Nothing: the model is made whole on each rank, which keeps what its stages have."""
+    """Does nothing, because every rank builds the whole model and keeps the layers of
+    its stages.
+    """
     return nullcontext()

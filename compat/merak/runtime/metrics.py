@@ -1,4 +1,6 @@
-"""`AccMetric`: means of named values since the last question. Source: Merak/core/printer/logging.py."""
+"""`AccMetric`: means of named values since they were last read. Source:
+Merak/core/printer/logging.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ __all__ = ["AccMetric"]
 
 
 class AccMetric:
-    """Adds up values by name; `avg` is the mean of each, and begins anew."""
+    """Sums values by name. Reading `avg` returns the mean of each and starts new sums."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, list[float]] = defaultdict(list)
@@ -24,7 +26,7 @@ class AccMetric:
 
     @property
     def avg(self) -> dict[str, float]:
-        """The mean of each since the last question."""
+        """The mean of each value since `avg` was last read."""
         found = {key: sum(values) / len(values) for key, values in self.metrics.items()}
         self.reset()
         return found

@@ -34,7 +34,9 @@ NO_LOADER: Any = None
 LABELS, TAG = "labels", "iter_"
 SCHEDULER = "scheduler"
 OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight_decay")
-"""What the trainer does itself, as Merak's does: length, schedule and which weights decay."""
+"""Plan fields that the trainer itself carries out, as Merak's does: length, schedule, and the
+choice of weights that decay.
+"""
 MINE = (
     "args.learning_rate",
     "args.lr_scheduler",
@@ -43,7 +45,7 @@ MINE = (
     "args.num_train_epochs",
     "args.eval_steps",
 )
-"""Settings that no plan holds and the trainer reads."""
+"""Settings without a plan field that the trainer reads."""
 
 
 HEADS = ("num_attention_heads", "all_head_size")
@@ -62,12 +64,12 @@ LISTS: Mapping[str, TensorPlan] = {
         attributes=("n_heads", "inner_dim"),
     ),
 }
-"""Lists for tensor ranks that Merak has itself. Source: core/tensor_parallel/mp_mapping.py."""
+"""Merak's own lists for tensor ranks, by model type. Source: core/tensor_parallel/mp_mapping.py."""
 
 
 def renamed(model: nn.Module, part: str) -> list[str]:
-    """What modules of this model are called today of which `part` was in the name, by the table that transformers reads old
-    checkpoints with.
+    """Present names of the model's modules that once had `part` in their names, by the table with
+    which transformers reads old checkpoints.
     """
     if find_spec("transformers.conversion_mapping") is None:
         return []  # what came with names of its own
@@ -83,7 +85,9 @@ def renamed(model: nn.Module, part: str) -> list[str]:
 
 
 def _as_objects(model: nn.Module) -> bool:
-    """Have a model return objects, as today's transformers needs inside, and say whether its config asks for tuples."""
+    """Make a model return objects, as today's transformers needs inside. Returns whether its config
+    asks for tuples.
+    """
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     parts = [config for config in configs if hasattr(config, "return_dict")]
     asked = any(part.return_dict is False for part in parts)
@@ -100,7 +104,9 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The update rule of a script's own optimizer, as plan values. Raises `ConfigError` for one that the engine does not have."""
+    """The update rule of a script's own optimizer, as plan values. Raises `ConfigError` if the
+    engine does not have it.
+    """
     name = RULES.get(type(optimizer))
     if name is None:
         raise ConfigError(
@@ -118,7 +124,9 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 class Sampler:
-    """Microbatches of a data rank: its own run of the samples, in the same random order in every epoch."""
+    """Microbatches of a data rank, from its own part of the samples, in the same random order in
+    every epoch.
+    """
 
     def __init__(self, samples: int, rows: int, rank: int, ranks: int) -> None:
         if samples < rows * ranks:
@@ -142,11 +150,12 @@ class Sampler:
 
 
 class MerakTrainer:
-    """Trains a model of Hugging Face over pipeline, tensor and data ranks. Its engine is `engine`.
+    """Trains a model of Hugging Face over pipeline, tensor and data ranks.
 
-    What Merak would do otherwise is in `findings`. Classes that override `get_loss_fn`, `prepare_data`, `create_optimizer`,
-    `create_lr_scheduler` or `create_dataloader` are heard. `leaf_modules` steer Merak's tracing, and nothing is traced here.
-    Raises `ConfigError` for what the engine cannot run.
+    `engine` is the native engine, and `findings` has its differences from Merak. Subclasses may
+    override `get_loss_fn`, `prepare_data`, `create_optimizer`, `create_lr_scheduler` or
+    `create_dataloader`. `leaf_modules` have no effect, because nothing is traced here. Raises
+    `ConfigError` for settings that the engine cannot run.
     """
 
     def __init__(
@@ -176,7 +185,7 @@ class MerakTrainer:
         self._told: list[Finding] = []
         if leaf_modules:
             names = ", ".join(getattr(each, "__name__", str(each)) for each in leaf_modules)
-            told = f"nothing is traced, so that {names} cannot be leaves of a trace"
+            told = f"nothing is traced here, so that {names} cannot be leaves of a trace"
             self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
@@ -203,7 +212,9 @@ class MerakTrainer:
     # What a script overrides
 
     def get_loss_fn(self) -> Callable[[Any, Any], Tensor]:
-        """The loss of logits (rows, tokens, words) and labels (rows, tokens), which are not moved by a token."""
+        """A function for the loss of logits (rows, tokens, vocabulary) and labels (rows, tokens).
+        It does not shift the labels.
+        """
         criterion = nn.CrossEntropyLoss()
 
         def loss_fn(outputs: Any, labels: Any) -> Tensor:
@@ -216,7 +227,9 @@ class MerakTrainer:
         return loss_fn
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Settings of AdamW in two groups, of which biases and LayerNorms do not decay. The engine reads them at every step."""
+        """AdamW with two groups: biases and LayerNorms do not decay. The engine reads the settings
+        of the groups at every step.
+        """
         if getattr(self.args, "adafactor", False):
             raise ConfigError("args.adafactor: the engine has no Adafactor; leave it out")
         norms = {
@@ -247,7 +260,7 @@ class MerakTrainer:
         )
 
     def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        """The schedule that the arguments name, by transformers' own code."""
+        """The learning-rate schedule that the arguments name, built by transformers."""
         from transformers import get_scheduler
 
         return get_scheduler(
@@ -259,7 +272,9 @@ class MerakTrainer:
         )
 
     def prepare_data(self, data: Any) -> Any:
-        """What the model is called with, and the labels of its loss: a tuple with the labels last, or both by name."""
+        """Arguments of the model and labels of the loss: a tuple with the labels last, or both by
+        name.
+        """
         if not isinstance(data, Mapping):
             return tuple(data)
         if LABELS not in data and type(self).get_loss_fn is MerakTrainer.get_loss_fn:
@@ -270,7 +285,7 @@ class MerakTrainer:
         return Arguments((wanted,), {name: value for name, value in data.items() if name != LABELS})
 
     def get_train_sampler(self) -> Sampler:
-        """Which samples this data rank takes, microbatch by microbatch."""
+        """The indices of this data rank's samples, microbatch by microbatch."""
         data = self.engine.data
         return Sampler(
             len(self.train_dataset), self.args.per_device_train_batch_size, data.index, data.size
@@ -288,7 +303,7 @@ class MerakTrainer:
     # Running
 
     def train(self) -> None:
-        """Train for the steps that the arguments say, evaluate and save in between."""
+        """Train for the number of steps in the arguments. Evaluate and save when they say so."""
         if self.args.resume_from_checkpoint:
             self.load_checkpoint(self.args.resume_from_checkpoint)
         batches, interval = self._batches(), max(int(self.args.logging_steps), 1)
@@ -319,7 +334,9 @@ class MerakTrainer:
                 self.save_checkpoint()
 
     def evaluation(self) -> float:
-        """The mean loss over the first `eval_steps` batches (default: all), which all ranks run, as in Merak."""
+        """The mean loss over the first `eval_steps` batches (default: all). Every rank runs all of
+        these batches, as in Merak.
+        """
         if self.eval_dataset is None:
             raise BridgeError("evaluation: found no eval_dataset; pass one to MerakTrainer")
         loader = torch.utils.data.DataLoader(
@@ -345,7 +362,9 @@ class MerakTrainer:
             self.engine.train(training)
 
     def save_checkpoint(self, best_model: Any = None) -> Path:
-        """Write a checkpoint of the native engine into `output_dir`, and keep the last `save_total_limit`, if that is above 0."""
+        """Write a checkpoint of the native engine into `output_dir`. If `save_total_limit` is above
+        0, keep only that number of checkpoints.
+        """
         if not self.args.output_dir:
             raise BridgeError("save_checkpoint: found no output_dir; set args.output_dir")
         state = {
@@ -360,10 +379,13 @@ class MerakTrainer:
         return path
 
     def load_checkpoint(self, resume_from_checkpoint: str | Path, peft_config: Any = None) -> int:
-        """Continue from `output_dir` of another run, or from one of the folders in it; how many steps it stands for."""
+        """Continue from `output_dir` of another run, or from one of the folders in it. Returns the
+        number of finished steps.
+        """
         if peft_config is not None:
             raise BridgeError(
-                "load_checkpoint: peft_config is not there; wrap the model with peft before MerakTrainer"
+                "load_checkpoint: found peft_config, which is not supported; wrap the model with"
+                " peft before MerakTrainer"
             )
         path = Path(resume_from_checkpoint)
         place = (path.parent, path.name) if path.name.startswith(TAG) else (path, None)
@@ -376,7 +398,7 @@ class MerakTrainer:
 
     @property
     def steps(self) -> int:
-        """Steps taken, skipped ones too."""
+        """Number of finished steps, including skipped ones."""
         return self.engine.progress.steps + self.engine.progress.skipped
 
     # Parts
@@ -400,14 +422,17 @@ class MerakTrainer:
         )
 
     def _sample(self) -> Arguments:
-        """A batch of two, by which a model is tried that does not run on words alone."""
+        """A batch of two samples, with which a model is tried that needs more than tokens."""
         data = self.train_dataset if self.train_dataset is not None else self.eval_dataset
         collate = self.collate_fn or torch.utils.data.default_collate
         return self._prepared(collate([data[index] for index in range(min(2, len(data)))]))
 
     def _given(self, output: Any) -> Any:
-        """What a loss function gets: a tuple where the model's config asks for one, else the logits, or what comes first. A
-        tuple of one is that one, as in Merak (core/fx/graph_shard/split_module.py).
+        """The argument of a loss function: a tuple if the model's config asks for one, else the
+        logits, or the first output.
+
+        A tuple of one output is replaced by that output, as in Merak
+        (core/fx/graph_shard/split_module.py).
         """
         if self._tuples and hasattr(output, "to_tuple"):
             found = output.to_tuple()
@@ -416,8 +441,10 @@ class MerakTrainer:
         return found.to_tuple() if hasattr(found, "to_tuple") else found
 
     def _lists(self) -> TensorPlan | None:
-        """The script's lists or Merak's own of that model, by the names that today's modules have; the model's own plan where
-        there is none. That the split model gives the same logits is proved either way.
+        """The script's lists, or Merak's own lists for the model, by the names that today's modules
+        have; None if there are neither, so that the model's own plan is used.
+
+        In either case the engine checks that the split model gives the same logits.
         """
         kind = getattr(getattr(self.model, "config", None), "model_type", "")
         lists = RUN.lists or LISTS.get(kind)
@@ -438,7 +465,9 @@ class MerakTrainer:
         return replace(lists, columns=columns, rows=rows, attributes=attributes, weights=pairs)
 
     def _today(self, option: str, parts: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-        """Parts of names that modules have; for one that none has, what transformers itself calls it since."""
+        """Parts of names that today's modules have. A part that no module has is replaced by its
+        present names in transformers.
+        """
         found: dict[str, None] = {}
         for part in parts:
             now = [part] if any(part in name for name in modules) else renamed(self.model, part)
@@ -449,14 +478,16 @@ class MerakTrainer:
         return tuple(found)
 
     def _missing(self, option: str, parts: Sequence[str]) -> None:
-        """Tell of names in a list that the model does not have, as Merak, too, passes over them."""
+        """Add a finding for names in a list that the model does not have. Merak ignores such names,
+        too.
+        """
         if parts and RUN.lists is not None:
             told = f"no module of {type(self.model).__name__} has {', '.join(parts)}"
             path = f"set_tp_layer_lists.{option}"
             self._told.append(Finding(path, f"{told}; nothing is split by it", Effect.COST, True))
 
     def _length(self) -> int:
-        """Steps of the whole run by the data, or as the arguments say."""
+        """Number of steps in the whole run, from the arguments or else from the data."""
         said = int(self.args.max_steps)
         if said > 0 or self.train_dataset is None:
             return max(said, 1)
@@ -474,7 +505,9 @@ class MerakTrainer:
         return whole
 
     def _epoch_steps(self) -> int:
-        """Steps that Merak counts as an epoch: an equal share of all; more than the data has when `max_steps` says so."""
+        """Number of steps that Merak counts as an epoch: an equal share of all steps. With
+        `max_steps` it may be more than the data has.
+        """
         total, epochs = len(self.train_dataset) * self._epochs() // self._samples(), self._epochs()
         if self.args.max_steps > total:
             epochs = max(self.args.max_steps * self._samples() // len(self.train_dataset), 1)
@@ -493,7 +526,8 @@ class MerakTrainer:
         self.create_dataloader()
         if self.train_dataloader is None:
             raise BridgeError(
-                "create_dataloader: it set no train_dataloader; set self.train_dataloader in it"
+                "create_dataloader: the method did not set train_dataloader; set"
+                " self.train_dataloader in it"
             )
         while True:
             for batch in self.train_dataloader:
