@@ -160,8 +160,10 @@ def _named(config: Config, ours: str) -> str:
     itself if there is no setting for it.
     """
     rule = plan_claims(config.dialect).get(ours)
-    paths = rule.carriers(ours) if rule else ()
-    return next((path for path in paths if path in config.given), next(iter(paths), ours))
+    if rule is None or not (paths := rule.carriers(ours)):
+        return ours
+    # Of settings that make several fields together, the one that says most about this field alone.
+    return min(paths, key=lambda path: (len(rule.carried(path)), path not in config.given))
 
 
 def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
@@ -169,10 +171,13 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
     before, after = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
-    change = f"{_said(before)} -> {theirs + ' ' if theirs != mine else ''}{_said(after)}"
+    # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
+    own, other = (name not in fields for name in (mine, theirs))
+    path = theirs if other and not own else mine
+    change = f"{_said(before)} -> {theirs + ' ' if other and theirs != path else ''}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
     return Finding(
-        mine, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
+        path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
     )
 
 

@@ -55,7 +55,7 @@ def every(
     gone = meant = {_plain(match[1]) for problem in problems for match in MEANT.finditer(problem)}
     # Without its selector a section is another section, and no problem found in it would be one of
     # this source.
-    if any(name.rpartition(".")[2] in SELECTORS for name in (*gone, *map(_subject, problems))):
+    if any(_hides(problem, given) for problem in problems):
         return tuple(problems)
     for _ in range(ROUNDS):
         # Settings that problems begin with, with all below them, and those mentioned in problems
@@ -86,6 +86,18 @@ def every(
         else:
             break
     return tuple(problems)
+
+
+def _hides(problem: str, given: Values) -> bool:
+    """Whether the problem leaves a section without the setting that decides what it is.
+
+    A misspelled one that the reader kept as what it was meant to be decides.
+    """
+    subject = _subject(problem)
+    section, _, name = subject.rpartition(".")
+    meant = (_plain(match[1]).rpartition(".")[2] for match in MEANT.finditer(problem))
+    lacking = (one for one in meant if f"{section}.{one}".lstrip(".") not in given)
+    return name in SELECTORS or any(one in SELECTORS for one in lacking)
 
 
 def hangs(one: str, other: str) -> bool:

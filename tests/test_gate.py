@@ -20,6 +20,7 @@ import compat
 from bridge.cli import run
 from bridge.cli.demo import launch
 from bridge.cli.patterns import refuse_strange
+from bridge.config import fields
 from bridge.gate import Choice, fits, known_of, settings_of
 
 HOME = Path(__file__).resolve().parents[1]
@@ -132,6 +133,16 @@ class TestDiff:
         }.items():
             code, _, err = said("diff", name, "configs/ds.json")
             assert code == 1 and err.startswith("error: ") and says in err and "/tmp" not in err
+
+    def test_rows_of_two_stacks_are_in_words_of_their_files(self, said: Said) -> None:
+        """A setting stands beside its own value, and a plan's field never stands for a setting."""
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        known = {path for name in ("megatron", "deepspeed") for path in fields(compat.load(name).schema)}
+        for names in (("launch.args", "ds.json"), ("ds.json", "launch.args")):
+            rows = json.loads(said("diff", *names, "--world-size", "8", "--json")[1])["findings"]
+            assert not [row["path"] for row in rows if row["effect"] != "same numbers" and row["path"] not in known]
+        told = said("diff", "launch.args", "ds.json", "--world-size", "8")[1]
+        assert re.search(r"activation_checkpointing.cpu_checkpointing \(line \d+\) nothing -> False", told)
 
     def test_a_path_of_a_commit_from_where_one_stands(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """`./` and `../` are read as git reads them."""
@@ -356,6 +367,7 @@ def test_the_hook_and_the_action_call_what_there_is(said: Said) -> None:
     assert hook["entry"] == "stagebridge check"
     wanted, left = re.compile(hook["files"]), re.compile(hook["exclude"])
     assert wanted.search("a/ds_config_zero3.json") and not wanted.search("package.json") and left.search("ds_config.carry.json")
+    assert left.search(".vscode/launch.json") and not left.search("a.b/launch.json"), "of an editor, and of no stack"
     action = yaml.load((HOME / "action.yml").read_text())
     steps = action["runs"]["steps"]
     script = steps[-1]["run"].partition("GITHUB_ACTION_PATH/")[2].rstrip('"')
@@ -374,12 +386,13 @@ def test_the_script_of_the_action(said: Said, tmp_path: Path) -> None:
         **os.environ,
         "PATH": f"{tool.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path(bridge.__file__).parents[1]),
-        "STAGEBRIDGE_PATHS": "configs/**/*.json launch.args",
+        # One to a line, as `paths: |` of a workflow has them.
+        "STAGEBRIDGE_PATHS": "launch.args\nconfigs/**/*.json\n",
         "STAGEBRIDGE_OPTIONS": "--world-size 8 --fail-on same-numbers",
         "STAGEBRIDGE_SARIF": "found.sarif",
     }
     done = subprocess.run(["bash", HOME / "examples/gate/check.sh"], capture_output=True, text=True, env=variables, check=False)
-    assert done.returncode == 2 and done.stdout.startswith("::notice file=configs/deep/odd.json"), done.stderr
+    assert done.returncode == 2 and "::notice file=configs/deep/odd.json" in done.stdout, done.stderr
     assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
 
 

@@ -168,6 +168,22 @@ def test_every_mistake_is_named_in_the_first_report(dialect: Dialect) -> None:
     assert not tally.untrue and not tally.invented, "\n\n".join((*tally.untrue, *tally.invented))
 
 
+def test_a_misspelled_selector_hides_nothing() -> None:
+    """What its section is follows from the name that was meant, so that the batch can be held against the ranks."""
+    recipe = {
+        "step_scheduler": {"made_up_key": 1, "global_batch_size": 33, "local_batch_size": 2},
+        "distributed": {"_taregt_": "nemo_automodel.components.distributed.fsdp2.FSDP2Manager", "tp_size": 2},
+    }
+    with pytest.raises(BridgeError) as caught:
+        compat.load("automodel").read(recipe, world_size=8)
+    assert sorted(problem.partition(":")[0] for problem in caught.value.problems) == [
+        "distributed._taregt_",
+        "step_scheduler.global_batch_size",
+        "step_scheduler.made_up_key",
+    ]
+    assert "local_batch_size (2) x data ranks (4)" in str(caught.value)
+
+
 if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("stacks", nargs="*", default=compat.names())

@@ -28,6 +28,7 @@ from bridge.files import (
 )
 from bridge.findings import Origin, twice
 from bridge.reader import Reader, flaw, mapping
+from bridge.refusing import MEANT, SELECTORS
 from bridge.rules import Effect
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
@@ -238,6 +239,7 @@ class _Reader(Reader):
                 others[str(name)] = _plain(value)
             elif entry is None:
                 self.unknown(written, level)
+                self.suppose(written, value, data, level)
             elif isinstance(entry, str):
                 self.leaf(written, entry, value, others)
             elif isinstance(value, Mapping):
@@ -329,6 +331,19 @@ class _Reader(Reader):
             written,
             f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
         )
+
+    def suppose(
+        self, written: str, value: Any, data: Mapping[str, Any], level: Tree
+    ) -> None:
+        """Keep the value of a misspelled selector as what it was meant to be.
+
+        The recipe is refused already. Without the selector its section would be another one, and
+        the problems that depend on it would come in a second report.
+        """
+        meant = MEANT.search(nearest(written.rpartition(".")[2], level))
+        entry = level.get(meant[1]) if meant and meant[1] in SELECTORS else None
+        if isinstance(entry, str) and meant and meant[1] not in data and not self.lenient:
+            self.leaf(written, entry, value, {})
 
     def unread(self, written: str, message: str) -> None:
         """Add an error about a setting that is not read, or a finding if reading is lenient."""

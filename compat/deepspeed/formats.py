@@ -564,6 +564,7 @@ class _Reader(Reader):
         """Replace "auto" as Hugging Face's Trainer does with these arguments. Adds the Trainer's
         refusals and its own schedule.
         """
+        arguments = {**arguments, **trainer.said_beside(values)}
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)

@@ -138,6 +138,34 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     return known
 
 
+SPELLED: Mapping[str, str] = {
+    "micro_batch": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "clip": "max_grad_norm",
+    "lr": "learning_rate",
+    "eps": "adam_epsilon",
+}
+"""Facts of --auto that are an argument under another name."""
+
+
+def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that facts of --auto stand for: said one by one, they win over those of a dump or a script.
+
+    A fact of a wrong type is left to the rules of "auto", which name it.
+    """
+    found = {SPELLED.get(name, name): value for name, value in values.items()}
+    betas = found.get("betas")
+    if isinstance(betas, list | tuple) and len(betas) == 2:
+        found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
+    if (precision := found.get("mixed_precision")) in ("no", "fp16", "bf16"):
+        found |= {name: name == precision for name in ("fp16", "bf16")}
+    return {
+        name: value
+        for name, value in found.items()
+        if name in DEFAULTS and not _flaw(value, DEFAULTS[name])
+    }
+
+
 def _flaw(value: Any, usual: Any) -> str:
     """The problem with an argument's value, whose type has to be that of its default `usual`; empty
     if there is none.

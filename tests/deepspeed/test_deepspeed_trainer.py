@@ -283,6 +283,34 @@ SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_
 """
 
 
+@pytest.mark.parametrize(
+    ("fact", "wanted"),
+    [
+        ("lr=0.007", {"optimizer.params.lr": 0.007}),
+        ("learning_rate=0.007", {"optimizer.params.lr": 0.007}),
+        ("optimizer.params.lr=0.007", {"optimizer.params.lr": 0.007}),
+        ("betas=[0.8, 0.9]", {"optimizer.params.betas": (0.8, 0.9)}),
+        ("adam_beta1=0.7", {"optimizer.params.betas": (0.7, 0.95)}),
+        ("eps=1e-5", {"optimizer.params.eps": 1e-5}),
+        ("weight_decay=0.3", {"optimizer.params.weight_decay": 0.3}),
+        ("clip=0.3", {"gradient_clipping": 0.3}),
+        ("micro_batch=3", {"train_micro_batch_size_per_gpu": 3, "train_batch_size": 48}),
+        ("accumulation=5", {"gradient_accumulation_steps": 5, "train_batch_size": 160}),
+        ("mixed_precision=fp16", {"fp16.enabled": True, "bf16.enabled": False}),
+        ("warmup_steps=9", {"scheduler.params.warmup_num_steps": 9}),
+        ("max_steps=77", {"scheduler.params.total_num_steps": 77}),
+    ],
+)
+def test_a_fact_beside_a_dump_wins(deepspeed: Dialect, fact: str, wanted: dict[str, Any]) -> None:
+    """What one says on the command line counts; it was dropped without a word."""
+    dump = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 2e-5, "bf16": True}
+    dump |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "max_grad_norm": 1.0, "max_steps": 50, "warmup_steps": 3}
+    name, _, said = fact.partition("=")
+    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" else said}
+    given = deepspeed.read(HF, world_size=8, trainer=dump, auto=auto).given
+    assert {path: tuple(found) if isinstance(found := given[path], list) else found for path in wanted} == wanted
+
+
 class TestItsOwnOptimizer:
     @pytest.mark.parametrize("optim", sorted(trainer.ADAMW - {"adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused"}))
     def test_it_is_what_the_trainer_builds(self, deepspeed: Dialect, optim: str) -> None:
