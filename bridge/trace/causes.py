@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bridge.trace.case import Case, key_of, pair_of
+from bridge.trace.pages.series import findings
 from bridge.trace.patterns import CLOSE, TINY, scaled
 from bridge.trace.record import PHASES, Name
 from bridge.trace.settings import values_of
@@ -50,7 +51,50 @@ def diagnosed(comparison: Comparison) -> Diagnosis:
         found = rule(case)
         if found:
             return Diagnosis(first.name, found[0], tuple(found[1]), _next(case, True))
+    alone = _alone(case)
+    if alone:
+        return Diagnosis(first.name, alone[0], (*_seen(case), *alone[1]), "")
     return Diagnosis(first.name, "", tuple(_seen(case)), _next(case, False))
+
+
+PROOFS: Mapping[str, Sequence[str]] = {
+    "reduce": (
+        "gradient-stale",
+        "gradient-lost",
+        "gradient-not-reduced",
+        "gradient-summed",
+        "gradient-averaged-twice",
+        "clip-norms-differ",
+        "gradient-changed",
+    ),
+    "update": (
+        "optimizer-replaced",
+        "moments-lost",
+        "moments-missing",
+        "moments-not-resumed",
+        "schedule-not-resumed",
+        "updates-lost",
+        "update-too-large",
+        "update-unexplained",
+    ),
+}
+"""By phase, what a run found in itself that explains why it parts there, the surest first."""
+LATE = ("moments-not-resumed", "schedule-not-resumed")
+"""What a run says of its start only once it has taken some steps."""
+
+
+def _alone(case: Case) -> Found | None:
+    """What one of the runs found in itself in this step, and the other did not."""
+    both = [{one.id: one for one in reversed(findings(run.folder))} for run in _runs(case)]
+    for id in PROOFS.get(case.first.name.phase, ()):
+        for side, label in enumerate("AB"):
+            one = both[side].get(id)
+            if one is None or id in both[1 - side]:
+                continue
+            if one.step == case.first.name.step or (id in LATE and case.first.name.step == 1):
+                where = f"{one.where}: " if one.where else ""
+                return f"in {label}, {one.meaning}", [f"{label} by itself found {id} in step {one.step}: {where}{one.evidence}"]
+    return None
 
 
 def _seen(case: Case) -> Iterator[str]:
@@ -186,24 +230,34 @@ def _numbers(case: Case) -> Found | None:
     runs = _runs(case)
     if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
         return None
-    counts = [_passes_of(run, case.first.name.step) for run in runs]
-    if not all(counts) or counts[0] == counts[1]:
+    every = [_passes_of(run, case.first.name.step) for run in runs]
+    ranks = sorted(set(every[0]) | set(every[1]))
+    odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
+    if not odd or not all(every):
         return None
-    words = [f"{count} pass{'es' if count > 1 else ''}" for count in counts]
-    told = f"step {case.first.name.step} has {words[0]} in A, {words[1]} in B"
-    return f"A steps after {words[0]} forward and backward, B after {words[1]}", [told]
+    words = [_told_passes(found.get(odd[0], 0)) for found in every]
+    alone = len(odd) < len(ranks)
+    where = f" on rank {', '.join(map(str, odd))}" if alone else ""
+    told = f"step {case.first.name.step} has {words[0]} in A{where}, {words[1]} in B"
+    return f"A steps after {words[0]} forward and backward{where}, B after {words[1]}", [told]
 
 
-def _passes_of(run: Run, step: int) -> int:
-    """Number of passes that the first rank logged of a step."""
+def _told_passes(count: int) -> str:
+    return f"{count or 'no'} pass{'es' if count > 1 else ''}"
+
+
+def _passes_of(run: Run, step: int) -> dict[int, int]:
+    """Number of passes that each rank logged of a step, by rank."""
     found = {
         (part.rank, part.record.microbatch)
         for entry in run.entries(step)
         if entry.name.phase == "forward" and entry.name.kind in ("input", "output")
         for part in (*entry.parts, *entry.replicas)
     }
-    first = min((rank for rank, _ in found), default=0)
-    return sum(1 for rank, _ in found if rank == first)
+    counts: dict[int, int] = {}
+    for rank, _ in found:
+        counts[rank] = counts.get(rank, 0) + 1
+    return counts
 
 
 def _evaluated(case: Case) -> Found | None:

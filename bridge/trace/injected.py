@@ -92,6 +92,8 @@ class _Watch:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.inside = False
         self.hooks: list[Any] = []
+        self.first: weakref.ref[Any] | None = None
+        """The first module that trains and that no optimizer holds."""
 
     def forward(self, module: Any, given: Any) -> None:
         """Attach a module that runs if it is called from outside, trains, and has its parameters in
@@ -102,9 +104,20 @@ class _Watch:
         if self.inside or not (module.training and torch.is_grad_enabled()):
             return
         holding = self._holding([module])
-        if holding or (hasattr(module, "optimizer") and any(weight.requires_grad for weight in module.parameters())):
+        trains = any(weight.requires_grad for weight in module.parameters())
+        if holding or (hasattr(module, "optimizer") and trains):
             self._begin()
             self._attach(module, module, holding, given)
+        elif trains and self.first is None:
+            self.first = weakref.ref(module)
+
+    def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
+        """An optimizer steps. If a module trained meanwhile that none holds, it was made for another copy of it."""
+        module = self.first() if self.first is not None else None
+        if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):
+            return
+        self._begin()
+        self._attach(module, module, [optimizer], None)
 
     def _holding(self, modules: Iterable[Any]) -> list[Any]:
         """The optimizers that hold trained parameters of these modules."""
@@ -213,6 +226,7 @@ def watch(settings: dict[str, Any]) -> None:
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim import Optimizer
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     found = _Watch(settings)
     plain = Optimizer.__init__
@@ -223,6 +237,7 @@ def watch(settings: dict[str, Any]) -> None:
 
     Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
     found.hooks.append(register_module_forward_pre_hook(found.forward))
+    found.hooks.append(register_optimizer_step_pre_hook(found.stepping))
     awaited(PIPELINING, lambda: _scheduled(found))
 
 

@@ -313,7 +313,7 @@ INVENTED: Mapping[str, Planted] = {
         "DTensor",
         both(alike, sets(dropout=0.2), plants("begins", lambda loop, step: torch.manual_seed(step), None)),
     ),
-    "V15": Planted(plants("begins", unsynced, None), r"2/reduce", "", ("gradient-not-reduced", "replicas-differ"), "DDP"),
+    "V15": Planted(plants("begins", unsynced, None), r"2/reduce", "own gradient", ("gradient-not-reduced",), "DDP"),
     "V16": Planted(plants("backward", doubles_shard, rank=1), r"2/reduce/blocks\.2", r"blocks\.2.* alone", (), "FSDP2"),
     "V17": Planted(
         plants("backward", whitewashed, rank=1), r"2/reduce/norm", "norm.*(alone|no gradient)", ("replicas-differ",), "DDP"
@@ -321,11 +321,11 @@ INVENTED: Mapping[str, Planted] = {
     "V18": Planted(
         plants("backward", by_blocks), r"2/reduce/.*blocks\.0", r"blocks\.0.* alone", ("gradient-changed",), "Trainer"
     ),
-    "V19": Planted(plants("wrapped", blunt, 0), r"1/update", "", ("update-unexplained",), "accelerate"),
+    "V19": Planted(plants("wrapped", blunt, 0), r"1/update", "the optimizer.s rule", ("update-unexplained",), "accelerate"),
     "V20": Planted(plants("stepped", average, None), r"2/forward/|3/forward/", ITSELF, ("weights-changed",), "DTensor", alike),
     "V21": Planted(plants("stepped", extra), r"3/forward/tok", ITSELF, ("weights-changed",), "plain"),
     "V22": Planted(plants("begins", forgets, rank=1), r"2/update", "rank 1", ("moments-lost", "replicas-differ"), "FSDP2"),
-    "V23": Planted(plants("begins", halves_moments), r"2/update", "", ("update-too-large",), "plain"),
+    "V23": Planted(plants("begins", halves_moments), r"2/update", "larger than this optimizer", ("update-too-large",), "plain"),
     "V24": Planted(plants("begins", steps_less, rank=1), r"2/update", "rank 1", ("replicas-differ",), "DDP"),
     "V25": Planted(plants("begins", stale, None, 1), r"2/forward/blocks\.1", ITSELF, ("replicas-differ",), "DeepSpeed ZeRO 1"),
     "V26": Planted(plants("begins", drifts, rank=1), r"2/forward/", ITSELF, ("buffers-differ",), "DDP"),

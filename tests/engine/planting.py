@@ -888,7 +888,7 @@ SEQ = "Megatron-Core, tensor 2, sequence"
 FAULTS |= {
     "N2": Planted(plants("wrapped", biased, 0), r"1/(forward|reduce)/block0", "bias.* alone", (), "native, tensor 2"),
     "N3": Planted(plants("begins", kept_apart), r"2/backward/head", "backward|loss", ("replicas-differ",), "native, tensor 2"),
-    "N11": Planted(plants("wrapped", coarse, 0), r"1/update", "", ("updates-lost",), "native, data 2"),
+    "N11": Planted(plants("wrapped", coarse, 0), r"1/update", "vanish in rounding", ("updates-lost",), "native, data 2"),
     "manual": Planted(sets(told=1), r"1/", "more passes in a step than the 1", ("accumulation-differs",), "DeepSpeed ZeRO 1"),
     "manual2": Planted(sets(told=1), r"1/", "more passes in a step than the 1", ("accumulation-differs",), "DeepSpeed ZeRO 2"),
     "replica": Planted(
@@ -928,7 +928,7 @@ FAULTS |= {
     ),
     "P6": Planted(sets(step=twice), r"[23]/", "a step too many", ("step-without-backward",), "plain"),
     "R1": Planted(resumes(True, False), r"1/reduce/state", "learning rate", ("schedule-not-resumed",), clean=resumes(True, True)),
-    "R2": Planted(resumes(False, True), r"1/update", "", ("moments-not-resumed",), clean=resumes(True, True)),
+    "R2": Planted(resumes(False, True), r"1/update", "were not resumed", ("moments-not-resumed",), clean=resumes(True, True)),
     "S1": Planted(
         both(sets(step=leaves_out), plants("built", impatient, 0)), r"[23]/", "more passes in a step", ("skipped-alone",)
     ),
@@ -954,7 +954,7 @@ FAULTS |= {
     "F2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "FSDP2"),
     "F3": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "FSDP2"),
     "F4": Planted(plants("backward", summed, None), r"1/reduce", "2 times B's", (), "FSDP2"),
-    "F5": Planted(plants("backward", local_clip), r"2/(reduce|update)", "", ("clip-norms-differ",), "FSDP2"),
+    "F5": Planted(plants("backward", local_clip), r"2/(reduce|update)", "different norms", ("clip-norms-differ",), "FSDP2"),
     "F6": Planted(
         plants("begins", scales(2, 1.001), rank=1), r"2/forward/blocks\.2/output", r"blocks\.2 is the first", (), "FSDP2"
     ),

@@ -148,3 +148,41 @@ def test_pipelines_are_watched_without_an_edit_and_wait_for_nobody(kind: str, tm
     runs = [folder] if kind == "schedule" else [folder, folder / "apart1"]
     assert [Run.read(run).steps for run in runs] == [(0, 1, 2, 3)] * len(runs)
     assert ("ranks do not begin to train at the same time" in done.stderr) == (kind == "by hand")
+
+
+COPIES = """
+import copy
+import sys
+import torch
+from torch import nn
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+if sys.argv[1] == "copy":
+    held = [weight for weight in copy.deepcopy(model).parameters()]
+else:
+    model = model.bfloat16()
+    held = [weight.detach().float().requires_grad_() for weight in model.parameters()]
+optimizer = torch.optim.SGD(held, lr=1.0)
+for step in range(4):
+    model.zero_grad()
+    model(torch.randn(4, 8).to(model[0].weight.dtype)).float().square().mean().backward()
+    if sys.argv[1] == "masters":
+        for one, other in zip(held, model.parameters()):
+            one.grad = other.grad.float()
+    optimizer.step()
+    if sys.argv[1] == "masters":
+        with torch.no_grad():
+            for one, other in zip(held, model.parameters()):
+                other.copy_(one)
+"""
+
+
+@pytest.mark.parametrize(("kind", "code", "wanted"), [("copy", 2, "not-of-the-model"), ("masters", 0, "weights-changed")])
+def test_a_model_that_no_optimizer_holds_is_watched_all_the_same(kind: str, code: int, wanted: str, tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(COPIES)
+    command = [sys.executable, "-P", "-m", "stagebridge", "trace", "run", "--run", str(folder), "--"]
+    command += [sys.executable, str(script), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == code, done.stderr
+    assert json.loads((folder / "findings.jsonl").read_text().splitlines()[0])["id"] == wanted

@@ -215,6 +215,24 @@ def test_an_optimizer_that_takes_over_is_followed_and_said(tmp_path: Path) -> No
     assert Run.read(tmp_path).steps == tuple(range(9))
 
 
+def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path: Path) -> None:
+    def once(model: nn.Module, optimizer: Any) -> list[float]:
+        return steps(model, optimizer) + steps(model, optimizer)
+
+    def twice(model: nn.Module, optimizer: Any) -> list[float]:
+        return steps(model, optimizer) + steps(model, adam(model.parameters()))
+
+    for name, loop in (("once", once), ("twice", twice)):
+        found(tmp_path / name, small, lambda model: adam(model.parameters()), loop)
+    runs = Run.read(tmp_path / "twice"), Run.read(tmp_path / "once")
+    for label, told in zip("AB", (compare(*runs, every=False), compare(*reversed(runs), every=False)), strict=True):
+        diagnosis = told.diagnosis
+        assert diagnosis is not None
+        assert diagnosis.claim.startswith(f"in {label}, another optimizer takes over")
+        assert diagnosis.evidence[-1] == f"{label} by itself found optimizer-replaced in step 5: AdamW by AdamW"
+        assert diagnosis.where.phase == "update"
+
+
 def test_an_optimizer_of_what_was_frozen_steps_beside_the_first(tmp_path: Path) -> None:
     def loop(model: Any, optimizer: Any) -> list[float]:
         losses = steps(model, optimizer)
@@ -231,7 +249,8 @@ def test_an_optimizer_of_what_was_frozen_steps_beside_the_first(tmp_path: Path) 
 
     alarms = found(tmp_path, small, lambda model: adam(model[0].parameters()), loop)  # type: ignore[index]
     assert {finding.id for finding in alarms} == {"not-in-optimizer"}  # until the second one is there
-    assert Run.read(tmp_path).steps == tuple(range(8))
+    # The second one is met as it steps for the first time, when the first one's step is over.
+    assert Run.read(tmp_path).steps == tuple(range(9))
 
 
 def microbatches(every: int) -> Loop:

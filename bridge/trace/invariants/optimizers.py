@@ -46,8 +46,10 @@ class Groups(Check):
             id(weight) for weight in named.values()
         }
         strangers = sum(1 for weight in held if weight not in known)
+        if self._mastered():
+            self.without = []
         # Some beside those of the model, as of a loss, may be meant.
-        if strangers and strangers == len(held):
+        elif strangers and strangers == len(held):
             yield Finding(
                 "not-of-the-model",
                 0,
@@ -55,6 +57,17 @@ class Groups(Check):
                 f"none of the {strangers} parameters of the optimizer is one of the model",
             )
         yield from self._decayed(named)
+
+    def _mastered(self) -> bool:
+        """Whether the optimizer holds copies of 16-bit weights in fp32, which a script copies back itself."""
+        shapes = Counter(
+            weight.shape
+            for group in self.source.groups
+            for weight in group["params"]
+            if weight.dtype == torch.float32
+        )
+        short = Counter(weight.shape for _, weight in self.without if weight.dtype in SHORT)
+        return bool(short) and short.total() == len(self.without) and short <= shapes
 
     def _decayed(self, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
         decayed = {
