@@ -1,4 +1,7 @@
-"""The family to write a plan as: the one that the plan names, else the first whose config has the same meaning."""
+"""Chooses the family of the config that a plan is written to.
+
+It is the family that the plan names, else the first whose config has the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from bridge.families.table import FAMILIES, GENERIC, ORDERED, Family
 from bridge.meaning import plain
 
 TELLING = ("model.norm.kind", "model.mlp.gated", "model.embedding.positions")
-"""Fields that a plan must set before a family is chosen by comparison."""
+"""Names of fields that a plan must set before a family is chosen by comparison."""
 NONE = (
     "experts",
     "attention.window",
@@ -37,7 +40,7 @@ NONE = (
     "moe.groups",
     "moe.top_groups",
 )
-"""Fields of features: if a plan leaves one open, the model does not have the feature."""
+"""Names of fields of features. If a plan leaves one open, the model does not have the feature."""
 LATENT = "model.attention.latent.kv_rank"
 HEAVY = (
     "model.norm.kind",
@@ -46,7 +49,8 @@ HEAVY = (
     "model.embedding.positions",
     LATENT,
 )
-"""Fields in which a family must agree before others are compared; they weigh more in the choice of the nearest family."""
+"""Names of fields that are compared first, and that weigh more in the choice of the nearest family.
+"""
 UNSAID = (
     "model.family",
     "model.sequence",
@@ -62,10 +66,11 @@ def told(plan: Group) -> bool:
 
 
 def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
-    """The family to write a plan as, and whether a config of it has exactly the meaning of the plan.
+    """The family of the config to write, and whether this config has exactly the plan's meaning.
 
-    It is the family that the plan names if that has the same meaning; else the first family that has; else the nearest. A plan
-    that sets too little of its model gets the generic family.
+    The choice is the family that the plan names if its config has the same meaning, else the first
+    family with the same meaning, else the nearest family. A plan that sets too little of its model
+    gets the generic family.
     """
     model = {
         path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
@@ -93,7 +98,7 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
-    """Fields of a plan's model that differ in a config of `family`."""
+    """Names of the fields of a plan's model that differ in a config of `family`."""
     facts: tuple[str, ...] = ()
     for name, value in family.facts.items():
         path = PREFIX + name

@@ -1,4 +1,4 @@
-"""One key of a config <-> one field of a model, for each way in which families spell the same fact."""
+"""Codecs between a key of a config and a field of a model, for each spelling of the same fact."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "squared_relu": ("relu2",),
     "xielu": ("xielu",),
 }
-"""A plan's activation functions, and transformers' names for each (activations.py, ACT2CLS)."""
+"""Names in transformers for each of a plan's activation functions (activations.py, ACT2CLS)."""
 NAMED = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Both directions of one value; `read` returns None for a value that a plan leaves open."""
+    """The conversion of a value in both directions; `read` returns None for an open field."""
 
     read: Read
     write: Write
@@ -58,7 +58,7 @@ SPELLED = ("hidden_act", "hidden_activation", "activation_function", "activation
 
 
 def _named(value: Any, target: Target, model: Group) -> Any:
-    """The name that the family uses by default if it means the same, else the most common name."""
+    """The family's default name if it stands for this activation, else the most common name."""
     if value is None:
         return None
     usual = (target.defaults.get(key) for key in SPELLED)
@@ -66,16 +66,18 @@ def _named(value: Any, target: Target, model: Group) -> Any:
 
 
 def _gemma(value: Any, source: Source, model: Group) -> Any:
-    """Gemma's released files have gelu for its tanh approximation (models/gemma/configuration_gemma.py)."""
+    """Gemma's activation: its released files say gelu, but mean the tanh approximation
+    (models/gemma/configuration_gemma.py).
+    """
     return "gelu_tanh" if value in (None, "gelu") else _activation(value, source, model)
 
 
 NO_FACTOR = (None, 1, 0)
-"""Values of a factor that stand for none."""
+"""Values of a factor's key which mean that there is no factor."""
 
 
 def near(value: float) -> float:
-    """A number rounded to 12 digits, which removes the rounding errors of a few roots or quotients."""
+    """The number rounded to 12 digits, which removes rounding errors of roots and quotients."""
     return float(f"{value:.12g}")
 
 
@@ -94,9 +96,10 @@ KV = "num_key_value_heads"
 
 
 def _heads(value: Any, source: Source, model: Group) -> Any:
-    """Key and value heads: as many as attention heads by default.
+    """The number of key and value heads; the default is the number of attention heads.
 
-    A family's default that does not divide the heads belongs to its default model, and is not taken.
+    A family's default that does not divide this number belongs to its default model, and is
+    ignored.
     """
     heads = model.get("heads")
     if value is None:
@@ -105,7 +108,7 @@ def _heads(value: Any, source: Source, model: Group) -> Any:
 
 
 def head_size(model: Group) -> int | None:
-    """Default width of a head: hidden size / heads, rounded down; None if one is not known."""
+    """Default width of a head: hidden size / heads, rounded down; None if either is not known."""
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None
 
@@ -133,7 +136,7 @@ RANK = "q_lora_rank"
 
 
 def _choice(on: str, off: str) -> Codec:
-    """A switch in the config that chooses between two values of a plan's field."""
+    """The codec of a switch that chooses between two values of a plan's field."""
     return Codec(
         lambda value, source, model: on if value else off,
         lambda value, target, model: None if value is None else value == on,

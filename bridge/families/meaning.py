@@ -1,4 +1,4 @@
-"""Keys of a config <-> fields of a model, by the row of the family."""
+"""Converts keys of a config to fields of a model and back, by the row of the family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EXPERTS = "moe."
 
 
 def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, Any]:
-    """The plan fields of a config of `family`, by path (`model.layers`, ...); fields without a value are left out.
+    """The values of plan fields that a config of `family` sets, by path such as `model.layers`.
+
+    Fields without a value are left out.
 
     With `beyond`, keys that the family does not read take the meaning that they have in other families. Raises `ConfigError`
     for a value that no plan can hold.
@@ -42,7 +44,7 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
 
 
 FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head_size")
-"""Fields that are read first, because others are computed from them."""
+"""Names of fields that are read first, because other fields are computed from them."""
 
 
 def _read(source: Source, family: Family) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
 
 
 def _placed(model: dict[str, Any]) -> dict[str, Any]:
-    """The model without rotary settings if its positions are not rotary."""
+    """The model; without rotary settings if its positions are not rotary."""
     if model.get("embedding.positions", "rotary") == "rotary":
         return model
     return {path: value for path, value in model.items() if not path.startswith("rotary.")}
@@ -117,9 +119,16 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
 
 
 def said(path: str, model: Group, family: Family) -> bool:
-    """Whether a field is written: it has a value, or the family is known, and with it the spelling of no value."""
+    """Whether a field is written.
+
+    A field without a value is written only for a known family, because families spell this
+    differently.
+    """
     return model.get(path) is not None or family is not GENERIC
 
 
 OPEN = ("attention.softcap", "embedding.softcap", "attention.window", "mlp.clamp")
-"""Fields whose absence means that the model lacks the feature; a family's default for them is then overwritten with null."""
+"""Names of fields whose absence means that the model lacks the feature.
+
+A family's default is then overwritten with null.
+"""

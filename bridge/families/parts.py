@@ -1,4 +1,6 @@
-"""Keys of a config with a meaning only together: positions, windows, blocks with experts, sizes that depend on others."""
+"""Keys of a config that have a meaning only together: positions, windows, blocks with experts, and
+sizes that depend on others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Keys and fields that are read and written together, with the options of a family's row."""
+    """A group of keys and fields that are read and written together, by options of a family's row.
+    """
 
     keys: Callable[[Options], tuple[str, ...]]
     paths: Callable[[Options], tuple[str, ...]]
@@ -43,7 +46,7 @@ def _fixed(*names: str) -> Callable[[Options], tuple[str, ...]]:
 
 
 def _read_heads(source: Source, model: Group, options: Options) -> Group:
-    """One key and value head for all queries if a switch is on, else one for each attention head."""
+    """Read the number of key and value heads: 1 if a switch is on, else that of attention heads."""
     single = options.get("key") and source.find(options["key"])
     return {"kv_heads": 1 if single else model.get("heads")}
 
@@ -65,7 +68,9 @@ FALCON = (
 
 
 def _read_falcon(source: Source, model: Group, options: Options) -> Group:
-    """Falcon's older and newer blocks (models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer)."""
+    """Read the settings of Falcon's older and newer blocks
+    (models/falcon/modeling_falcon.py: FalconAttention, FalconDecoderLayer).
+    """
     heads, new = model.get("heads"), bool(source.find("new_decoder_architecture"))
     # The older blocks know only one key and value head or all of them, and the switch decides.
     older = 1 if source.find("multi_query") else heads
@@ -104,7 +109,8 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
-    """Shared experts by number; each is as wide as a routed one."""
+    """Read the width of all shared experts from their number; each is as wide as a routed expert.
+    """
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
     if (
         count is None
@@ -131,7 +137,9 @@ def _read_gated(source: Source, model: Group, options: Options) -> Group:
 
 
 def _read_root(source: Source, model: Group, options: Options) -> Group:
-    """Embeddings are multiplied by the square root of their width (models/gemma/modeling_gemma.py)."""
+    """Read the factor of embeddings, the square root of their width
+    (models/gemma/modeling_gemma.py).
+    """
     return {"embedding.scale": sqrt(model["hidden"])} if model.get("hidden") else {}
 
 
@@ -166,7 +174,7 @@ def _read_width(source: Source, model: Group, options: Options) -> Group:
 
 
 def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
-    """The epsilon and the kind of the norm; the name of the key shows the kind."""
+    """Read the norm's epsilon, and the norm's kind from the name of the epsilon's key."""
     for name, kind in (
         ("rms_norm_eps", "rms"),
         ("layer_norm_eps", "layer"),
@@ -191,7 +199,7 @@ BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
 
 
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
-    """The load-balancing loss, over all tokens of a forward pass and all blocks together.
+    """Read the coefficient of the load-balancing loss over all tokens and all blocks.
 
     Training includes it only if the router's logits are an output (models/mixtral/modeling_mixtral.py:
     load_balancing_loss_func, MixtralForCausalLM.forward). If the key is false, there is no loss. If it is left out, the default
@@ -217,7 +225,7 @@ def _write_balance(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
-    """The loss of DeepSeek-V2. Its code takes the mean over a token's experts; other models take the sum."""
+    """Read DeepSeek-V2's load-balancing loss, which is a mean over a token's experts, not a sum."""
     alpha, chosen = source.find("aux_loss_alpha"), model.get("moe.top_k")
     if alpha is None or not chosen:
         return {}
@@ -235,7 +243,7 @@ def _write_auxiliary(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_grouped(source: Source, model: Group, options: Options) -> Group:
-    """Groups of experts; of DeepSeek-V2's methods, only group_limited_greedy uses them."""
+    """Read groups of experts, which only DeepSeek-V2's method group_limited_greedy uses."""
     if source.find("topk_method") != "group_limited_greedy":
         return {}
     return {"moe.groups": source.find("n_group"), "moe.top_groups": source.find("topk_group")}
@@ -257,7 +265,7 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
 
 
 SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
-"""The fields that a single key sets, out of those of its part."""
+"""Names of the fields that a single key sets, if it does not set all fields of its part."""
 
 PARTS: Mapping[str, Part] = {
     "all_heads": Part(

@@ -70,7 +70,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     SCALING: _STRETCHED,
     ORIGINAL: ("rotary.scaling.original", "rotary.scaling.factor"),
 }
-"""The fields that a single key sets; `rope_parameters` sets all of them."""
+"""Names of the fields that a single key sets; `rope_parameters` sets all of them."""
 BASE = 10000.0
 """Base of the frequencies if a family has no default of its own."""
 
@@ -81,10 +81,12 @@ def apart(keys: Collection[str]) -> bool:
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Base, share and scaling, from separate keys or from one mapping, which may have an entry for each kind of block.
+    """Read base, share and scaling from separate keys or from one mapping.
 
-    If both are given, `rope_scaling` wins over the mapping; families with a base for each kind of block merge the two
-    (modeling_rope_utils.py: convert_rope_params_to_dict).
+    The mapping may have an entry for each kind of block.
+
+    If both are given, `rope_scaling` takes precedence over the mapping; families with a base for
+    each kind of block merge the two (modeling_rope_utils.py: convert_rope_params_to_dict).
     """
     # An empty name in the family's row: its code computes with the usual base and reads no key for
     # it.
@@ -217,7 +219,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The keys of base, share and scaling, spelled as the target's release does."""
+    """Write the keys of base, share and scaling in the spelling of the target's release."""
     share, written = _written_share(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
     scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}

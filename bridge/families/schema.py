@@ -1,4 +1,4 @@
-"""Typed keys of a model's config: all that the table of families reads."""
+"""Typed keys of a model's config: all keys that the table of families reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Switches = Annotated[tuple[bool, ...], BeforeValidator(tuples)]
 Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(tuples)]
 Free = dict[str, Any]
 WHOLE = ("query_pre_attn_scalar",)
-"""Keys that transformers accepts only as whole numbers, although the value of a plan may have a fraction."""
+"""Names of keys that transformers accepts only as whole numbers, although the plan's value may have
+a fraction.
+"""
 
 
 def spelled(key: str, value: Any) -> Any:
@@ -65,10 +67,10 @@ class ModelKeys(Section):
         None, description="Activation function of the feed-forward layer, as Falcon calls it."
     )
     max_position_embeddings: Count | None = field(
-        None, description="Positions that the model is made for."
+        None, description="Largest number of positions that the model supports."
     )
     original_max_position_embeddings: Count | None = field(
-        None, description="Positions before rotary ones were stretched."
+        None, description="Largest number of positions before rotary positions were scaled."
     )
     initializer_range: NonNegative | None = field(
         None, description="Standard deviation of initial weights."
@@ -94,7 +96,7 @@ class ModelKeys(Section):
         None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
     )
     word_embed_proj_dim: Count | None = field(
-        None, description="Width of OPT's embedding, where it is another one."
+        None, description="Width of OPT's embedding, if it differs from the hidden size."
     )
     # Norms
     rms_norm_eps: NonNegative | None = field(
@@ -113,14 +115,14 @@ class ModelKeys(Section):
         None, description="Term added to the variance in LayerNorm, as Starcoder 2 calls it."
     )
     do_layer_norm_before: bool | None = field(
-        None, description="OPT's norms stand before each layer."
+        None, description="OPT's norms come before each layer."
     )
     use_parallel_residual: bool | None = field(
-        None, description="GPT-NeoX's layers of a block stand side by side."
+        None, description="Attention and feed-forward layer of GPT-NeoX's blocks run in parallel."
     )
     # Biases
     attention_bias: bool | None = field(
-        None, description="Attention's projections have biases; which, the family says."
+        None, description="Attention's projections have biases; the family determines which."
     )
     mlp_bias: bool | None = field(
         None, description="The feed-forward layer's projections have biases."
@@ -152,45 +154,48 @@ class ModelKeys(Section):
         None, description="Bound of the output's logits."
     )
     query_pre_attn_scalar: Positive | None = field(
-        None, description="Gemma's queries are scaled by its root's inverse."
+        None, description="Number by whose inverse square root Gemma's queries are scaled."
     )
     attention_multiplier: Positive | None = field(
         None, description="Granite's factor of attention's logits."
     )
     sliding_window: Size | Null | None = field(
-        None, description="Tokens that a token attends to; null: all before it."
+        None, description="Number of tokens that a token attends to; null: all before it."
     )
     use_sliding_window: bool | None = field(None, description="Qwen's window is used.")
-    max_window_layers: Size | None = field(None, description="Qwen's first block with the window.")
+    max_window_layers: Size | None = field(
+        None, description="Index of Qwen's first block with the window."
+    )
     layer_types: Kinds | None = field(None, description="Kind of each block's attention.")
     sliding_window_pattern: Count | None = field(
-        None, description="Of so many blocks in a row the last has no window."
+        None, description="Period of blocks; the last block of each period has no window."
     )
     no_rope_layers: Bits | None = field(
-        None, description="SmolLM3's blocks: 1 rotates, 0 does not."
+        None, description="List with 1 for each of SmolLM3's blocks that rotates, and 0 for others."
     )
     no_rope_layer_interval: Count | None = field(
-        None, description="Of so many blocks in a row SmolLM3's last does not rotate."
+        None,
+        description="Period of SmolLM3's blocks; the last block of each period does not rotate.",
     )
     multi_query: bool | None = field(
         None, description="All queries share one head of keys and values."
     )
     num_kv_heads: Count | None = field(
-        None, description="Key and value heads of Falcon's newer blocks."
+        None, description="Number of key and value heads in Falcon's newer blocks."
     )
     new_decoder_architecture: bool | None = field(None, description="Falcon's newer blocks.")
     parallel_attn: bool | None = field(
-        None, description="Falcon's attention and feed-forward layer stand side by side."
+        None, description="Falcon's attention and feed-forward layer run in parallel."
     )
     num_ln_in_parallel_attn: Literal[1, 2] | None = field(
-        None, description="Norms of Falcon's newer blocks."
+        None, description="Number of norms in Falcon's newer blocks."
     )
     alibi: bool | None = field(None, description="Falcon's positions are a bias of attention.")
     q_lora_rank: Count | Null | None = field(
-        None, description="Width that queries are made from; null: made directly."
+        None, description="Rank of the low-rank projection of queries; null: a single projection."
     )
     kv_lora_rank: Count | None = field(
-        None, description="Width that keys and values are made from."
+        None, description="Rank of the low-rank projection of keys and values."
     )
     qk_nope_head_dim: Count | None = field(
         None, description="Width of the part of a head that does not rotate."
@@ -206,16 +211,16 @@ class ModelKeys(Section):
     )
     rope_local_base_freq: Positive | None = field(None, description="Base in blocks with a window.")
     rope_scaling: Free | None = field(
-        None, description="How positions are stretched, before transformers 5."
+        None, description="Scaling of rotary positions, before transformers 5."
     )
     rope_parameters: Free | None = field(
-        None, description="Base and scaling together, since transformers 5."
+        None, description="Base and scaling of rotary positions together, since transformers 5."
     )
     partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Part of a head that rotates."
+        None, description="Share of a head's width that rotates."
     )
     rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Part of a head that rotates, as GPT-NeoX calls it."
+        None, description="Share of a head's width that rotates, as GPT-NeoX calls it."
     )
     rotary_dim: Count | None = field(None, description="Width of the part of a head that rotates.")
     rope_interleave: bool | None = field(None, description="Neighbours rotate together.")
@@ -226,24 +231,24 @@ class ModelKeys(Section):
         None, description="Factor of the embedding's output."
     )
     residual_multiplier: Positive | None = field(
-        None, description="Factor of what a block adds to the residual."
+        None, description="Factor of each layer's output before it is added to the residual stream."
     )
     swiglu_limit: Positive | None = field(
-        None, description="Bound of a gate's and its factor's values."
+        None, description="Limit of the values of the gate and of the up projection."
     )
     # Dropout
     hidden_dropout: Share | None = field(
-        None, description="Dropout of what each layer adds to the residual."
+        None, description="Dropout of each layer's output."
     )
     resid_pdrop: Share | None = field(
-        None, description="Dropout of what each layer adds to the residual, as GPT-2 calls it."
+        None, description="Dropout of each layer's output, as GPT-2 calls it."
     )
     dropout: Share | None = field(
-        None, description="Dropout of what each layer adds to the residual, as OPT calls it."
+        None, description="Dropout of each layer's output, as OPT calls it."
     )
     residual_dropout: Share | None = field(
         None,
-        description="Dropout of what each layer adds to the residual, as Starcoder 2 calls it.",
+        description="Dropout of each layer's output, as Starcoder 2 calls it.",
     )
     embd_pdrop: Share | None = field(None, description="Dropout of the embedding's output.")
     embedding_dropout: Share | None = field(
@@ -276,13 +281,16 @@ class ModelKeys(Section):
         None, description="Width of the shared expert."
     )
     n_shared_experts: Size | None = field(
-        None, description="Shared experts, each as wide as a routed one."
+        None, description="Number of shared experts, each as wide as a routed expert."
     )
     num_shared_experts: Size | None = field(
-        None, description="Shared experts, each as wide as a routed one, under another name."
+        None,
+        description="Number of shared experts, each as wide as a routed expert, under another "
+        "name.",
     )
     moe_num_shared_experts: Size | None = field(
-        None, description="Shared experts, each as wide as a routed one, as Ernie calls it."
+        None,
+        description="Number of shared experts, each as wide as a routed expert, as Ernie calls it.",
     )
     norm_topk_prob: bool | None = field(
         None, description="The weights of a token's experts sum to one."
@@ -294,7 +302,9 @@ class ModelKeys(Section):
         None, description="Function that turns router logits into weights."
     )
     n_group: Count | None = field(None, description="Groups of experts.")
-    topk_group: Count | None = field(None, description="Groups that a token may choose from.")
+    topk_group: Count | None = field(
+        None, description="Number of groups of experts that a token may choose from."
+    )
     topk_method: str | None = field(None, description="How DeepSeek chooses experts.")
     router_aux_loss_coef: NonNegative | None = field(
         None, description="Coefficient of the loss that balances experts."
@@ -306,26 +316,28 @@ class ModelKeys(Section):
         None, description="Coefficient of the loss that balances experts, as DeepSeek-V2 calls it."
     )
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
-    decoder_sparse_step: Count | None = field(None, description="One block in so many has experts.")
+    decoder_sparse_step: Count | None = field(None, description="Period of blocks with experts.")
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
     moe_layer_freq: Count | None = field(
-        None, description="Behind the first dense blocks, one block in so many has experts."
+        None, description="Period of blocks with experts, after the first dense blocks."
     )
     mlp_layer_types: Sorts | None = field(
         None, description="Kind of each block's feed-forward layer."
     )
     is_moe_layer: Switches | None = field(None, description="Which blocks have experts.")
     moe_layer_start_index: Size | None = field(
-        None, description="Ernie's first block with experts."
+        None, description="Index of Ernie's first block with experts."
     )
     moe_layer_end_index: Annotated[Whole, Ge(-1)] | None = field(
-        None, description="Ernie's last block with experts; -1: the last block of the model."
+        None,
+        description="Index of Ernie's last block with experts; -1: the last block of the model.",
     )
-    moe_layer_interval: Count | None = field(None, description="One block in so many has experts.")
+    moe_layer_interval: Count | None = field(None, description="Period of blocks with experts.")
     num_nextn_predict_layers: Size | None = field(
-        None, description="Extra blocks that predict further tokens."
+        None, description="Number of extra blocks that predict further tokens."
     )
     num_mtp_layers: Size | None = field(
-        None, description="Extra blocks that predict further tokens, since transformers 5."
+        None,
+        description="Number of extra blocks that predict further tokens, since transformers 5.",
     )

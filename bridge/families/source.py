@@ -1,4 +1,4 @@
-"""The input of a reader, keys with the defaults of the family, and the facts about a target that a writer needs."""
+"""The input of readers (keys with the family's defaults), and the facts that writers need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NULL = "null"
-"""Stands for null, if null means something else than leaving the key out."""
+"""Value that stands for null if null and a missing key have different meanings."""
 
 Group = Mapping[str, Any]
 
@@ -22,7 +22,10 @@ class Source:
     """Whether the family is known."""
 
     def find(self, *names: str) -> Any:
-        """The value of the first name that is given, else of the first with a default; None for null or no value."""
+        """The value of the first given name, else of the first name with a default.
+
+        None for null, and if no name has a value.
+        """
         for values in (self.given, self.defaults):
             for name in names:
                 if name in values:
@@ -30,7 +33,7 @@ class Source:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the key is given, null or not."""
+        """Whether the key is given, even as null."""
         return name in self.given
 
 

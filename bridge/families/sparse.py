@@ -23,7 +23,7 @@ Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """The blocks with experts; open if all blocks have them."""
+    """Read the blocks with experts; the field stays open if all blocks have experts."""
     layers = model.get("layers")
     if not layers or not model.get("experts"):
         return {}

@@ -46,7 +46,7 @@ class Family:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Fields of a model that it sets, by fact or by key."""
+        """Names of the model's fields that the family sets, by a fact or by a key."""
         inside = (path for part, options in self.parts for path in part.paths(options))
         return frozenset((*self.facts, *self.keys, *inside))
 
@@ -59,7 +59,10 @@ class Family:
 
 @cache
 def _row(name: str) -> Mapping[str, Any]:
-    """A row with everything that it inherits. A key replaces an inherited fact for the same field, and a fact a key."""
+    """A row with its inherited content.
+
+    A key replaces an inherited fact for the same field, and a fact replaces an inherited key.
+    """
     row = _ROWS[name]
     base = _row(row["like"]) if "like" in row else {"keys": {}, "facts": {}, "parts": {}}
     facts, keys = row.get("facts", {}), row.get("keys", {})
@@ -150,7 +153,10 @@ def of_class(name: str) -> str | None:
 
 @cache
 def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Keys and fields in groups (keys, fields), such that no family reads a field of one group from a key of another."""
+    """Groups of keys and fields: (keys, fields).
+
+    No family reads a field of one group from a key of another group.
+    """
     group: dict[
         str, str
     ] = {}  # a union-find: each name points to another name of its group, the root to itself
@@ -173,7 +179,7 @@ def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
 
 @cache
 def stands_for() -> Mapping[str, tuple[str, ...]]:
-    """The fields that each key sets, in any family."""
+    """The names of the fields that each key sets in any family."""
     found: dict[str, dict[str, None]] = {}
     for keys, paths in _bundles():
         for key in keys:

@@ -25,7 +25,10 @@ Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """The window in tokens; the blocks with it, open if all have it; the blocks with rotary positions, open if all have them."""
+    """Read the window in tokens, the blocks with the window, and the blocks with rotary positions.
+
+    A list of blocks stays open if it would have all blocks.
+    """
     rule, layers = options["rule"], model.get("layers")
     window = source.find(WINDOW) or None
     if options.get("switch") and not source.find(SWITCH):

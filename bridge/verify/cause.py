@@ -33,7 +33,7 @@ TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
     ({"parallel.tensor": 1},),
     ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),
 )
-"""Changes by plan path that are tried one by one. Each row is a feature that may be at fault,
+"""Changes by plan path that are tried one by one. Each row is a feature that may be the cause,
 switched off or in another form. The forms of a row are tried in order, until one helps.
 """
 
@@ -41,8 +41,9 @@ switched off or in another form. The forms of a row are tried in order, until on
 @dataclass(frozen=True)
 class Bench:
     """The settings of all measurements: sequences in a microbatch, steps, padding, ranks, and the
-    engine that others are compared with. Its runs of plans are kept. `course` tells how far all of
-    it is.
+    reference engine.
+
+    The reference engine's runs are cached in `kept`. `course` reports the progress of all runs.
     """
 
     micro: int
@@ -64,7 +65,7 @@ class Bench:
         return measure(run, workload, self.steps, self.padded)
 
     def expected(self, plan: Plan) -> Measured:
-        """The run of `plan` on the reference."""
+        """The run of `plan` on the reference engine."""
         key = plan.model_dump_json(exclude_none=True)
         if key not in self.kept:
             self.kept[key] = self.measure(Run(self.reference, plan), plan)
@@ -73,8 +74,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cure:
-    """A config that a stack runs as it is meant, and its difference from the one at fault, in the
-    stack's words.
+    """A config that the stack runs as the plan means, and its difference from the original config.
+
+    The difference is written with the stack's own setting names.
     """
 
     words: str
@@ -83,9 +85,7 @@ class Cure:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A config that its stack runs otherwise than it is meant, the stack's engine, and a plan with
-    the model.
-    """
+    """A config whose run differs from its plan, the stack's engine, and a plan with the model."""
 
     config: Config
     backend: Backend
@@ -100,8 +100,9 @@ class Suspect:
 
 
 def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
-    """The first form of each trial that is a cure. If no trial is, the fewest trials that are one
-    together.
+    """Yield the first form of each trial that cures the config.
+
+    If no single trial does, yield the smallest set of trials that does together.
     """
     given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
@@ -117,8 +118,9 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """The config with the fewest features in another form that heal together; None if all of them
-    do not.
+    """The config with the smallest set of changes that cures it together.
+
+    None if even all changes together do not.
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
@@ -135,9 +137,7 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
 
 
 def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
-    """The config with all of these changes; None if its stack refuses them, or if they change
-    nothing.
-    """
+    """The config with all of these changes; None if the stack refuses it or nothing changes."""
     config = suspect.config
     try:
         for trial in trials:
@@ -151,8 +151,9 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
-    """The settings that get lost in the plan, if they are the cause: if the stack, with a config
-    that is written anew from the plan, does what the plan says.
+    """Names of the settings that the plan loses, if their loss is the cause.
+
+    They are the cause if the stack runs a config written from the plan as the plan means.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -167,8 +168,9 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
 
 
 def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """The findings of the config about numbers that a cure no longer has: faults of the stack that
-    our checks know.
+    """Yield findings about numbers that the config has and some cure does not.
+
+    These are defects of the stack that our checks know.
     """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
@@ -179,9 +181,7 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
 
 
 def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
-    """Whether the stack does what the changed config means. A config that does not run heals
-    nothing.
-    """
+    """Whether the stack runs the changed config as its plan means; false if it does not run."""
     try:
         plan = suspect.meaning(changed)
         run, expected = bench.measure(Run(suspect.backend, changed), plan), bench.expected(plan)
@@ -191,8 +191,7 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
-    """The configs of each trial. Those that the stack does not read, or that change nothing, are
-    left out.
+    """Yield the configs of each trial, without those that the stack refuses or that change nothing.
     """
     for forms in TRIALS:
         yield list(
@@ -211,15 +210,16 @@ def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Co
 
 
 def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """The changes of a trial. If it frees ranks of an axis, the data axis gets them."""
+    """The changes of a trial. Ranks that it frees on an axis go to the data axis."""
     # The global batch follows from the new number of data ranks.
     freed = any(path.startswith("parallel.") for path in trial)
     return {**trial, "parallel.data": world, "batch.global_": None} if freed else dict(trial)
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The settings that changed, in the stack's words. An unset setting that is now off is left
-    out, unless nothing else changed.
+    """The changed settings with their new values, by the stack's own names.
+
+    A setting that was unset and is now off is left out, unless nothing else changed.
     """
     changed = [
         path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
@@ -235,8 +235,9 @@ def _said(value: Any) -> str:
 def plan_causes(
     source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The fields of `target` that change the numbers of `source` when only they are changed, with
-    the difference in words. Fields of one setting are changed together.
+    """Yield the fields of `target` that, changed alone, change the numbers of `source`.
+
+    Each comes with a text of the difference. Fields of one setting are changed together.
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -257,7 +258,7 @@ Changes = Mapping[str, Any]
 
 
 def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:
-    """The groups that are felt alone."""
+    """Yield the groups of changes of which each alone changes the numbers."""
     # By halves, since most groups are not felt: a half that is not felt as a whole needs no more
     # runs. If a half does not run, it is divided all the same.
     found = (
@@ -288,4 +289,4 @@ TOGETHER = (
     "precision.loss_scale.",
     "model.rotary.scaling.",
 )
-"""Sections whose fields make sense only together."""
+"""Prefixes of sections whose fields have a meaning only together."""

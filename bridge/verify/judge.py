@@ -1,4 +1,4 @@
-"""Judging: a config and its translation, each on every engine that can run it, compared with one
+"""Judges a config and its translation: each runs on every engine that can, and is compared with one
 reference.
 """
 
@@ -41,14 +41,15 @@ Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
 """The spacing of numbers above 1 in each format: one unit in the last of its binary digits."""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
-"""The format that shows how much each format rounds."""
+"""The wider format of each format; a run in it shows how much the narrower format rounds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One side on one engine: the file as its own stack runs it (`written`), or the plan that it
-    means. `verdict` and `cause` are the result; `lacks` tells which of the written files did not
-    run.
+    """The result of one side on one engine.
+
+    The run is that of the file on its own stack (`written`), or that of the plan that the file
+    means. `lacks` tells which of the written files did not run.
     """
 
     side: Side
@@ -63,10 +64,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and what they rest on: the fields that were changed for them to fit (by plan path:
-    before and after), the ranks, the distance that passes for rounding, and the steps. `hidden` are
-    findings of `convert` about numbers that these steps did not show. `nearest` tells why the
-    script of `convert --script` was not judged.
+    """All rows, and the conditions of the runs.
+
+    `changes` are the fields that were changed to make the runs small (by plan path: before and
+    after). `rounding` is the distance that counts as rounding. `hidden` are findings of `convert`
+    about numbers that these steps did not show. `nearest` tells why the script of
+    `convert --script` was not judged.
     """
 
     rows: tuple[Row, ...]
@@ -79,8 +82,10 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """ "differs" if any run gave other numbers, and "not run" if none did but no translation
-        ran. Otherwise "same" if both sides ran whole on their own stacks, else "in part".
+        """The overall result.
+
+        "differs": some run gave other numbers. "not run": the translation ran nowhere. "same": both
+        sides ran completely on their own stacks. "in part": all other cases.
         """
         if any(row.verdict == "differs" for row in self.rows):
             return "differs"
@@ -90,11 +95,11 @@ class Report:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The reasons why the runs are not the whole proof: engines that did not run, features that
-        were taken out, and findings that no step shows.
+        """Reasons why the runs are not a complete proof: engines that did not run, features that
+        were removed, and findings that no step shows.
         """
         silent = [row for row in self.rows if row.written and row.verdict == "not run"]
-        engines = "no real engine ran" if len(silent) == TWO else "one real engine ran, of two"
+        engines = "no real engine ran" if len(silent) == TWO else "only one of two real engines ran"
         idle = (
             [
                 f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"
@@ -154,8 +159,9 @@ def _plain(distance: Distance | None) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """A value that JSON can hold: numbers that are not finite become text, which Python's `float`
-    reads.
+    """The value in a form that JSON allows.
+
+    Numbers that are not finite become text that Python's `float` reads.
     """
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
@@ -182,7 +188,7 @@ def verify(
     bench = bench or Bench(pair.size.micro, steps, padded, pair.size.world, NATIVE)
     steps = bench.steps
     bench.course.further(_parts(pair, (engines or backends).values()))
-    note(f"native engine: runs what the source means, {steps} steps on {bench.world} ranks")
+    note(f"native engine: runs the plan of the source, {steps} steps on {bench.world} ranks")
     reference = bench.expected(plan)
     # The same plan in the next wider format: its distance is what this format rounds away.
     rounding = distance(bench.expected(_wider(plan)), reference).at_least(
@@ -209,8 +215,11 @@ Note = Callable[[str], object]
 
 
 def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
-    """About how many runs there will be: the reference and one in wider numbers, what is meant elsewhere, what the target means,
-    also in fp64, and each side by its own stack, again in fp32 if that is not what it computes in.
+    """The approximate number of runs.
+
+    The source's plan runs on the reference engine, there again in a wider format, and on other
+    engines. The target's plan runs on the reference engine, also in fp64. Each side runs on its own
+    stack, and once more in fp32 if the plan computes in a narrower format.
     """
     installed = sum(backend.release is not None for backend in backends)
     narrow = (pair.plans["source"].precision.compute or "fp32") not in ("fp32", "fp64")
@@ -218,7 +227,7 @@ def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
 
 
 def _wider(plan: Plan) -> Plan:
-    """The plan with numbers of the next wider format."""
+    """The plan in the next wider format."""
     wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
     formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
@@ -226,7 +235,7 @@ def _wider(plan: Plan) -> Plan:
 
 
 def _exact(plan: Plan) -> Plan:
-    """The plan with all numbers in fp64."""
+    """The plan with all formats set to fp64."""
     formats = {
         "precision.compute": "fp64",
         "precision.reduce": "fp64",
@@ -242,7 +251,7 @@ FP32 = {
     "precision.communicate": None,
     "precision.master": "fp32",
 }
-"""Formats that round little, and that every engine has."""
+"""Formats by plan field that round little and that every engine supports."""
 EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
 """The distance that rounding explains in fp64."""
 
@@ -261,7 +270,7 @@ class Court:
     engines: Mapping[Side, Backend] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Row]:
-        """All rows but that of the reference."""
+        """Yield all rows except that of the reference."""
         yield self._written("source")
         yield from self._elsewhere()
         target = self._target()
@@ -269,7 +278,7 @@ class Court:
         yield self._written("target", target)
 
     def _written(self, side: Side, meant: Row | None = None) -> Row:
-        """The row of a side on its own stack, as the file is written."""
+        """The row of a side's written file on its own stack."""
         config = self.pair.config(side)
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
@@ -278,7 +287,7 @@ class Court:
                 config.dialect.title,
                 True,
                 "not run",
-                "there is no engine of this stack to run it on",
+                "there is no engine of this stack",
             )
         row = self._ran(side, backend, meant, self.pair.script if side == "target" else None)
         # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
@@ -296,8 +305,9 @@ class Court:
         )
 
     def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
-        """The row of a side on its own stack: by its `script`, or, if there is none that runs, by
-        the file in a script of ours.
+        """The row of a side on its own stack.
+
+        Its `script` runs, or, if there is none or it fails, the file runs in a script of ours.
         """
         title = f"{backend.title} {backend.release or ''}".strip() + (
             ", its script and model" if script else ""
@@ -319,11 +329,11 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """The same court in fp32; None if the plans compute in fp32 or fp64 already, or if a stack
-        refuses that.
+        """The same comparison in fp32.
 
-        A flag that is read and written wrong alike gives two plans that mean the same. Only the
-        stack runs the flag itself, and in a coarse format rounding may hide the difference.
+        None if the plans already compute in fp32 or fp64, or if a stack refuses fp32. If a flag is
+        read and written with the same mistake, both plans are equal, and only the stack's own run
+        shows the difference. In a coarse format, rounding may hide it.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
@@ -349,8 +359,10 @@ class Court:
         self.note(f"{line}, in fp32")
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
-        """The cause of a stack's other numbers: the config means others, a file beside it does, or
-        the stack does not do what the config means.
+        """The cause of the different numbers of a stack.
+
+        Either the config has another meaning, or a file beside it does, or the stack does not do
+        what the config means.
         """
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
@@ -362,20 +374,23 @@ class Court:
             return f"{self.pair.fault}: {beside}"
         suspect = Suspect(config, backend, self.pair.plans[side])
         cures = list(stack_cures(suspect, self.bench, self.rounding))
-        healed = "none of the changes that were tried makes it"
+        healed = "none of the tested changes removes the difference"
         if cures:
-            healed = f"it would with {', or with '.join(cure.words for cure in cures)}"
+            healed = (
+                f"the difference disappears with {', or with '.join(cure.words for cure in cures)}"
+            )
         known = "; ".join(known_misdeeds(config, cures))
         if known:
             return f"{backend.title} does not do what the file means; {healed}; known: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
-        held = f"the plan does not hold {', '.join(lost)}{self.pair.said(lost)}"
-        fault = held if lost else f"stagebridge reads the file otherwise than {backend.title} runs it"
+        held = f"the plan lacks {', '.join(lost)}{self.pair.said(lost)}"
+        fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
         return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
-        """The fault of a file beside the config, in words, if the config alone runs as it is meant;
-        else empty.
+        """A text about the fault of a file beside the config.
+
+        Empty unless the config alone gives the numbers of its plan.
         """
         try:
             alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])
@@ -383,7 +398,7 @@ class Court:
             return ""
         if parted(alone, self.reference, self.rounding):
             return ""
-        same = "the config alone, in another script, gives the numbers that it means"
+        same = "the config alone, in another script, gives the expected numbers"
         if self.pair.nearest:
             same = f"`convert --script` says so: {'; '.join(self.pair.nearest)}; {same}"
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
@@ -394,12 +409,15 @@ class Court:
         ):
             told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
-            return f"the model's config.json, or what the script makes of it, is another model: {told}, {wanted}; {same}"
-        right = "loss and gradient norm of the first step are right, and what follows is not"
-        return f"the script, or the model's config.json, trains otherwise: {right}; {same}"
+            return (
+                "the model in config.json, or the model that the script builds from it, is "
+                f"another one: {told}, {wanted}; {same}"
+            )
+        right = "loss and gradient norm of the first step are right, but later steps differ"
+        return f"the script, or the model's config.json, changes the training: {right}; {same}"
 
     def _elsewhere(self) -> Iterator[Row]:
-        """Rows of the source's plan on engines of other stacks."""
+        """Yield the rows of the source's plan on engines of other stacks."""
         plan, own = (
             self.pair.plans["source"],
             {self.pair.source.dialect.name, self.pair.target.dialect.name},
@@ -416,8 +434,9 @@ class Court:
                 yield self._judged(row, run, partial(_otherwise, backend))
 
     def _target(self) -> Row:
-        """The row of the translation's plan on the native engine: in its own formats, and in fp64
-        if these show no difference.
+        """The row of the translation's plan on the native engine.
+
+        It runs in its own formats, and then in fp64 if no difference shows.
         """
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
         row = self._judged(
@@ -439,13 +458,13 @@ class Court:
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _changed(self, measured: Measured) -> str:
-        """The fields that the translation changed, in words, by runs in the formats of the plans."""
+        """A text about the fields that the translation changed, from runs in the plans' formats."""
         return self._translated(
             self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
         )
 
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
-        """The fields that the translation changed and that change numbers, in words."""
+        """A text about the fields that the translation changed and that change numbers."""
         self.note("native engine: looking for the cause")
         self.bench.course.further(TWO)
         causes = plan_causes(source, target, self.bench, wanted, rounding)
@@ -495,8 +514,8 @@ class Court:
 
 
 def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:
-    """Whether a number is off by more than rounding explains. A number that a stack does not report
-    is not.
+    """Whether two numbers differ by more than rounding; false if a stack does not report the
+    number.
     """
     if found is None or expected is None:
         return False
@@ -513,7 +532,7 @@ def _otherwise(backend: Backend, measured: Measured) -> str:
 
 
 def in_numbers(further: Iterable[str], gap: Distance) -> str:
-    """The differences named in `further`, in words and numbers."""
+    """A text with the differences that `further` names, and their sizes."""
     words = {
         "loss": f"losses by {gap.loss:.1e}",
         "norm": f"gradient norm by {gap.norm or 0.0:.1e}",

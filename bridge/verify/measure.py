@@ -1,4 +1,4 @@
-"""Measuring: one run of some steps on a backend, and how far two such runs are apart."""
+"""Measures runs: a few steps of a run on a backend, and the distance between two such runs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 STEPS = 3
 PATIENCE = 20.0
-"""Seconds that a rank which failed gives the others to fail as well."""
+"""Seconds that a failed rank waits for the others to fail too."""
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A config as it is written, or a plan as it is meant, on a backend. It starts from first
-    weights, or from the checkpoint `start`. With a `script`, the config is run by that.
+    """A written config, or a plan, on a backend.
+
+    The run starts from initial weights, or from the checkpoint `start`. If there is a `script`, the
+    script runs the config.
     """
 
     backend: Backend
@@ -50,8 +52,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps of a run, and on the first rank its weights at the start, after the first step and
-    at the end. `first` is the number of steps before its start.
+    """The steps of a run, and on the first rank its weights.
+
+    There are the weights at the start, after the first step and at the end. `first` is the number
+    of steps before the start of the run.
     """
 
     steps: tuple[Step, ...]
@@ -65,14 +69,16 @@ class Measured:
 
 
 class StrandedError(RuntimeError):
-    """This rank failed, and the others wait for it in a collective. Only the end of its process
-    frees them.
+    """Raised if this rank failed while the others wait for it in a collective.
+
+    Only the end of this process releases them.
     """
 
 
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
-    """Run some steps. All ranks get the same answer. With `padded`, half of every third sample has
-    no targets.
+    """Run some steps and return the same result on all ranks.
+
+    If `padded`, half of every third sample has no targets.
 
     Raises `BridgeError` on every rank if one of them fails, and `StrandedError` if the others wait
     for it in a collective.
@@ -124,8 +130,9 @@ def _train(
 def batches(
     text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False
 ) -> Iterator[Batch]:
-    """This data rank's microbatches of a step: tokens and targets, each (rows, sequence). Every
-    layout with the same global batch takes the same samples in a step.
+    """Yield this data rank's microbatches of a step: tokens and targets, each (samples, sequence).
+
+    All layouts with the same global batch train on the same samples in a step.
     """
     (place, places), rows = trainer.data, trainer.micro
     start = step * rows * trainer.accumulation * places
@@ -145,16 +152,17 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far a run is from another.
+    """The distance of a run from another.
 
     `loss` and `norm` are the largest relative distances of losses and gradient norms in a step.
     `update` is the relative distance of all updates together, and `share` the share of the other's
-    updates that the run makes. `tensor` is furthest off, by `worst` of its update. `scale` tells
-    the first step with another loss scale, in words.
+    updates that the run makes. `tensor` is the name of the tensor with the
+    largest relative distance, `worst`. `scale` is a text about the first step with another loss
+    scale.
 
-    As a measure of rounding, `floor` is the part of `LOSS` and `UPDATE` that is allowed in any
-    case. `noise` are tensors whose updates rounding alone decides: their gradients are zero but for
-    rounding, as those of biases of keys are, and Adam makes whole steps of them.
+    If the distance is a measure of rounding, `floor` is the share of `LOSS` and `UPDATE` that is
+    always allowed. `noise` names tensors whose updates are only rounding: their exact gradients are
+    zero, such as those of biases of keys, and Adam turns the rounding errors into full steps.
     """
 
     loss: float
@@ -168,9 +176,10 @@ class Distance:
     noise: tuple[str, ...] = ()
 
     def at_least(self, digits: float) -> Distance:
-        """This distance as a measure of rounding in a format with the spacing `digits` above 1. One
-        run with few tokens may show less rounding than another, so that no part is smaller than
-        some share of the spacing.
+        """This distance as a measure of rounding in a format with the spacing `digits` above 1.
+
+        A run with few tokens may show too little rounding, so each part gets a lower bound, a share
+        of the spacing.
         """
         # A loss averages over many tokens and a norm over many weights, an update over nothing.
         norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
@@ -183,12 +192,12 @@ class Distance:
         )
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
-        """The parts in which it is more than rounding explains: "loss", "norm", "weights", "scale"."""
+        """Names of the parts that exceed rounding: "loss", "norm", "weights", "scale"."""
         loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
         turned = (
             noise * noise / 2
-        )  # what noise of that length, in any direction, takes from the share
+        )  # the loss of share that noise of this length causes
         too_far = self.update > noise + update
         too_short = abs(self.share - 1) > MARGIN * abs(rounding.share - 1) + turned + update
         found = {
@@ -201,21 +210,22 @@ class Distance:
 
 
 MARGIN = 4.0
-"""A distance up to this multiple of rounding passes for rounding: both runs round, and they may sum
-in other orders.
+"""Factor; a distance up to this multiple of the measured rounding counts as rounding. Both runs
+round, and they may sum in different orders.
 """
 LOSS, UPDATE = 1e-6, 1e-4
-"""Distances that are rounding in any case: the last digits of a loss in fp32, and of an update that
-is small beside its weight.
+"""Relative distances that always count as rounding: the last digits of a loss in fp32, and of an
+update that is much smaller than its weight.
 """
 
 
 class OtherModelError(BridgeError):
-    """Two runs do not train the same model."""
+    """Raised if two runs do not train the same model."""
 
 
 def _unlike(run: Measured, other: Measured) -> str:
-    """The tensors that only one of two runs has, or that have another shape, in words; else empty."""
+    """A text about tensors that only one run has or that differ in shape; empty if there are none.
+    """
     mine, theirs = (
         {name: tuple(weight.shape) for name, weight in one.weights[0].items()}
         for one in (run, other)
@@ -243,8 +253,9 @@ def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
 
 
 def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Distance:
-    """How far `run` is from `other`, on all ranks, without the tensors of `noise`. Raises
-    `OtherModelError` if their tensors differ in names or shapes.
+    """The distance of `run` from `other` without the tensors of `noise`, on all ranks.
+
+    Raises `OtherModelError` if the tensors differ in names or shapes.
     """
     first = (joined() or (0, 1))[0] == 0
     unlike = _unlike(run, other) if first else ""
@@ -290,8 +301,8 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
 
 
 RANDOM = 0.9
-"""Relative distance of two updates from which on they have nothing in common, so that only rounding
-moves the tensor.
+"""Relative distance of two updates from which on they are unrelated. The tensor then moves only by
+rounding.
 """
 
 
@@ -303,8 +314,10 @@ def _scales(run: Measured, other: Measured) -> str:
 
 
 def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The length of the difference of updates, relative to the second ones, and the share of the
-    second that the first makes: the first's projection on the second, relative to its length.
+    """The relative distance of two updates, and the share of the second that the first makes.
+
+    The distance is the length of the difference relative to the second update. The share is the
+    first update's projection on the second, relative to the second's length.
     """
     squares = sum(float(two.square().sum()) for _, two in pairs)
     gap = sum(float((one - two).square().sum()) for one, two in pairs)

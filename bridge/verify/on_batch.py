@@ -1,5 +1,6 @@
-"""Judging two configs on a user's own model and batch: each on its engine, compared with the plan
-of the first.
+"""Judges two configs on a user's own model and batch.
+
+Each config runs on its engine, and is compared with the plan of the first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bridge.verify.proof import neutral
 from bridge.verify.size import Size, made, steps_for
 
 OWN_MODEL = ("megatron",)
-"""Engines that train a model of their own, with the weights of the user's."""
+"""Names of engines that build the model themselves, and copy the user's weights into it."""
 UNDROPPED = dict.fromkeys(
     ("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0
 )
@@ -45,8 +46,9 @@ class Given:
     seed: int = 1234
 
     def workload(self, own: bool, facts: Model | None) -> Workload:
-        """The workload of an engine. An engine with a model of its `own` also gets the weights,
-        under native names.
+        """The workload of an engine.
+
+        An engine that builds its `own` model also gets the weights, by native names.
         """
         said = made(
             lift(self.model),
@@ -74,7 +76,10 @@ class Given:
         )
 
     def _blind(self) -> list[int]:
-        """Rows with a loss at a token that may attend to nothing: padding on the left, up to the first real token."""
+        """Indices of rows with a loss at a token that cannot attend to any token.
+
+        These tokens are padding on the left, before the first real token.
+        """
         mask = self.rows.named(self.rows.planes).get("attention_mask")
         if mask is None:
             return []
@@ -86,20 +91,26 @@ class Given:
         return found
 
     def refused(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
-        """Why an engine cannot take this batch."""
+        """Yield the reasons why engines cannot train on this batch."""
         known = ("input_ids", "attention_mask", "position_ids")
         for engine in engines.values():
             if engine.name not in OWN_MODEL:
                 continue
             yield from (
-                f"{engine.name}: {name}: its model does not take it"
+                f"{engine.name}: {name}: the engine's model has no such input"
                 for name in self.rows.names
                 if name not in known
             )
             blind = self._blind()
             if blind:
-                told = "torch gives these zeros and Megatron does not; set their labels to -100"
-                yield f"{engine.name}: attention_mask: row {blind[0]} has losses for tokens that see no token before them; {told}"
+                told = (
+                    "torch's attention is zero there, Megatron's is not; "
+                    "set the labels of these tokens to -100"
+                )
+                yield (
+                    f"{engine.name}: attention_mask: row {blind[0]} has losses at tokens that "
+                    f"cannot attend to any token; {told}"
+                )
             positions = self.rows.named(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"
             if (
@@ -107,13 +118,18 @@ class Given:
                 and positions is not None
                 and bool((positions[:, 1:] != positions[:, :-1] + 1).any())
             ):
-                yield f"{engine.name}: position_ids: found others than one after the other; its rotary positions count from 0"
+                yield (
+                    f"{engine.name}: position_ids: found positions that are not consecutive; "
+                    "the engine's rotary positions count from 0"
+                )
 
 
 @dataclass(frozen=True)
 class OnBatch(Bench):
-    """Runs of the user's model on the user's rows, with one set of names. `trained` has the
-    workload of engines that have a model of their own (True), and of the others (False).
+    """Runs the user's model on the user's rows, with common names of weights.
+
+    `trained` has the workload for engines that build the model themselves (true), and for others
+    (false).
     """
 
     trained: Mapping[bool, Workload] = field(default_factory=dict)
@@ -127,7 +143,7 @@ class OnBatch(Bench):
         return replace(found, weights=tuple(neutral(part, self.facts) for part in found.weights))
 
     def expected(self, plan: Plan) -> Measured:
-        """The run of `plan` on the reference, with data ranks alone."""
+        """The run of `plan` on the reference engine, with data ranks only."""
         micro = plan.batch.micro or self.micro
         accumulation = max(1, (plan.batch.global_ or micro * self.world) // (micro * self.world))
         return super().expected(alone(plan, Size(self.world, 1, 1, micro, accumulation)))
@@ -164,7 +180,7 @@ UNLIKE = (
     "model.init.",
     *UNDROPPED,
 )
-"""Fields in which two descriptions of one model may differ."""
+"""Names of fields in which two descriptions of one model may differ."""
 
 
 def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:

@@ -1,5 +1,6 @@
-"""Two configs of a user's own, each with the engine that runs it, made small. Nothing is run, and
-torch is not needed.
+"""Makes two configs of a user small, and finds the engine that runs each.
+
+Nothing runs here, and torch is not needed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from bridge.verify.size import Size, changes, changes_like, made
 
 SIDES: tuple[Side, Side] = ("source", "target")
 ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
-"""Sections that the plan of a config leaves out: it runs on data ranks alone, with the batch of the
-size and the user's model.
+"""Prefixes of sections that are removed from a config's plan, because it runs on data ranks only,
+with the batch of the size and the user's model.
 """
 
 
 class AsMeant(Backend):
-    """An engine that runs the plan of a config of another stack."""
+    """An engine that runs a config of another stack by its plan."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -67,7 +68,7 @@ def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
 def engines_of(
     configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]
 ) -> dict[Side, Backend]:
-    """The engine of each side: the one that was named, else that of its own stack."""
+    """The engine of each side: the named engine, else the engine of the side's own stack."""
     found: dict[Side, Backend] = {}
     for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
         own = config.dialect.name
@@ -85,8 +86,9 @@ def engines_of(
 
 
 def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> Pair:
-    """Both configs on the same few local ranks, with batches in the proportion of theirs. The model
-    stays as it is.
+    """Both configs on the same few local ranks.
+
+    The ratio of the two batch sizes and the model stay as they are.
     """
     plans = [
         meant(config, {config.dialect.name: engines[side]})
@@ -118,13 +120,14 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
 
 
 def _whole(size: Size) -> Size:
-    """The size with at least a microbatch for each rank, for engines that have data ranks alone."""
+    """The size, with at least one microbatch for each rank if an engine has data ranks only."""
     return replace(size, accumulation=max(size.accumulation, size.world // size.data))
 
 
 def _like(size: Size, first: Plan, second: Plan) -> Size:
-    """The size of the second plan. Its microbatches stay smaller or larger than those of the first,
-    if they are.
+    """The size of the second plan.
+
+    If its microbatches are smaller or larger than those of the first plan, they stay so.
     """
     found = size.like(first, second)
     solved = [
@@ -144,8 +147,9 @@ def _unmodelled(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alone(plan: Plan, size: Size) -> Plan:
-    """The plan on data ranks alone, with the batch of `size`. Only fields that numbers depend on
-    are kept.
+    """The plan on data ranks only, with the batch of `size`.
+
+    Only fields that numbers depend on are kept.
     """
     values = {path: value for path, value in plan.values().items() if not path.startswith(ASKED)}
     accumulation = max(1, size.batch // (size.micro * size.world))

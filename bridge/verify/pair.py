@@ -1,5 +1,6 @@
-"""Pairs: a config and its translation, made small enough for a few local ranks. Nothing is run, and
-torch is not needed.
+"""Makes a config and its translation small enough for a few local ranks.
+
+Nothing runs here, and torch is not needed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ Side = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A config and its translation, made small: as configs, and as plans. `told` are the findings
-    of `convert` about numbers, by field. The script of a `modelled` pair brings the source's model.
-    `nearest` tells why that is only a similar one.
+    """A config and its translation, both made small, with their plans.
+
+    `told` are the findings of `convert` about numbers, by field. If the pair is `modelled`, the
+    written script builds the source's model. `nearest` tells why this model is only similar.
     """
 
     source: Config
@@ -42,7 +44,7 @@ class Pair:
 
     @property
     def fault(self) -> str:
-        """The words for the fault if the target means something else."""
+        """The beginning of a message about a target with another meaning."""
         return (
             "the translation is at fault" if self.translated else "the second config is another run"
         )
@@ -63,8 +65,9 @@ class Pair:
             return None
 
     def said(self, paths: Iterable[str]) -> str:
-        """The findings of `convert` about fields of the plan, in brackets. A finding may name the
-        field of the plan, or a setting of either stack that stands for it.
+        """The findings of `convert` about fields of the plan, in parentheses.
+
+        A finding may name a field of the plan, or a setting of either stack that stands for it.
         """
         if not self.translated:
             return ""
@@ -95,7 +98,7 @@ class Pair:
 
 
 def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> Pair:
-    """Both sides on at most `limit` ranks, with the changes that this takes.
+    """Both sides on at most `limit` ranks, with the necessary changes.
 
     Raises `BridgeError` if a stack refuses its file in that size.
     """
@@ -152,7 +155,9 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
 def in_small(
     config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]
 ) -> Config:
-    """`config` with those fields of a plan changed, by its stack's backend if there is one."""
+    """The config with changed plan fields; the backend of its stack makes the change if there is
+    one.
+    """
     backend = backends.get(config.dialect.name)
     return (
         backend.edited(config, changed, size.world)
@@ -162,6 +167,6 @@ def in_small(
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
-    """The plan of a config and its script."""
+    """The plan of a config together with its script."""
     backend = backends.get(config.dialect.name)
     return backend.meaning(config) if backend else lift(config)

@@ -1,6 +1,4 @@
-"""Proof of a move: the runs of source and target continue from their checkpoints for some steps,
-and are compared.
-"""
+"""Proves a move: runs of source and target resume from their checkpoints and are compared."""
 
 from __future__ import annotations
 
@@ -34,13 +32,14 @@ from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
 WEIGHTLESS = ("safetensors", "bin")
-"""Formats without an optimizer, from which no run continues."""
+"""Names of formats without an optimizer, from which no run can resume."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """A side: its config, made small, the engine that runs it, the checkpoint that it continues
-    from, and the groups of its optimizer if the config does not have them.
+    """A side: its small config, its engine, and the checkpoint that it resumes from.
+
+    `groups` are the optimizer's groups if the config does not have them.
     """
 
     side: str
@@ -51,13 +50,14 @@ class Party:
 
     @property
     def title(self) -> str:
-        """Side and engine, in words."""
+        """The side and its engine as a text."""
         return f"{self.side} on {self.backend.title} {self.backend.release or ''}".strip()
 
 
 def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
-    """The fields to change in `plan` for it to run on `world` ranks of this machine: ranks, batch,
-    layers of the model if it states them, and debugging.
+    """The plan fields to change for a run on `world` ranks of this machine.
+
+    They are ranks, batch, the number of layers if the plan sets it, and debugging.
 
     Optimizer, schedule and loss scale stay as they are, as the run continues with them.
     """
@@ -88,9 +88,7 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
 def small(
     config: Config, backend: Backend, world: int, layers: int | None = None
 ) -> tuple[Config, dict[str, Any]]:
-    """`config` on `world` ranks, and the fields that were changed for that, by plan path: before
-    and after.
-    """
+    """The config on `world` ranks, and the values of changed plan fields before and after."""
     plan = backend.meaning(config)
     wanted = changes(plan, world, layers)
     if not wanted and config.world_size == world:
@@ -114,7 +112,7 @@ def small(
 LENGTHS = tuple(
     f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps")
 )
-"""Lengths that a config may count in samples, of which a small step has fewer."""
+"""Names of lengths that a config may count in samples. A small run has fewer samples per step."""
 
 
 def prove(
@@ -126,9 +124,10 @@ def prove(
     steps: int,
     note: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Run both for `steps` more steps on the ranks of this process group. Returns a report on
-    whether they are one run, the same on all ranks. `wider` is the source in fp32, and its distance
-    is a measure of rounding. `facts` has what names need to be translated.
+    """Run both sides for `steps` more steps on this process group, and report whether they agree.
+
+    The report is the same on all ranks. `wider` is the source in fp32; its distance measures
+    rounding. `facts` has the facts about the model that the translation of names needs.
     """
     runs: dict[str, Measured] = {}
     problems: dict[str, str] = {}
@@ -167,7 +166,7 @@ def prove(
 
 
 def neutral(weights: Weights, facts: Model) -> Weights:
-    """Weights by the native engine's names."""
+    """The weights by the names of the native engine."""
     if not weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
@@ -178,23 +177,26 @@ def neutral(weights: Weights, facts: Model) -> Weights:
 
 
 def _apart(source: Measured, target: Measured) -> str:
-    """The first difference in what runs count, in words: steps before the start, steps that were
-    taken, learning rates.
+    """A text about the first difference in counters: steps before the start, skipped steps, or
+    learning rates.
     """
     if source.first != target.first:
-        return f"the source goes on from step {source.first}, the target from step {target.first}"
+        return f"the source resumes at step {source.first}, the target at step {target.first}"
     for number, (one, two) in enumerate(
         zip(source.steps, target.steps, strict=True), source.first + 1
     ):
         if one.updated != two.updated:
-            return f"step {number} is {'taken' if one.updated else 'skipped'} by the source alone"
+            return (
+                f"only the source {'updates its weights in' if one.updated else 'skips'} step "
+                f"{number}"
+            )
         if one.lr is not None and two.lr is not None and abs(one.lr - two.lr) > RATE * abs(one.lr):
-            return f"learning rate {two.lr:g} for {one.lr:g} in step {number}"
+            return f"found learning rate {two.lr:g} instead of {one.lr:g} in step {number}"
     return ""
 
 
 RATE = 1e-6
-"""Relative distance of learning rates up to which two stacks compute one schedule."""
+"""Largest relative difference of learning rates that counts as the same schedule."""
 
 
 def _fields(

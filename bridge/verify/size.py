@@ -1,4 +1,4 @@
-"""Size: a run made small enough for a few local ranks, and what was changed for that."""
+"""Makes runs small enough for a few local ranks, and tells which fields this changes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from bridge.model import Model
 from bridge.plan import Plan, paths
 
 TWO = 2
-"""Every size above one becomes two: the smallest that still splits, accumulates or repeats."""
-LAYERS, SEQUENCE = 4, 16
-"""Two pipeline ranks with two stages each have a layer in every one."""
-WARMUP, LENGTH, WINDOW = 2, 8, 2
-"""Steps of warmup, of a whole schedule and of a loss-scale window at most, so that a few steps see their shape."""
-FEW, ENOUGH = 3, 6
-"""Steps to run: with a constant rate; and with a warmup, a loss-scale window, or a schedule that is
-not constant.
+"""The size that replaces each larger one: the smallest that still splits, accumulates or repeats.
 """
+LAYERS, SEQUENCE = 4, 16
+"""Number of layers, one for each stage of two pipeline ranks with two stages, and tokens per
+sequence.
+"""
+WARMUP, LENGTH, WINDOW = 2, 8, 2
+"""Largest numbers of steps of warmup, schedule and loss-scale window, so that a few steps see their
+shape.
+"""
+FEW, ENOUGH = 3, 6
+"""Numbers of steps to run: with a constant rate and loss scale, and otherwise."""
 SCALE = 2.0**10
-"""First loss scale at most: a larger one would skip all of a few steps."""
+"""Largest initial loss scale; with a larger one, each of the few steps might be skipped."""
 AXES = ("pipeline", "tensor", "data")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Ranks along each axis, sequences in a microbatch and microbatches in a step."""
+    """Numbers of ranks along each axis, of sequences per microbatch and of microbatches per step.
+    """
 
     data: int
     tensor: int
@@ -38,12 +42,12 @@ class Size:
 
     @property
     def world(self) -> int:
-        """Ranks in all."""
+        """The number of all ranks."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def batch(self) -> int:
-        """Sequences in a step."""
+        """The number of sequences per step."""
         return self.micro * self.accumulation * self.data
 
     @classmethod
@@ -64,7 +68,9 @@ class Size:
         )
 
     def like(self, plan: Plan, other: Plan) -> Size:
-        """The size of `other`, in the proportion to this one in which `other` stands to `plan`."""
+        """The size of `other`, whose batch has the same ratio to this size's as in the original
+        plans.
+        """
         tensor = self.tensor if other.parallel.tensor != 1 else 1
         pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
         data = self.world // (tensor * pipeline)
@@ -90,7 +96,7 @@ def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
 
 
 def _batch(plan: Plan) -> int:
-    """Sequences in a step; sizes that the plan leaves open are 1."""
+    """The number of sequences per step; sizes that the plan leaves open count as 1."""
     batch = plan.batch
     return batch.global_ or prod(
         (batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1)
@@ -107,12 +113,13 @@ USUAL: Mapping[str, Any] = {
     "model.attention.output_bias": False,
     "model.embedding.positions": "rotary",
 }
-"""The model of a plan that does not describe one, in place of that of the training script."""
+"""Values for the model of a plan that leaves its model to the training script."""
 
 
 def small_model(plan: Plan) -> Model:
-    """The model of a `plan` that was made small, without features that no engine here has. Open
-    fields get usual values.
+    """The model of a small `plan`, without features that no engine here supports.
+
+    Open fields get usual values.
     """
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
     return made(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
@@ -130,7 +137,7 @@ SIZES: Mapping[str, int] = {
 
 
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
-    """The fields to change in `plan` for it to be of that size. None unsets a field."""
+    """The fields of `plan` to change for the given size. None unsets a field."""
     values, wanted = plan.values(), dict(_wanted(plan, size))
     known = {
         path: value for path, value in wanted.items() if path in values and values[path] != value
@@ -143,14 +150,15 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
 
 
 PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
-"""Experts chosen token by token. Sinkhorn's iteration would choose them by all tokens of a
-microbatch.
+"""Values with which experts are chosen token by token. Sinkhorn's iteration would choose them from
+all tokens of a microbatch.
 """
 
 
 def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for `plan` after `other` became small by `changed`. Numbers that differ in the large
-    plans differ in the small.
+    """The fields of `plan` to change, after `other` was made small by `changed`.
+
+    Numbers that differ between the large plans also differ between the small ones.
     """
     mine, theirs, own = plan.values(), other.values(), changes(plan, size)
     both = [
@@ -166,11 +174,11 @@ SCALED = (
     *("optimizer.decay_ramp.steps", "precision.loss_scale.window", "precision.loss_scale.initial"),
     *("model.ffn", "model.moe.ffn", "model.moe.top_k", "model.experts", "model.attention.window"),
 )
-"""Numbers whose proportion between source and translation is kept."""
+"""Names of fields whose ratio between source and translation is kept."""
 
 
 def _alike(full: float, small: float, other: float) -> Any:
-    """The number in the proportion to `small` in which `other` stands to `full`."""
+    """The number with the ratio to `small` that `other` has to `full`."""
     if other == full:
         return small
     found = type(small)(max(1, round(small * other / full)))
@@ -179,7 +187,7 @@ def _alike(full: float, small: float, other: float) -> Any:
 
 
 def steps_for(plan: Plan) -> int:
-    """Steps after which everything in the small `plan` that moves has moved."""
+    """The number of steps in which schedules and loss scale of the small `plan` take effect."""
     optimizer, scale = plan.optimizer, plan.precision.loss_scale
     dynamic = plan.precision.compute == "fp16" and scale.static is None
     moves = (
@@ -221,7 +229,7 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
 
 
 def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Small sizes, without features that the dense model of the native engine does not have."""
+    """Yield small sizes, and values that turn off features which the native dense model lacks."""
     model = plan.model
     yield from SIZES.items()
     groups = model.kv_heads or model.heads or 1
@@ -245,7 +253,7 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 FILLED = 16
-"""Rows for no word; a multiple of what tensor ranks take."""
+"""Number of padding rows of the embedding; a multiple of the number of tensor ranks."""
 
 
 def _absent(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -283,8 +291,8 @@ ABSENT: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("model.moe.aux_loss", "model.moe.z_loss", "model.moe.balance_rate"), 0.0),
 }
-"""Features that the native model does not have, or that no two stacks draw alike, with the values
-that turn them off.
+"""Values that turn features off which the native model lacks, or whose random numbers differ by
+stack.
 """
 
 
@@ -317,25 +325,24 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def _outlived(plan: Plan) -> bool:
-    """Whether training continues after the end of its schedule. A few steps have to see that then.
+    """Whether training continues after the end of its schedule, which a few steps then have to see.
     """
     length, end = plan.run.steps, plan.optimizer.schedule.total_steps
     return length is not None and end is not None and length > end
 
 
 SHORT = 4
-"""Steps of a schedule that ends before training does: fewer than `ENOUGH`."""
+"""Number of steps of a schedule that ends before training does; it is smaller than `ENOUGH`."""
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")
 """Values that turn a feature off."""
 NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.", "debug.")
-"""Sections that place or save memory, and do not change numbers."""
+"""Prefixes of sections that do not change numbers, but only placement or memory."""
 
 
 def is_taken(path: str, before: Any, after: Any) -> bool:
-    """Whether a change takes out something that numbers may depend on, and does not only make it
-    smaller.
+    """Whether a change removes a feature that numbers may depend on, instead of making it smaller.
     """
     if after == before or path.startswith(NO_NUMBERS):
         return False
@@ -343,8 +350,8 @@ def is_taken(path: str, before: Any, after: Any) -> bool:
 
 
 def here() -> Iterator[tuple[str, Any]]:
-    """Settings that are turned off on one machine: offloading, replicas, 8-bit products and
-    debugging.
+    """Yield values that turn off what a single machine lacks: offloading, replicas, 8-bit products
+    and debugging.
     """
     yield from (
         ("zero.offload.optimizer", "none"),
@@ -356,5 +363,5 @@ def here() -> Iterator[tuple[str, Any]]:
 
 
 def made(plan: Plan, changed: Mapping[str, Any]) -> Plan:
-    """`plan` with those changes."""
+    """The plan with these changes."""
     return Plan.of({**plan.values(), **changed})

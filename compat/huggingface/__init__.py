@@ -1,4 +1,6 @@
-"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23. It describes the model, and no training."""
+"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23. It describes the
+model, not its training.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class HuggingFaceDialect(PackagedDialect):
         return tuple(foreign(config.given, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """A finding if the model type is missing, without which nothing loads the file."""
+        """Yield a finding if the model type is missing, because transformers then cannot load the
+        file.
+        """
         from compat.huggingface.effective import missing
 
         return missing(config.given)
@@ -55,7 +59,7 @@ class HuggingFaceDialect(PackagedDialect):
         return Written(self.name, text(config.given), self.chosen(format))
 
     def recognises(self, data: Any) -> int:
-        """A score: above 0 for a mapping with a model type at its top."""
+        """A positive score for a mapping with a model type at its top level, else 0."""
         from compat.huggingface.formats import score
 
         return score(data)

@@ -1,4 +1,5 @@
-"""The values that transformers makes of a config: the defaults of its family, and refusals."""
+"""The effective values of a config, with the defaults of its family, and refusals of wrong values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def keys_of(given: Given) -> dict[str, Any]:
 
 
 def effective(given: Given) -> dict[str, Any]:
-    """Values by key. Raises one `ConfigError` with every refusal."""
+    """Effective values by key. Raises one `ConfigError` with every refusal."""
     family = family_of(given.get("model_type"))
     if family is None:
         name = given["model_type"]
@@ -70,18 +71,19 @@ ROTARY = (
     "partial_rotary_factor",
     "rotary_pct",
 )
-"""Single keys of rotary positions, which `rope_parameters` replaces."""
+"""Names of the single keys of rotary positions, which `rope_parameters` replaces."""
 LISTS = {
     "attention.windowed": ("layer_types",),
     "rotary.layers": ("no_rope_layers", "layer_types"),
     "moe.layers": ("mlp_layer_types", "is_moe_layer"),
 }
-"""Keys that may list the blocks of a model, by the field that they set."""
+"""Names of keys that may have a list with an entry for each block, by the plan field that they set.
+"""
 DIVIDING = frozenset(
     {"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"}
 )
-"""Families whose code stops if the heads do not divide the hidden size; others round the quotient
-down.
+"""Names of families whose code stops if the number of heads does not divide the hidden size. Other
+families round the quotient down.
 """
 
 

@@ -1,4 +1,5 @@
-"""A `config.json`, a folder with one, text or a mapping -> typed values by key; and back to JSON."""
+"""Reads a `config.json`, a folder with one, text or a mapping into typed values, and writes JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +24,14 @@ from compat.huggingface.schema import REST, HuggingFace
 
 NAME = "config.json"
 INSIDE = ("text_config", "vision_config", "audio_config")
-"""Keys of configs inside a config: such a model has several parts, and a plan describes only one."""
+"""Names of keys with the config of a part of the model. A plan describes only models of one part.
+"""
 
 
 def read(source: Any, lenient: bool = False) -> Reading:
-    """Read a path, folder, text or mapping. Raises every problem at once; if `lenient`, an unknown model type is left out."""
+    """Read a path, folder, text or mapping. Raises one error with every problem; if `lenient`, an
+    unknown model type is left out.
+    """
     data, document = _loaded(source)
     given, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
     others: dict[str, Any] = {}
@@ -158,7 +162,10 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
     """The problem with a model type that no plan can describe; empty if there is none."""
     inside = [name for name in INSIDE if isinstance(data.get(name), Mapping)]
     if inside:
-        return f"model_type: found {shown(model_type)} with {', '.join(inside)}; expected the config of one text decoder alone"
+        return (
+            f"model_type: found {shown(model_type)} with {', '.join(inside)}; "
+            "expected the config of a single text decoder"
+        )
     if model_type is None or model_type in FAMILIES:
         return ""
     return f"model_type: found {shown(model_type)}, whose layers no plan can describe{nearest(str(model_type), FAMILIES)}"
@@ -176,7 +183,9 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """A value in the type of its key, lists as tuples. Null becomes `NULL` if it differs from leaving the key out."""
+    """The value, converted to the type of its key, with tuples for lists. Null becomes `NULL` if it
+    differs from leaving the key out.
+    """
     if value is None:
         return NULL if nullable(key) else None
     if value == NULL:
@@ -219,7 +228,9 @@ MARKS = (
 
 
 def score(data: Any) -> int:
-    """0 for a source of another stack, else a number that grows with the keys that only a model's config has."""
+    """A score: 0 for a source of another stack, else higher the more keys only a model's config
+    has.
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         return 0
     return 3 + sum(name in data for name in MARKS)

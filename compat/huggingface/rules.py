@@ -63,7 +63,7 @@ def _spelled(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
     }
 
 
-OWN = "not every family of models can express this; the nearest family was taken"
+OWN = "not every family of models can express this field; the nearest family is used"
 
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
@@ -85,7 +85,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         sees=others,
         carries=carries,
         lossy=OWN,
-        note="" if keys else "the family of the model sets it",
+        note="" if keys else "a fact that the family of the model determines",
         model=True,
     )
 
@@ -126,7 +126,7 @@ BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
         Effect.NUMBERS,
     ),
     (
-        "the order of sums in which old files were trained",
+        "the order of sums with which the models of old files were trained",
         ("pretraining_tp",),
         (1,),
         Effect.ROUNDING,
@@ -143,12 +143,12 @@ SWITCHES = {
 }
 """Keys of single families, with the values at which they have no effect."""
 NOT_HERE = "a model's config describes the model, not its training"
-NO_KEY = "a model's config has no key for it"
+NO_KEY = "a model's config has no key for this field"
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row. Each key, and each plan field, is in exactly one row."""
+    """All rows. Each key, and each plan field, is in exactly one of them."""
     others = tuple(path for path in (*KEYS, *MODEL) if path != "model.family")
     family = convert(
         TYPE,
@@ -157,7 +157,7 @@ def table() -> tuple[Rule, ...]:
         _write((TYPE,)),
         effect=EFFECTS["model.family"],
         sees=others,
-        lossy="no family of models can express all of it; the nearest family was taken",
+        lossy="no family of models can express the whole model; the nearest family is used",
     )
     mapped = (family, *(_group(keys, said) for keys, said in groups()))
     rows = (

@@ -27,13 +27,15 @@ class HuggingFace(ModelKeys):
         None, description="Format of the stored weights."
     )
     dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(
-        None, description="The same since transformers 5."
+        None, description="Format of the stored weights, since transformers 5."
     )
     # Keys without a plan field
     router_jitter_noise: Share | None = field(
         None, description="Noise on a router's input while training."
     )
-    clip_qkv: Real | None = field(None, description="Bound of queries, keys and values.")
+    clip_qkv: Real | None = field(
+        None, description="Largest absolute value of queries, keys and values."
+    )
     scale_attn_by_inverse_layer_idx: bool | None = field(
         None, description="GPT-2 divides attention logits by the number of the block."
     )
@@ -51,7 +53,7 @@ class HuggingFace(ModelKeys):
         None, description="OPT's norms have weights."
     )
     hybrid_override_pattern: str | None = field(
-        None, description="Kinds of Nemotron-H's blocks, a letter each."
+        None, description="Kinds of Nemotron-H's blocks, one letter for each block."
     )
     quantization_config: Free | None = field(None, description="How stored weights are quantised.")
     pretraining_tp: Count | None = field(

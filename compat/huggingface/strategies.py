@@ -30,14 +30,15 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """A model type, without which transformers reads nothing; then some of the keys of its family."""
+    """Draw a model type, which transformers requires, then some of the keys of its family."""
     name = draw(st.sampled_from(KNOWN))
     first, *more = draw(of_family(name))
     return [{"model_type": name, **first}, *more]
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of a key whose type is not enough; None for the others."""
+    """A strategy for a key whose type alone allows values that are not useful; None for other keys.
+    """
     return OWN.get(path)
 
 

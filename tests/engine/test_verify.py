@@ -41,7 +41,7 @@ def test_a_sound_file_runs_as_it_means_and_the_order_of_averages_is_told(run: An
     report = reported(run, {"zero_optimization": {"stage": 2}})
     (fault,) = (row for row in report.rows if row.verdict == "differs")
     assert fault.side == "target" and "else: loss became per_token from mean_of_microbatches (`convert` says" in fault.cause
-    assert "one real engine ran, of two" in report.lacking[0]
+    assert "only one of two real engines ran" in report.lacking[0]
     assert [row.verdict for row in report.rows if row.written and row.side == "source"] == ["same"]
 
 
@@ -90,7 +90,7 @@ def test_a_gpt_in_stages_is_the_same_run_where_rounding_alone_moves_the_biases_o
     assert report.rounding is not None and {name.partition(".")[2] for name in report.rounding.noise} == {"attention.key.bias"}
 
 
-OTHERWISE = "script, or the model's config.json, trains otherwise"
+OTHERWISE = "script, or the model's config.json, changes the training"
 ANOTHER = "model's config.json, or what the script makes of it, is another model"
 WRITTEN = {
     "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),

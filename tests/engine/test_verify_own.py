@@ -118,7 +118,7 @@ def test_padding_that_engines_take_in_their_own_ways_is_refused(folder: Path) ->
     given = Given(folder, compat.load("huggingface").read(LLAMA), Rows.of("batch", tensors))
     (line,) = given.refused({"source": compat.backends()["megatron"]})
     assert line.startswith(
-        "megatron: attention_mask: row 3 has losses for tokens that see no token before them"
+        "megatron: attention_mask: row 3 has losses at tokens that cannot attend to any token"
     )
 
 

@@ -16,10 +16,12 @@ from bridge.trace.tracer import Tracer
 
 
 class TraceCallback(TrainerCallback):
-    """`Trainer(..., callbacks=[TraceCallback()])`: logs what `debug` asks for into the folder `run` (default: one of the
-    Trainer's output folder), and holds the run to what every training keeps to. What it found is in `found` at the end.
+    """Callback that traces and checks a training: `Trainer(..., callbacks=[TraceCallback()])`.
 
-    `options` are those of `bridge.trace.attach`. Raises `BridgeError` under DeepSpeed, whose engine the Trainer does not tell.
+    It logs the tensors that `debug` selects to the folder `run` (default: `trace` in the Trainer's
+    output folder), and checks the invariants of training. At the end, `found` has the findings.
+    `options` are those of `bridge.trace.attach`. Raises `BridgeError` with DeepSpeed, because the
+    Trainer does not pass on its engine.
     """
 
     def __init__(

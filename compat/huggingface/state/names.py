@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
-"""Buffers that some releases save with the weights, and that the model computes itself."""
+"""Pattern of names of buffers that some releases save and that the model computes itself."""
 
 HEADS = rows(
     {
@@ -135,7 +135,7 @@ MODELS = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", 
 
 
 class Saved(Naming):
-    """Names in the files that transformers saves, which are those of published models."""
+    """The names in files that transformers saves, which are also the names of published models."""
 
     name = "huggingface"
     title = "Hugging Face"
@@ -166,7 +166,7 @@ class Runtime(Naming):
     stack = "huggingface"
 
     def tables(self) -> Sequence[Table]:
-        """The only table of names whose names in a running model are not those of saved files."""
+        """The only table whose names in a running model differ from those in saved files."""
         return (EXPERTS_RUNNING,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
@@ -196,7 +196,7 @@ def _family(shapes: Shapes, facts: Model, experts: Table) -> Table:
     }
     if len(set(wide.values())) > 1 or any(name.endswith(".mlp.gate.weight") for name in shapes):
         raise SourceError(
-            "huggingface: learned positions with grouped heads or gates, which no family of transformers has; convert"
-            " to another format"
+            "huggingface: found learned positions with grouped heads or gates, which no family of "
+            "transformers combines; convert to another format"
         )
     return GPT2
