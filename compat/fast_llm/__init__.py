@@ -26,7 +26,10 @@ class FastLLMConfig(Config):
 
     @cached_property
     def distributed(self) -> Values:
-        """Effective fields of the `DistributedConfig` object, and the sizes and ranks that it derives, if they are known."""
+        """Effective fields of the `DistributedConfig` object.
+
+        They include the sizes and ranks that it derives, if the world size is known.
+        """
         from compat.fast_llm.effective import mesh
 
         return Values({**self._object("model.distributed."), **mesh(self.effective)})
@@ -124,7 +127,9 @@ class FastLLMDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """A score: high for the sections of a model, lower for parallel sizes alone and for overrides, 0 for anything else."""
+        """A score: high for sections of a model, lower for only parallel sizes or overrides, else
+        0.
+        """
         if isinstance(data, list):
             return 3 * any(
                 isinstance(word, str) and SETTING.match(word) is not None for word in data

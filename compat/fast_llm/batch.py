@@ -1,4 +1,6 @@
-"""Fast-LLM's microbatches, in tokens since 0.4.0 and in samples before, <-> the plan's batch."""
+"""Rules between Fast-LLM's microbatches (in tokens since 0.4.0, in samples before) and the plan's
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from compat.fast_llm.effective import (
 TOKENS, DOCUMENT = "data.micro_batch_size", "data.maximum_document_length"
 ROUNDS, TOGETHER = ORDER + "depth_first_micro_batches", ORDER + "breadth_first_micro_batches"
 USUAL = 2048
-"""Tokens of a sequence if a plan leaves them open: the default of all releases."""
+"""Number of tokens of a sequence if a plan leaves it open; it is the default of all releases."""
 AXES = (TENSOR, PIPELINE, SPLIT)
 
 
@@ -59,7 +61,7 @@ def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
 
 
 def _samples(values: Group) -> tuple[int, int]:
-    """Sequences of a microbatch, and tokens of each.
+    """The number of sequences of a microbatch, and the number of tokens of each sequence.
 
     If the longest document divides the microbatch, each sequence is one such document; else the microbatch is one sequence.
     """
@@ -108,7 +110,11 @@ def _read_order(values: Group, context: Context) -> Group:
 
 
 def _write_order(values: Group, context: Context) -> Group:
-    """The order of the plan, else the one of Fast-LLM before 0.4.0: breadth-first with a pipeline, depth-first without."""
+    """Write the plan's order of microbatches.
+
+    The default is that of Fast-LLM before 0.4.0: breadth-first with a pipeline, depth-first
+    without.
+    """
     new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
     steps, depth, breadth = (
         values.get(path)
@@ -165,7 +171,9 @@ RULES = (
             **dict.fromkeys((ROUNDS, DEPTH), "schedule.depth_first"),
             **dict.fromkeys((TOGETHER, BREADTH), "schedule.breadth_first"),
         },
-        note="the order of the microbatches of a step; depth-first x breadth-first is the gradient accumulation",
+        note="the order of a step's microbatches; "
+        "the product of depth-first and breadth-first microbatches is the gradient "
+        "accumulation",
         source="schedule/schedule.py: order of steps; schedule/config.py before 0.4.0: how the batch is divided",
     ),
 )

@@ -1,4 +1,4 @@
-"""The course of a run: Fast-LLM's length, seed and limits <-> the plan's."""
+"""Rules between Fast-LLM's run length, seed and limits, and the plan's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from compat.fast_llm import intervals
 
 RANKS = "model.distributed."
 TIMEOUTS = (RANKS + "timeout", RANKS + "distributed_timeout")
-"""The name since 0.3.0, and the one before."""
+"""Name of the setting since 0.3.0, and its name before."""
 
 
 def _timeout(values: Group, context: Context) -> Group:

@@ -10,15 +10,17 @@ INTERNALS = "docs/developer_guide/parallelism.md"
 CONFIG = "fast_llm/engine/multi_stage/config.py"
 M, D = "model.multi_stage.", "model.distributed."
 GUIDED, DESCRIBED = "0.3.0", "0.4.0+20260720"
-"""First releases with the multi-stage guide (pull request 234), and with the pages on parallelism (pull request 478)."""
+"""The first release with the multi-stage guide (pull request 234), and the first with the pages on
+parallelism (pull request 478).
+"""
 
 DISAGREEMENTS: tuple[Disagreement, ...] = (
     *(
         Disagreement(
             M + name,
             f"the default is 1, and the count is ignored below ZeRO level {level}",
-            "the default is one buffer for each stage, that is no sharing; a count takes effect at every level, and"
-            " sets the level",
+            "the default is one buffer for each stage, so that nothing is shared; "
+            "a count takes effect at every level and determines the level",
             GUIDE,
             f"{CONFIG}: MultiStageConfig._validate; multi_stage.py: _get_buffer_placement",
             since=GUIDED,
@@ -27,7 +29,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         M + "num_grad_buffers",
-        "three of them may be combined with ZeRO level 2 or 3",
+        "three of these counts may be combined with ZeRO level 2 or 3",
         "a count together with zero_stage 2 or 3 is refused, even 2 and even null; it is accepted only without a level"
         " or at level 1",
         GUIDE,
@@ -54,15 +56,18 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         D + "pipeline_parallel",
         "each GPU holds a block of consecutive layers",
-        "stages are dealt to the pipeline ranks in turn; a rank holds one block only if it has one stage",
+        "stages are assigned to the pipeline ranks in turn; "
+        "a rank has a block of consecutive layers only if it has a single stage",
         PARALLEL,
         "fast_llm/engine/multi_stage/multi_stage.py: _stage_pipeline_ranks",
         since=DESCRIBED,
     ),
     Disagreement(
         D + "sequence_tensor_parallel",
-        "its gradients are summed over the tensor group and the sequence group together",
-        "they are summed over the tensor group; sequence data ranks take part in the reduce-scatter over all data ranks",
+        "the gradients of these weights are summed over the tensor group and the sequence group "
+        "together",
+        "the gradients are summed over the tensor group; "
+        "sequence data ranks take part in the reduce-scatter over all data ranks",
         INTERNALS,
         "fast_llm/engine/multi_stage/fsdp.py: reduce_gradients",
         since=DESCRIBED,

@@ -1,4 +1,4 @@
-"""The values that Fast-LLM makes of a config: defaults, derived values, and every refusal."""
+"""The effective values of a Fast-LLM config: defaults, derived values, and every refusal."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
 FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
 TEXT_SCHEDULE = "optimizer.learning_rate.schedule"
 SHARED = 2
-"""Buffers that a ZeRO level sets: one in use, and one that is being gathered or reduced."""
+"""Number of buffers that a ZeRO level sets: one in use, and one that is being gathered or reduced.
+"""
 
 
 def effective(given: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
-    """Values by path that Fast-LLM `version` would hold for `given`, started on `world_size` ranks.
+    """Effective values by path of `given` in Fast-LLM `version` on `world_size` ranks.
 
     If neither the config nor the caller gives a world size, values that depend on it stay open. Raises one `ConfigError` with
     every refusal.
@@ -77,7 +78,7 @@ def _untyped(given: Flat) -> Iterator[str]:
 
 
 def implied(level: int | None) -> dict[str, int]:
-    """Buffer counts that a ZeRO level sets."""
+    """The numbers of buffers that a ZeRO level sets, by path."""
     return {
         path: SHARED
         for path, least in ((GRADS, 2), (WEIGHTS, 3))
@@ -86,11 +87,15 @@ def implied(level: int | None) -> dict[str, int]:
 
 
 def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
-    """Set the buffers of the ZeRO level (multi_stage/config.py, MultiStageConfig._validate, Config._set_implicit_default)."""
+    """Set the numbers of buffers that the ZeRO level determines; yield refusals.
+
+    See multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
+    """
     for path, count in implied(values.get(LEVEL)).items():
         if path in given and not at.overwrites_buffers:
             yield (
-                f"{path}: found {given[path]} with zero_stage {values[LEVEL]}, which sets it to {count}; "
+                f"{path}: found {given[path]} with zero_stage {values[LEVEL]}, which sets this "
+                f"number to {count}; "
                 f"keep one of the two, zero_stage or {path.removeprefix(STAGES)}"
             )
         values[path] = count
@@ -100,7 +105,9 @@ def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
 
 
 def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
-    """Checks that sizes divide and ranks are in range (distributed/config.py, DistributedConfig._validate)."""
+    """Yield refusals of sizes that do not divide and of ranks out of range
+    (distributed/config.py, DistributedConfig._validate).
+    """
     tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
     world, rank, node = values.get(WORLD), values[RANK], values.get(NODE)
     if tensor == 1:
@@ -121,7 +128,7 @@ def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
 
 
 def data_ranks(values: Flat) -> int | None:
-    """Data ranks that hold samples of their own, or None if the world size is open."""
+    """The number of data ranks with different samples; None if the world size is open."""
     world, ranks = values.get(WORLD), values[TENSOR] * values[PIPELINE] * values[SPLIT]
     return None if world is None else world // ranks or None
 
@@ -171,7 +178,9 @@ def _other(values: Flat) -> Iterator[str]:
 
 
 def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
-    """Checks that a run stops at a checkpoint (training/config.py, TrainingConfig._validate; interval.py, is_sub_interval)."""
+    """Yield refusals of runs that do not stop at a checkpoint
+    (training/config.py, TrainingConfig._validate; interval.py, is_sub_interval).
+    """
     stop, every = shutdown.get("interval"), checkpoint.get("interval")
     # `type`, not isinstance: True is an int in Python, and no interval.
     if type(stop) is not int:
@@ -192,7 +201,9 @@ LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
 
 
 def _batched(values: dict[str, Any]) -> Iterator[str]:
-    """Work out the open sizes of the batch (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0)."""
+    """Compute the open sizes of the batch; yield refusals
+    (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0).
+    """
     if values.get(TOTAL) is None or values.get(MICRO) is None:
         yield from _multiplied(values)
     else:
@@ -237,5 +248,8 @@ def _divided(values: dict[str, Any]) -> Iterator[str]:
     depth, breadth = depth or steps // (breadth or 1), breadth or steps // (depth or 1)
     if depth * breadth != steps:
         beside = BREADTH.removeprefix(BATCH)
-        yield f"{DEPTH}: found {depth}, and {beside} {breadth}; expected a product of {steps}, the microbatches of a step"
+        yield (
+            f"{DEPTH}: found {depth}, and {beside} {breadth}; "
+            f"expected their product to be {steps}, the number of microbatches of a step"
+        )
     values[DEPTH], values[BREADTH] = depth, breadth

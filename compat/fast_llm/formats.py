@@ -1,4 +1,4 @@
-"""YAML files, mappings and dotted overrides -> typed values by path, checked at every level; and back."""
+"""Reads YAML files, mappings and dotted overrides into typed values by path, and writes them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from compat.fast_llm.schema import FastLLM
 
 ENTRY = "file"
 INSIDE = ("multi_stage", "distributed", "base_model")
-"""Sections of `model` that may also stand alone."""
+"""Names of sections of `model` that may also be at the top level."""
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 NAME = re.compile(r"\w[\w-]*")
 RUNNABLE = re.compile(r"train(\s+\w+)?$")
-"""First line of a file with the words of a command line, if the line has no setting."""
+"""Pattern of the first line of a file with the words of a command line, if it has no setting."""
 VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
 SWITCHES = ("-v", "--validate", "--trust-remote-code", "--trust-all-remote-code")
 Tree = dict[str, Any]
@@ -47,7 +47,7 @@ def _tree(release: Release) -> Tree:
 
 @dataclass
 class _Source:
-    """Nested data, its document, its overrides, and the sections of `model` that stand at the top."""
+    """Nested data, its document, its overrides, and the sections of `model` at the top level."""
 
     data: dict[str, Any]
     document: Document | None = None
@@ -56,7 +56,7 @@ class _Source:
     alone: tuple[str, ...] = ()
 
     def written(self, path: str) -> str:
-        """`path` as the source spells it."""
+        """The path as the source spells it."""
         # A section that stands alone at the top was moved into `model`; messages name it as the
         # user wrote it.
         inner = path.removeprefix("model.")
@@ -76,9 +76,10 @@ class _Source:
 
 
 def read(source: Any, release: Release, lenient: bool = False) -> Reading:
-    """Read a path, text, mapping, `Written`, or the words of a command line; raises every problem at once.
+    """Read a path, text, mapping, `Written`, or the words of a command line; raises one error with
+    every problem.
 
-    Words are `key.key=value` overrides, in order, over the file that `--config` names.
+    Words are `key.key=value` overrides, which replace values of the file that `--config` names.
     """
     found = _placed(_loaded(source))
     reader = _Reader(release, lenient, found)
@@ -119,7 +120,7 @@ def _loaded(source: Any) -> _Source:
 
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
-    """Nested data of a mapping whose keys may be dotted paths."""
+    """Read the nested data of a mapping whose keys may be dotted paths."""
     check_nested(source, "mapping")
     found = _Source({})
     for key, value in source.items():
@@ -130,9 +131,12 @@ def _mapping(source: Mapping[Any, Any]) -> _Source:
 
 
 def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> _Source:
-    """A command line: the names of what to run, then options and overrides (engine/config_utils/runnable.py).
+    """Read a command line: names of the program and model, then options and overrides.
 
-    `place` finds the file that `--config` names. Overrides are applied last, wherever they are, as Fast-LLM does.
+    See engine/config_utils/runnable.py.
+
+    `place` finds the file that `--config` names. As in Fast-LLM, overrides are applied last,
+    wherever they are.
     """
     rest = list(dropwhile(NAME.fullmatch, words))
     found, overrides, problems = _Source({}), list[str](), list[str]()
@@ -200,13 +204,15 @@ def _put(found: _Source, name: str, value: Any) -> None:
 
 
 def _placed(found: _Source) -> _Source:
-    """Move sections of `model` that stand at the top into `model`."""
+    """Move sections of `model` from the top level into `model`."""
     alone = [name for name in INSIDE if name in found.data]
     if not alone:
         return found
     model = found.data.get("model", {})
     if not isinstance(model, Mapping) or any(name in model for name in alone):
-        raise ConfigError(f"{alone[0]}: found at the top and in model; keep the one in model")
+        raise ConfigError(
+            f"{alone[0]}: found at the top level and in model; keep only the section in model"
+        )
     rest = {name: value for name, value in found.data.items() if name not in alone}
     found.data = {**rest, "model": {**model, **{name: found.data[name] for name in alone}}}
     found.alone = tuple(alone)
@@ -218,7 +224,9 @@ def _placed(found: _Source) -> _Source:
 
 @dataclass
 class _Reader:
-    """Walks nested data along the tree of its release; collects values, origins, findings and problems."""
+    """Reads nested data by the keys of its release; collects values, origins, findings and
+    problems.
+    """
 
     release: Release
     lenient: bool
@@ -229,7 +237,7 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
-        """Read the mapping `data`, which stands at `path`."""
+        """Read the mapping `data` of the section at `path`."""
         for name, value in data.items():
             inner = f"{path}.{name}" if path else str(name)
             entry = tree.get(name) if isinstance(name, str) else None
@@ -251,7 +259,10 @@ class _Reader:
     def leaf(self, path: str, value: Any) -> None:
         """Read one value."""
         if (spelling := self.source.strings.get(self.source.written(path))) is not None:
-            message = f"Fast-LLM's loader reads {spelling} as text: it wants a point and a signed exponent; write {number(value)}"
+            message = (
+                f"Fast-LLM's loader reads {spelling} as text; "
+                f"a number needs a point and a signed exponent; write {number(value)}"
+            )
             self.findings.append(
                 Finding(path, message, Effect.NONE, origin=self.source.origin(path))
             )
@@ -296,7 +307,8 @@ class _Reader:
                 self.problem(path, message)
 
     def unknown(self, path: str, parent: str) -> None:
-        """Note a field that the release does not have: Fast-LLM refuses it; if lenient, it is a finding."""
+        """Note a field that the release does not have, as a problem or, if lenient, as a finding.
+        """
         message = (
             _elsewhere(path, self.release)
             or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
@@ -309,9 +321,9 @@ class _Reader:
             self.problem(path, message)
 
     def dump(self) -> None:
-        """Drop buffer counts that the ZeRO level sets anyway.
+        """Drop numbers of buffers that the ZeRO level sets anyway.
 
-        Fast-LLM writes them into a dump of all fields, and then refuses to read that dump.
+        Fast-LLM writes these numbers into a dump of all fields, and then refuses to read the dump.
         """
         sets = implied(self.given.get(LEVEL))
         written = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
@@ -321,7 +333,10 @@ class _Reader:
         if sets and len(written) == 2 and agrees and not self.release.overwrites_buffers:
             for path in sets:
                 del self.given[path]
-                message = f"left out: zero_stage {self.given[LEVEL]} sets it; Fast-LLM dumps both and refuses to read both"
+                message = (
+                    f"left out, because zero_stage {self.given[LEVEL]} sets it; "
+                    "Fast-LLM writes both into a dump, and refuses a file with both"
+                )
                 self.findings.append(
                     Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None))
                 )
@@ -337,7 +352,9 @@ class _Reader:
 
 
 def _elsewhere(path: str, release: Release) -> str:
-    """The message for a field or section that only other releases have; empty if none has it."""
+    """The message about a field or section that only other releases have; empty if no release has
+    it.
+    """
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
         return ""
@@ -363,7 +380,8 @@ WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
 def text(given: Mapping[str, Any]) -> str:
-    """YAML that Fast-LLM's loader reads as the same values; empty configs are an empty mapping."""
+    """YAML that Fast-LLM's loader reads as the same values; an empty mapping for an empty config.
+    """
     order = {path: place for place, path in enumerate(fields(FastLLM))}
     nested = nest({path: given[path] for path in sorted(given, key=order.__getitem__)})
     return "\n".join(_block(nested, "")) + "\n" if nested else "{}\n"
@@ -394,7 +412,7 @@ def overrides(given: Mapping[str, Any]) -> str:
 
 
 def flow(value: Any) -> str:
-    """`value` on one line of YAML."""
+    """The value on one line of YAML."""
     if isinstance(value, Mapping):
         return (
             "{" + ", ".join(f"{scalar(name)}: {flow(inner)}" for name, inner in value.items()) + "}"
@@ -427,6 +445,9 @@ def scalar(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A float that any YAML reader reads as one: with a point, and with a sign in the exponent."""
+    """The spelling of a float that every YAML reader reads as a float.
+
+    It has a point, and a sign in the exponent.
+    """
     digits, e, exponent = repr(float(value)).partition("e")
     return digits if not e else f"{digits if '.' in digits else digits + '.0'}e{exponent}"

@@ -1,4 +1,5 @@
-"""Intervals of a run: Fast-LLM's logs, checkpoints, stops and evaluations <-> the plan's."""
+"""Rules between Fast-LLM's intervals of logs, checkpoints, stops and evaluations, and the plan's.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ LOGS, CHECKPOINT, SHUTDOWN, WANDB = (
 EVALUATORS, VALIDATION = "training.evaluators", "training.validation"
 FOLDER = "run.experiment_dir"
 PLACE = "experiment"
-"""Folder of an experiment that needs one for its checkpoints; the source's own setting has no Plan form."""
+"""Name of the folder for an experiment with checkpoints. A plan cannot hold the source's own
+folder.
+"""
 NAME = "validation"
-"""Name of the evaluation and of its dataset; a plan has no name for its evaluation."""
+"""Names of the evaluation and of its dataset. A plan's evaluation has no name."""
 LOGGED, KEPT = 100, 5
-"""Defaults: steps between lines of metrics, and checkpoints that are kept (engine/training/config.py)."""
+"""Default numbers of steps between lines of metrics, and of kept checkpoints
+(engine/training/config.py).
+"""
 
 
 def _section(values: Group, path: str) -> Mapping[str, Any]:
@@ -43,7 +48,9 @@ def _write_logs(values: Group, context: Context) -> Group:
 
 
 def _read_saves(values: Group, context: Context) -> Group:
-    """Intervals of checkpoints and of the stop, which is always at a checkpoint (TrainingConfig._validate)."""
+    """Read the intervals of checkpoints and of the stop, which is always at a checkpoint
+    (TrainingConfig._validate).
+    """
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
     interval, kept = (
         _steps(checkpoint),
@@ -78,7 +85,10 @@ def _more(values: Group) -> bool:
 
 
 def _evaluations(values: Group) -> Iterator[Mapping[str, Any]]:
-    """Each evaluation, with the settings of its evaluator, which 0.3.0 keeps in a section inside it."""
+    """Yield the settings of each evaluation and its evaluator.
+
+    0.3.0 keeps the evaluator's settings in an inner section.
+    """
     yield from ([_section(values, VALIDATION)] if values.get(VALIDATION) else [])
     for one in _section(values, EVALUATORS).values():
         inner = one.get("evaluator") if isinstance(one, Mapping) else None
@@ -114,7 +124,7 @@ def _write_evaluations(values: Group, context: Context) -> Group:
 
 
 def _several(values: Group) -> bool:
-    """Whether there are several evaluations, or one with more settings than interval and length."""
+    """Whether there are several evaluations, or one with settings besides interval and length."""
     found = list(_evaluations(values))
     named = {*_section(values, EVALUATORS)} <= {NAME}
     return (

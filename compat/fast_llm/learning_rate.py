@@ -1,4 +1,4 @@
-"""Fast-LLM's learning-rate schedule <-> the plan's, both in optimizer steps."""
+"""Rules between Fast-LLM's learning-rate schedule and the plan's, both in optimizer steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ SCALE = "optimizer.default_learning_rate_scale"
 
 
 def peak(values: Group) -> float | None:
-    """The peak learning rate of parameters whose layer sets no factor of its own; None if the base rate is not set."""
+    """The peak learning rate of parameters whose layer has no own factor.
+
+    None if the base rate is not set.
+    """
     base = not_negative(values.get(BASE))
     return None if base is None else base * _scale(values)
 
@@ -46,7 +49,7 @@ def _scale(values: Group) -> float:
 
 
 def not_negative(value: float | None) -> float | None:
-    """`value`, or 0 for a negative one, which a Plan cannot hold."""
+    """The value, or 0 if it is negative, because a Plan cannot hold negative values."""
     return None if value is None else max(0.0, value)
 
 
@@ -65,7 +68,7 @@ def _total(values: Group) -> int | None:
 
 
 def _as_text(values: Group) -> Group | None:
-    """The plan's fields of a schedule given as text; None if a Plan has no name for its shape."""
+    """The plan's fields of a schedule in text form; None if a Plan has no name for the shape."""
     return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
 
 
@@ -133,11 +136,11 @@ RULE = convert(
         MINIMUM: PLAN + "minimum",
     },
     lossy=(
-        "Fast-LLM's shapes are constant (the default), linear and cosine; WSD and a warmup that starts above 0 need a"
-        " schedule as "
-        "text, with a known peak and end; its WSD needs a step at the peak and has no exponential decay; a Plan has no"
-        " other powers"
+        "Fast-LLM's shapes are constant (the default), linear and cosine; "
+        "WSD, and a warmup that starts above 0, need a schedule as text with a known peak and "
+        "end; WSD then needs at least one step at the peak and has no exponential decay; "
+        "a Plan has no shapes with other powers"
     ),
-    note="a schedule as text is read if it is a warmup followed by one of the plan's shapes",
+    note="a schedule as text is read only if it is a warmup followed by one of the plan's shapes",
     source="optimizer/learning_rate.py: create_schedule_from_config",
 )

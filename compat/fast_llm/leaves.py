@@ -1,4 +1,4 @@
-"""Types of single Fast-LLM fields: the values that each takes, and whether null is one of them."""
+"""Types of single Fast-LLM fields: the accepted values, and whether null is accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ nullable = LEAVES.nullable
 
 
 def typed(path: str, value: Any) -> Any:
-    """`value` in the type of the schema, checked as strictly as Fast-LLM does. Raises `ValueError` with the expected type."""
+    """Convert `value` to the type of the schema, with checks as strict as Fast-LLM's. Raises
+    `ValueError` with the expected type.
+    """
     try:
         return LEAVES.typed(path, value)
     except ValueError as error:

@@ -42,7 +42,7 @@ NAMES = {long: short for short, long in DTYPES.items()}
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Sizes of the mesh axes."""
+    """Rules for the sizes of the mesh axes."""
     layout = "another arrangement of ranks computes the same sums in another order"
     return (
         rename(TENSOR, "parallel.tensor", effect=Effect.ROUNDING, note=layout),
@@ -70,7 +70,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             SEQUENCE_TENSOR,
             "parallel.sequence",
             effect=Effect.COST,
-            note="both split the activations of norms and dropout by tokens",
+            note="both stacks split the activations of norms and dropout by tokens",
         ),
         ORDER,
         only_ours(
@@ -84,7 +84,10 @@ def parallel_rules() -> tuple[Rule, ...]:
 
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
 SPLIT_FIRST = "tensor-pipeline-context-expert-data"
-"""Order with pipeline_first and split sequences: sequence ranks are data ranks, so they come after the pipeline."""
+"""The plan's order of axes for pipeline_first with split sequences.
+
+Sequence ranks are data ranks, so they come after the pipeline.
+"""
 
 
 def _read_order(values: Group, context: Context) -> Group:
@@ -129,7 +132,10 @@ ZERO = convert(
 
 
 def _read_zero(values: Group) -> Group:
-    """The ZeRO stage by the buffer counts: a limited number of whole stages means that the rest is sharded."""
+    """The ZeRO level that the numbers of buffers imply.
+
+    If only a limited number of stages can be whole at once, all others are sharded.
+    """
     weights, grads = values.get(WEIGHTS), values.get(GRADS)
     stage = 1 if grads is None else 2
     if weights is not None:
@@ -150,7 +156,7 @@ def _write_zero(values: Group) -> Group:
 
 
 def exchange_rules() -> tuple[Rule, ...]:
-    """Overlap, and settings that Fast-LLM does not have."""
+    """Rules for overlap, and for ZeRO settings that Fast-LLM lacks."""
     return (
         convert(
             "schedule.data_overlap",
@@ -165,7 +171,7 @@ def exchange_rules() -> tuple[Rule, ...]:
         only_ours(
             "zero.bucket",
             "zero.gather_bucket",
-            note="Fast-LLM has no bucket size: it gathers and reduces whole stages",
+            note="Fast-LLM gathers and reduces whole stages, so it has no bucket size",
             effect=Effect.COST,
         ),
         *each_only_ours(
@@ -177,7 +183,7 @@ def exchange_rules() -> tuple[Rule, ...]:
             "zero.offload.optimizer",
             "zero.offload.optimizer_ratio",
             "zero.offload.parameters",
-            note="Fast-LLM keeps everything on the device",
+            note="Fast-LLM keeps weights, gradients and optimizer state on the device",
             effect=Effect.COST,
         ),
     )
@@ -194,7 +200,7 @@ def _write_overlap(values: Group, context: Context) -> Group:
 
 
 def stage_rules() -> tuple[Rule, ...]:
-    """The layers of each stage, and the pipeline schedule."""
+    """Rules for the layers of each stage and the pipeline schedule."""
     return (
         convert(
             (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
@@ -205,9 +211,9 @@ def stage_rules() -> tuple[Rule, ...]:
             },
             _write_stages,
             effect=Effect.COST,
-            lossy="Fast-LLM fills stages one after the other, with the embedding in its own; it also gathers and"
-            " reduces by stage",
-            note="layers per stage mean something else in every other stack",
+            lossy="Fast-LLM fills stages one after the other, and gives the embedding its own "
+            "stage; it also gathers and reduces by stage",
+            note="in every other stack, layers per stage have another meaning",
             source="multi_stage/multi_stage.py: _split_into_stages",
         ),
         only_ours(
@@ -224,7 +230,8 @@ def stage_rules() -> tuple[Rule, ...]:
             lambda values, context: {},
             effect=Effect.COST,
             sees=(PIPELINE,),
-            note="Fast-LLM runs all forward passes, then all backward passes; its stages are dealt to ranks in turn",
+            note="Fast-LLM runs all forward passes, then all backward passes; "
+            "it assigns stages to ranks in turn",
             source="schedule/schedule.py: order of steps; multi_stage.py: stage modulo pipeline ranks",
         ),
         convert(
@@ -240,7 +247,7 @@ def stage_rules() -> tuple[Rule, ...]:
             "schedule.virtual",
             "schedule.group",
             "schedule.csv",
-            note="Fast-LLM deals stages to pipeline ranks in turn",
+            note="Fast-LLM assigns stages to pipeline ranks in turn",
             effect=Effect.COST,
         ),
     )
@@ -352,7 +359,7 @@ WINDOW = convert(
     lambda values, context: _where_half(values, "window"),
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM doubles the loss scale with the step that completes the window",
+    lossy="Fast-LLM doubles the loss scale in the same step that completes the window",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
 )
 FLOOR = convert(
@@ -362,7 +369,8 @@ FLOOR = convert(
     lambda values, context: _where_half(values, "minimum"),
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM's minimum loss scale is above 0, and an overflow at the minimum only skips the step",
+    lossy="Fast-LLM's minimum loss scale is above 0; "
+    "after an overflow at the minimum, it only skips the step",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
 )
 
@@ -372,8 +380,9 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """A setting of the dynamic loss scale, and false for `otherwise`, a variant of other stacks
-    that Fast-LLM lacks.
+    """Rules for a setting of the dynamic loss scale, and for a variant that Fast-LLM lacks.
+
+    `otherwise` is the plan field of the variant, which is always false.
     """
     if values.get(SCALER + "constant") or not _half(values):
         return {}
@@ -415,7 +424,7 @@ def _write_scale(values: Group) -> Group:
 
 
 NEVER = 1e30
-"""A bound on the gradient norm that no run reaches: Fast-LLM cannot switch clipping off."""
+"""A limit of the gradient norm that no run reaches, because Fast-LLM cannot switch clipping off."""
 
 
 def optimizer_rules() -> tuple[Rule, ...]:
@@ -469,7 +478,8 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 if values.get("optimizer.clip") == 0
                 else values.get("optimizer.clip")
             },
-            note="Fast-LLM always clips gradients; no clipping becomes a bound that is never reached",
+            note="Fast-LLM always clips gradients; "
+            "a plan without clipping gets a limit that is never reached",
         ),
         only_ours("optimizer.momentum", note="Fast-LLM has only AdamW"),
     )
@@ -507,7 +517,7 @@ DEBUG = {
 
 
 def debug_rules() -> tuple[Rule, ...]:
-    """Debug logs of each layer."""
+    """Rules for the debug logs of each layer."""
     return tuple(
         rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE)
         for ours, theirs in DEBUG.items()
@@ -521,7 +531,7 @@ RECOMPUTE = tuple(
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Plan fields that Fast-LLM has no setting for."""
+    """Rules for plan fields that Fast-LLM has no setting for."""
     return (
         only_ours(
             *RECOMPUTE,
@@ -536,8 +546,8 @@ def missing_rules() -> tuple[Rule, ...]:
                 "loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"
             },
             lambda values, context: {},
-            note="Fast-LLM has no setting: it takes the mean over microbatches; its main branch of 2026 takes it over"
-            " all labels of a step",
+            note="Fast-LLM has no setting; its loss is the mean over microbatches, and in its "
+            "main branch of 2026 the mean over all labels of a step",
             source="schedule/runner.py and layers/language_model/loss: divided by microbatches, later by num_labels_in_batch",
         ),
     )
@@ -592,7 +602,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "callbacks": ("the target's training script sets callbacks", Effect.NONE),
     "profiling": ("a setting of Fast-LLM's profiler", Effect.NONE),
 }
-"""Reason and effect of losing a field that no Plan field stands for, by the longest matching prefix of its path."""
+"""The reason and effect of losing a field without a Plan field, by the longest matching prefix."""
 
 OTHER = ("a name that only Fast-LLM uses", Effect.NONE)
 
@@ -607,12 +617,12 @@ LACKS = {
     "adapters": "Fast-LLM's adapters have no such setting",
     "run": "Fast-LLM's training loop has no such switch",
 }
-"""Why Fast-LLM lacks a plan field that no other row names, by the section of the field."""
+"""Reasons why Fast-LLM lacks plan fields that no other row names, by section of the plan."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every row. Each field, and each plan field, is in exactly one row."""
+    """All rows. Each field of Fast-LLM and each plan field is in exactly one of them."""
     mapped = (
         model.RULE,
         *parallel_rules(),

@@ -1,4 +1,6 @@
-"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, typed and described; `releases` knows which has it."""
+"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, with types and
+descriptions; `releases` knows which release has which field.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ IMPORTANCE = {
     "wip": 80,
     "deprecated": 80,
 }
-"""Hint groups of Fast-LLM's fields, and how far up the verbosity of a dump each lies (config.py, FieldHintImportance)."""
+"""The level of verbosity from which on a dump has the fields of each hint group
+(config.py, FieldHintImportance).
+"""
 DUMPED = 50
-"""Verbosity of `config_verbose.yaml`: fields up to this importance are written, given or not (engine/config_utils/run.py)."""
+"""Level of verbosity of `config_verbose.yaml`, which has all fields up to this level, even if they
+were not given (engine/config_utils/run.py).
+"""
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Short names of number formats (engine/config_utils/data_type.py)."""
@@ -72,11 +78,11 @@ def _has(default: Any, hint: str, doc: str) -> Any:
 
 
 class TensorLogs(Section):
-    """Logged tensors: where they go, and how much of each is kept."""
+    """Destination of logged tensors, and the part of each that is kept."""
 
     save: bool = _has(False, "logging", "Keep logged tensors in the experiment directory.")
     show: bool = _has(True, "logging", "Print logged tensors.")
-    max_elements: Positive | None = _has(8, "logging", "Elements shown of each tensor.")
+    max_elements: Positive | None = _has(8, "logging", "Number of shown elements of each tensor.")
     full_tensors: bool = _has(False, "logging", "Keep whole tensors beside the samples.")
 
 
@@ -87,14 +93,16 @@ class Run(Section):
     structured_logs: bool = _has(True, "logging", "Log in Fast-LLM's own format.")
     experiment_dir: str | None = _has(None, "core", "Directory of checkpoints and logs.")
     enable_all_loggers: bool = _has(False, "logging", "Show the loggers of other packages.")
-    log_timestamps: bool = _has(True, "logging", "Put the time before each line.")
+    log_timestamps: bool = _has(True, "logging", "Begin each line of the log with the time.")
     experiment_name: str | None = _has(
-        None, "feature", "Name of the experiment; else that of its directory."
+        None, "feature", "Name of the experiment. Default: name of its directory."
     )
     torch_dynamo_enable: bool = _has(True, "expert", "Allow torch.compile.")
     enable_triton_kernels: bool = _has(True, "expert", "Allow Triton kernels.")
     triton_linear_kernels: bool = _has(False, "performance", "Triton kernels for linear layers.")
-    model_debug_level: Level = _has(0, "logging", "How much the model prints of itself.")
+    model_debug_level: Level = _has(
+        0, "logging", "Amount of information that the model prints about itself."
+    )
 
 
 class MultiStage(Section):
@@ -121,7 +129,7 @@ class MultiStage(Section):
         0, "logging", "Log level for parameters after the optimizer's step."
     )
     debug_global_tensors: bool = _has(
-        True, "logging", "Put tensors together over all ranks before they are logged."
+        True, "logging", "Gather tensors from all ranks before they are logged."
     )
     debug_activation_memory: bool = _has(False, "logging", "Log memory after each layer.")
     debug_tensor_parallel: bool = _has(
@@ -129,16 +137,16 @@ class MultiStage(Section):
     )
     compile_all: bool = _has(False, "expert", "Compile whole stages.")
     layers_per_stage: PositiveReal = _has(
-        1.0, "performance", "Layers in a stage, the unit of gathering and reducing."
+        1.0, "performance", "Number of layers in a stage, the unit of gathering and reducing."
     )
     stages_per_pipeline_stage: Literal[1] = _has(
-        1, "wip", "Consecutive stages on a pipeline rank; only 1 works."
+        1, "wip", "Number of consecutive stages on a pipeline rank; only 1 works."
     )
     num_weight_buffers: Positive | None = _has(
-        None, "expert", "Stages whose weights may be whole at once; none: all."
+        None, "expert", "Number of stages whose weights may be whole at once; none: all."
     )
     num_grad_buffers: Positive | None = _has(
-        None, "expert", "Stages whose gradients may be whole at once; none: all."
+        None, "expert", "Number of stages whose gradients may be whole at once; none: all."
     )
     zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
         None,
@@ -153,21 +161,27 @@ class MultiStage(Section):
 class Distributed(Section):
     """Mesh axes, number formats and seeds."""
 
-    tensor_parallel: Positive = _has(1, "performance", "Ranks that split each weight matrix.")
-    pipeline_parallel: Positive = _has(1, "performance", "Ranks that split the layers.")
+    tensor_parallel: Positive = _has(
+        1, "performance", "Number of ranks that split each weight matrix."
+    )
+    pipeline_parallel: Positive = _has(1, "performance", "Number of ranks that split the layers.")
     sequence_tensor_parallel: bool = _has(
         False, "performance", "Split norms and dropout by tokens in a tensor group."
     )
-    sequence_data_parallel: Positive = _has(1, "performance", "Data ranks that share one sequence.")
-    world_size: Positive | None = _has(
-        None, "expert", "All ranks; else WORLD_SIZE of the launcher."
+    sequence_data_parallel: Positive = _has(
+        1, "performance", "Number of data ranks that share one sequence."
     )
-    rank: Level | None = _has(None, "expert", "This process; else RANK of the launcher.")
+    world_size: Positive | None = _has(
+        None, "expert", "Number of all ranks. Default: WORLD_SIZE of the launcher."
+    )
+    rank: Level | None = _has(
+        None, "expert", "Rank of this process. Default: RANK of the launcher."
+    )
     local_world_size: Positive | None = _has(
-        None, "expert", "Ranks on a node; else LOCAL_WORLD_SIZE of the launcher."
+        None, "expert", "Number of ranks on a node. Default: LOCAL_WORLD_SIZE of the launcher."
     )
     pipeline_first: bool = _has(
-        False, "expert", "Pipeline ranks lie closer together than data ranks."
+        False, "expert", "Pipeline ranks are closer together than data ranks."
     )
     backend: Literal["nccl", "gloo"] = _has("nccl", "expert", "Library of the process groups.")
     timeout: PositiveReal = _has(60.0, "optional", "Time limit of a collective, in seconds.")
@@ -190,7 +204,9 @@ class Distributed(Section):
         None, "optional", "Seed shift of the pipeline generator; none: Fast-LLM's constant."
     )
     pp_gen_init_seed_shift: int = _has(
-        None, "optional", "Same, for initialisation; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Seed shift of this generator for initialisation; none: Fast-LLM's constant.",
     )
     tp_seed_shift: int = _has(
         None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant."
@@ -199,7 +215,9 @@ class Distributed(Section):
         None, "optional", "Seed shift of the tensor generator; none: Fast-LLM's constant."
     )
     tp_gen_init_seed_shift: int = _has(
-        None, "optional", "Same, for initialisation; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Seed shift of this generator for initialisation; none: Fast-LLM's constant.",
     )
     sample_seed_shift: int = _has(
         None, "optional", "Seed shift by sample; none: Fast-LLM's constant."
@@ -231,7 +249,7 @@ class Model(Section):
 
 
 class Training(Section):
-    """The course of a training run."""
+    """Length, intervals and limits of a training run."""
 
     evaluators: Free = _has(None, "core", "Evaluations by name.")
     validation: Free = _has(None, "core", "Older form of evaluators.")
@@ -240,11 +258,11 @@ class Training(Section):
     export: Free = _has(None, "core", "Exports to other formats.")
     shutdown: Free = _has(None, "core", "Shutdown on a schedule.")
     wandb: Free = _has(None, "core", "Weights & Biases.")
-    train_iters: Level = _has(0, "core", "Optimizer steps in the run.")
-    test_iters: Level = _has(0, "feature", "Steps of the final test.")
+    train_iters: Level = _has(0, "core", "Number of optimizer steps in the run.")
+    test_iters: Level = _has(0, "feature", "Number of steps of the final test.")
     num_workers: Level = _has(2, "optional", "Processes that load data.")
     prefetch_factor: Positive | None = _has(
-        None, "performance", "Microbatches that a loader prepares ahead."
+        None, "performance", "Number of microbatches that a loader prepares ahead."
     )
     timeout: PositiveReal | None = _has(
         3600.0, "feature", "Time limit of saving, loading and sampling, in seconds."
@@ -256,21 +274,25 @@ class Batch(Section):
 
     micro_batch_size: Positive | None = _has(None, "core", "Samples in a microbatch.")
     depth_first_micro_batches: Positive | None = _has(
-        None, "core", "Microbatches accumulated one after the other."
+        None, "core", "Number of microbatches accumulated one after the other."
     )
     breadth_first_micro_batches: Positive | None = _has(
-        None, "core", "Microbatches that pass each stage together."
+        None, "core", "Number of microbatches that pass each stage together."
     )
     sequential_micro_batches: Positive | None = _has(
         None, "core", "Depth-first times breadth-first microbatches."
     )
-    batch_size: Positive | None = _has(None, "core", "Samples in a step over all ranks.")
+    batch_size: Positive | None = _has(None, "core", "Number of samples in a step over all ranks.")
     sequence_length: Positive = _has(2048, "core", "Tokens in a sample.")
     micro_sequence_length: Positive | None = _has(
-        None, "performance", "Tokens of a sample that are run at once."
+        None, "performance", "Number of tokens of a sample that run at once."
     )
-    cross_document_attention: bool = _has(True, "feature", "Documents in a sample see each other.")
-    use_loss_masking_spans: bool = _has(False, "feature", "Mask the loss where the data says so.")
+    cross_document_attention: bool = _has(
+        True, "feature", "Tokens attend to other documents in the same sample."
+    )
+    use_loss_masking_spans: bool = _has(
+        False, "feature", "Mask the loss at the spans that the data marks."
+    )
     truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill samples.")
 
 
@@ -278,13 +300,13 @@ class Schedule(Section):
     """The order of microbatches, and the overlap of messages with compute."""
 
     depth_first_micro_batches: Positive = _has(
-        1, "core", "Microbatches accumulated one after the other."
+        1, "core", "Number of microbatches accumulated one after the other."
     )
     breadth_first_micro_batches: Positive = _has(
-        1, "core", "Microbatches that pass each stage together."
+        1, "core", "Number of microbatches that pass each stage together."
     )
     micro_batch_splits: Positive = _has(
-        1, "performance", "Parts along the sequence that a microbatch is run in."
+        1, "performance", "Number of parts into which a microbatch is split along the sequence."
     )
     pipeline_overlap: bool = _has(True, "testing", "Pipeline messages overlap compute.")
     data_overlap: bool = _has(True, "testing", "Gathering and reducing overlap compute.")
@@ -292,8 +314,12 @@ class Schedule(Section):
         1000.0, "optional", "Warn when a batch takes longer, in milliseconds."
     )
     throttle_cpu: bool = _has(True, "expert", "Keep the CPU from running far ahead of the GPU.")
-    throttle_cpu_rate: Positive = _has(1, "expert", "Schedule steps between two throttles.")
-    throttle_cpu_delay: Level = _has(1, "expert", "Schedule steps that the CPU may be ahead.")
+    throttle_cpu_rate: Positive = _has(
+        1, "expert", "Number of schedule steps between two throttles."
+    )
+    throttle_cpu_delay: Level = _has(
+        1, "expert", "Number of schedule steps by which the CPU may be ahead."
+    )
     debug_schedule: bool = _has(False, "logging", "Log the whole schedule.")
     debug_send_recv: bool = _has(False, "logging", "Log pipeline messages.")
     profile_schedule: bool = _has(False, "logging", "Time each step of the schedule.")
@@ -305,7 +331,9 @@ class Data(Section):
     """Datasets and sampling."""
 
     micro_batch_size: Positive = _has(2048, "core", "Tokens in a microbatch.")
-    maximum_document_length: int | None = _has(None, "core", "Tokens in the longest document.")
+    maximum_document_length: int | None = _has(
+        None, "core", "Number of tokens in the longest document."
+    )
     truncate_documents: bool | None = _has(True, "feature", "Cut documents to fill microbatches.")
     gpu: bool = _has(True, "feature", "Sample on the GPU.")
     shuffle: Literal["full", "epoch", "skip_first_epoch", "disabled"] = _has(
@@ -340,17 +368,23 @@ class LearningRate(Section):
     decay_power: Real = _has(1.0, "feature", "Exponent on the progress of the decay.")
     warmup_iterations: int = _has(0, "feature", "Steps of linear warmup from 0.")
     minimum: Real = _has(0.0, "feature", "Learning rate after the decay.")
-    schedule: str | None = _has(None, "wip", "Stages as text; stands in for the other fields.")
+    schedule: str | None = _has(None, "wip", "Stages as text, which replace the other fields.")
 
 
 class GradientScaler(Section):
     """Scaling of the loss."""
 
-    constant: NonNegative | None = _has(None, "feature", "Constant scale; else dynamic in fp16.")
+    constant: NonNegative | None = _has(
+        None, "feature", "Constant loss scale. Default: dynamic in fp16."
+    )
     initial: PositiveReal = _has(65536.0, "feature", "First dynamic scale.")
     minimum: PositiveReal = _has(1.0, "feature", "Smallest dynamic scale.")
-    window: Positive = _has(1000, "feature", "Good steps before the scale grows.")
-    hysteresis: Positive = _has(2, "feature", "Overflows tolerated before the scale shrinks.")
+    window: Positive = _has(
+        1000, "feature", "Number of steps without overflow before the loss scale grows."
+    )
+    hysteresis: Positive = _has(
+        2, "feature", "Number of overflows tolerated before the loss scale shrinks."
+    )
 
 
 class Optimizer(Section):
@@ -358,15 +392,15 @@ class Optimizer(Section):
 
     learning_rate: LearningRate = field(LearningRate(), description="Learning rate.")
     gradient_scaler: GradientScaler = field(GradientScaler(), description="Loss scaling.")
-    weight_decay: NonNegative = _has(0.01, "core", "Weight decay, apart from the gradient.")
+    weight_decay: NonNegative = _has(0.01, "core", "Decoupled weight decay.")
     beta_1: Fraction = _has(0.9, "optional", "Decay of the first moment.")
     beta_2: Fraction = _has(0.999, "optional", "Decay of the second moment.")
     epsilon: PositiveReal = _has(1e-8, "optional", "Term added to the root of the second moment.")
     gradient_norm_clipping: PositiveReal = _has(
-        1.0, "feature", "Bound on the global gradient norm."
+        1.0, "feature", "Limit of the global gradient norm."
     )
     default_learning_rate_scale: NonNegative = _has(
-        1.0, "feature", "Factor on the learning rate where a layer sets none."
+        1.0, "feature", "Factor of the learning rate for layers that set no own factor."
     )
 
 

@@ -1,4 +1,4 @@
-"""Free-form sections, checked against the config classes of their release: names, types of values, and bounds."""
+"""Checks free-form sections against their release's config classes: names, types and bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.releases import table
 
 MODEL = "model.base_model"
 BAGS = "bags"
-"""Row of a release with the class at each path."""
+"""Key of a release's row with the class at each path."""
 TYPE = "type"
 KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -38,7 +38,9 @@ ELSEWHERE = (
     *(("multimodal", "MultiModalTrainerConfig"), ("train_gpt", "GPTTrainerConfig")),
     ("train_multimodal", "MultiModalTrainerConfig"),
 )
-"""Names of types, and their classes, that `FastLLMModelConfig` and `RunnableConfig` register (models/*/config.py)."""
+"""The class of each type name that `FastLLMModelConfig` and `RunnableConfig` register
+(models/*/config.py).
+"""
 Class = Mapping[str, Any]
 """A config class.
 
@@ -66,7 +68,9 @@ def bags(version: str) -> Mapping[str, str]:
 
 
 def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
-    """Whether the section at `path` is a mapping of named entries; and the plain fields of it, or of each entry."""
+    """Whether the section at `path` is a mapping of named entries, and the plain fields of the
+    section or of each entry.
+    """
     classes = _classes(version)
     kind = str(classes[BAGS].get(path, "?"))
     name = kind.removeprefix("{}")
@@ -77,7 +81,10 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
 
 
 def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tuple[str, str]]:
-    """(path, message) for each refusal of the section at `path`; none if the release has no class there."""
+    """Yield path and message of each refusal of the section at `path`.
+
+    Nothing is refused if the release has no class there.
+    """
     classes = _classes(version)
     yield from _value(model, path, str(classes[BAGS].get(path, "?")), classes)
 
@@ -119,11 +126,11 @@ COUNTED = (
         "max_vocab_size",
     ),
 )
-"""Fields without a bound in their classes that are never negative in a run that works."""
+"""Names of fields that have no bound in their classes, but are never negative in a working run."""
 
 
 def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of each negative number in a section, at any depth, that the classes accept but no run can use."""
+    """Yield path and value of each negative number that the classes accept but no run can use."""
     for name, value in section.items() if isinstance(section, Mapping) else ():
         if name in COUNTED and isinstance(value, int | float) and value < 0:
             yield f"{path}.{name}", value
@@ -133,7 +140,7 @@ def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _walk(
     data: Any, path: str, name: str, classes: Mapping[str, Class]
 ) -> Iterator[tuple[str, str]]:
-    """Refusals of `data`, which stands at `path`, as a section of class `name`."""
+    """Yield refusals of `data` at `path` as a section of class `name`."""
     if data is None:
         return
     if not isinstance(data, Mapping):
@@ -161,10 +168,10 @@ def _walk(
 
 
 def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """The classes that `type` may choose for a section of class `name`, by type.
+    """The classes that the key `type` may choose for a section of class `name`, by type name.
 
-    They are the class and its subclasses; the names are registered by the class or by a class above it (fast_llm/config.py,
-    Config.get_subclass).
+    They are the class and its subclasses. The class or one of its parents registers the names
+    (fast_llm/config.py, Config.get_subclass).
     """
     allowed = {name, *classes[name].get("below", ())}
     above = (
@@ -177,7 +184,10 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
 
 
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """Fields of the class that `type` chooses, or of the default class; without either, of the class and all its subclasses."""
+    """Fields of the class that the key `type` chooses, or of the default class.
+
+    Without either, they are the fields of the class and all its subclasses.
+    """
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
     chosen = (
         chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)

@@ -1,4 +1,5 @@
-"""Generated Fast-LLM configs: sizes that divide the ranks, valid batches, and the keys of each release."""
+"""Strategies of Fast-LLM configs: sizes that fit the ranks, valid batches, and each release's keys.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ LENGTHS = st.sampled_from((768, 1536, 3072))
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Axes and batch first, then groups of settings that are each valid."""
+    """Draw a valid config: axes and batch first, then groups of settings that fit them."""
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
     data = (world or 0) // (axes[AXES[0]] * axes[AXES[1]] * axes[AXES[2]])
@@ -113,7 +114,7 @@ LASTS = ("linear,{},{},{}", "cosine,{},{},{}", "power,{},{},{},0.5", "power,{},{
 
 @st.composite
 def _text(draw: DrawFn) -> Group:
-    """A learning-rate schedule as text: warmup, constant, decay."""
+    """Draw a learning-rate schedule as text: warmup, constant, decay."""
     peak, end = draw(st.floats(1e-5, 1e-2)), draw(st.floats(0, 1e-6))
     up, stay, down = (draw(SMALL) for _ in range(3))
     last = draw(st.sampled_from(LASTS)).format(down, peak, end)
@@ -156,7 +157,7 @@ RESERVED = (
     LENGTH,
     PIECE,
 )
-"""Keys that depend on the number of ranks, on the batch, or on each other."""
+"""Names of keys that depend on the number of ranks, on the batch, or on each other."""
 
 
 _SHARES = st.sampled_from((0.0, 0.1, 0.25))
@@ -165,7 +166,7 @@ _STD = st.sampled_from((0.006, 0.01, 0.02))
 
 
 def _rotary() -> SearchStrategy[Group]:
-    """Rotary positions, plain or scaled."""
+    """Draw rotary positions, plain or scaled."""
     base = {"base": st.sampled_from((10000.0, 500000.0))}
     stretched = {
         "scaling.factor": st.sampled_from((4.0, 8.0)),
@@ -259,7 +260,8 @@ _BESIDE = st.fixed_dictionaries(
 
 @st.composite
 def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
-    """A model section as a plan is written, sometimes with settings that no plan has."""
+    """Draw a model section as it is written from a plan, sometimes with settings that no plan has.
+    """
     heads = draw(st.sampled_from((8, 16)))
     sizes = {
         "model.layers": 24,
@@ -294,7 +296,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     STYLE: st.sampled_from(("constant", "linear", "cosine", "power")),
     "optimizer.learning_rate.schedule": st.just("linear,10,0.0,1e-3;constant,-1,1e-3"),
 }
-"""Values of fields whose type does not show the form that they need."""
+"""Strategies for fields whose type alone does not determine the form of a value."""
 
 
 def paths(case: Case) -> Iterable[str]:
@@ -303,7 +305,8 @@ def paths(case: Case) -> Iterable[str]:
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Values of a field whose type is not enough; None for the others."""
+    """A strategy for a field whose type alone does not determine its values; None for other fields.
+    """
     if path == BASE:
         return _model(case)
     if path in OWN:
@@ -320,7 +323,7 @@ PLAIN: Mapping[str, SearchStrategy[Any]] = {
 
 
 def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """A free-form section with one plain field of its class."""
+    """Draw a free-form section with one plain field of its class."""
     named, known = fields_at(path, case.version)
     if not known and not named:
         return None
@@ -340,7 +343,7 @@ def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
 
 
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}
-"""Settings that a field needs."""
+"""The settings that a field requires."""
 
 UNSETTABLE = {
     "model.multi_stage.stages_per_pipeline_stage": "takes nothing but 1",

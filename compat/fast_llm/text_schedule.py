@@ -14,14 +14,17 @@ KINDS = {
     ("cosine", 1.0): "cosine",
     ("power", 0.5): "minus_sqrt",
 }
-"""Decay shapes of WSD, by kind and power of a stage; Fast-LLM has no exponential one."""
+"""Decay shapes of WSD, by kind and power of a stage. Fast-LLM has no exponential decay."""
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
 TENTH = 10
-"""If a Plan leaves the length of WSD's decay open, it is this fraction (1 / TENTH) of the schedule."""
+"""Divisor of the schedule's length that gives the length of WSD's decay, if a Plan leaves it open.
+"""
 
 
 class Stage(NamedTuple):
-    """A stage: its kind, its steps (negative: all remaining ones), its first and last rate, and the power of its shape."""
+    """A stage: its kind, number of steps (negative: all remaining steps), first and last rate, and
+    power.
+    """
 
     kind: str
     steps: int
@@ -53,7 +56,7 @@ class Stage(NamedTuple):
 def read(text: str, peak: float | None) -> Group | None:
     """The fields of the plan's schedule; None if a plan cannot hold the schedule.
 
-    It can if an optional linear warmup ends at `peak`, and a constant, a decay or WSD follows.
+    A plan can hold an optional linear warmup up to `peak`, followed by a constant, a decay or WSD.
     """
     try:
         stages = [Stage.of(part) for part in text.split(";")]
@@ -84,7 +87,10 @@ def read(text: str, peak: float | None) -> Group | None:
 def _is_sound(
     stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str
 ) -> bool:
-    """Whether stages join without jumps and start at the peak, and no stage before the last is open or bent."""
+    """Whether stages join without jumps, and the first one after warmup starts at the peak.
+
+    All stages but the last also need a number of steps and a linear shape.
+    """
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
     # Only a last constant stage is open: a decay needs its length.
@@ -102,7 +108,7 @@ def _is_sound(
 
 
 def written(values: Group) -> str | None:
-    """A schedule as text, from the fields of a plan's schedule and its `peak`; None if stages cannot express it."""
+    """The text form of a plan's schedule and `peak`; None if stages cannot express the schedule."""
     peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
     rest = None if peak is None else _rest(values, peak, warmup)
     first = (

@@ -30,7 +30,7 @@ STYLES = ("constant", "linear", "power", "cosine")
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings on `config`, each about the real behaviour of a run."""
+    """Yield findings on a config, each about the real behaviour of a run."""
     seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
         yield from told(remarks(config), seen, config.origins)
@@ -58,11 +58,15 @@ def _stages(config: Config) -> Iterator[Remark]:
 
 
 EMBEDDING = 1000
-"""Layers that the embedding counts as, so that it gets a stage of its own (language_model/embedding.py, layer_count)."""
+"""Number of layers that the embedding counts as, so that it gets its own stage
+(language_model/embedding.py, layer_count).
+"""
 
 
 def stages_of(layers: int, size: float) -> int:
-    """Stages of embedding, `layers` blocks and head at `size` layers each (multi_stage.py, _split_into_stages)."""
+    """The number of stages of embedding, `layers` blocks and head, with `size` layers per stage
+    (multi_stage.py, _split_into_stages).
+    """
     blocks_and_head = layers + 1
     # Only a size beyond the embedding's cost leaves room for other layers in the first stage.
     beside = min(blocks_and_head, max(0, ceil(size - EMBEDDING)))
@@ -116,7 +120,8 @@ def _debug(config: Config) -> Iterator[Remark]:
     if values[path] and values[SEQUENCE_TENSOR]:
         yield (
             path,
-            "reports a difference for every layer whose output sequence_tensor_parallel splits; switch one of them off",
+            "reports a difference for every layer whose output sequence_tensor_parallel splits; "
+            "switch off one of the two",
             Effect.NONE,
         )
 
@@ -126,14 +131,15 @@ def _ranks(config: Config) -> Iterator[Remark]:
     if given.get(SEQUENCE_TENSOR) and config.effective[TENSOR] == 1:
         yield (
             SEQUENCE_TENSOR,
-            "Fast-LLM switches it off, because tensor_parallel is 1; drop it",
+            "Fast-LLM switches this setting off, because tensor_parallel is 1; drop it",
             Effect.NONE,
         )
     told = config.world_size
     if told is not None and given.get(WORLD) is not None and given[WORLD] != told:
         yield (
             WORLD,
-            f"the file has {given[WORLD]} and the run has {told} ranks; Fast-LLM takes the value of the file; drop it",
+            f"the file has {given[WORLD]} and the run has {told} ranks; "
+            "Fast-LLM uses the value in the file; drop it",
             Effect.NUMBERS,
         )
 
@@ -164,7 +170,9 @@ def _microbatches(config: Config) -> Iterator[Remark]:
 
 
 def _rate(config: Config) -> Iterator[Remark]:
-    """Schedules that fail at the start of training (optimizer/learning_rate.py, create_schedule_from_config)."""
+    """Yield findings on schedules that fail at the start of training
+    (optimizer/learning_rate.py, create_schedule_from_config).
+    """
     values: Values = config.effective
     if values.get(TEXT_SCHEDULE) is not None:
         for path in config.given:

@@ -159,7 +159,7 @@ def test_all_problems_come_at_once() -> None:
 def test_the_file_wins_over_the_launcher_and_says_so() -> None:
     config = fast_llm().read({"distributed": {"world_size": 16}}, world_size=8)
     assert config.distributed["data_parallel"] == 16
-    assert any("takes the value of the file" in finding.message for finding in config.findings)
+    assert any("uses the value in the file" in finding.message for finding in config.findings)
 
 
 # The older batch

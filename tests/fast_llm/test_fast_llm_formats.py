@@ -74,7 +74,7 @@ def test_origins_have_lines() -> None:
         ({"model": {"multi_stag": {}}}, "did you mean multi_stage"),
         ({"model": {"multi_stage": {"zero_stag": 2}}}, "did you mean zero_stage"),
         ({"model": {"multi_stage": None}}, "expected a mapping"),
-        ({"multi_stage": {}, "model": {"multi_stage": {}}}, "keep the one in model"),
+        ({"multi_stage": {}, "model": {"multi_stage": {}}}, "keep only the section in model"),
         ({"batch": {"batch_size": 8}}, "removed after Fast-LLM 0.3.0"),
         ({"distributed": {"training_dtype": "bf16"}}, "use model.distributed.compute_dtype"),
         ({"distributed": {"compute_dtype": "float8"}}, "expected one of"),

@@ -1,4 +1,4 @@
-"""The section of the model, in the layout of any release, <-> the plan's fields of the model."""
+"""Rules between the section of the model, in any release's layout, and the plan's model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BESIDE = (
     "adapters.alpha",
     "adapters.dropout",
 )
-"""Plan fields outside of `model` that Fast-LLM sets in the section of its model."""
+"""Names of plan fields outside `model` that Fast-LLM sets in the section of its model."""
 
 
 def facts(values: Group) -> Mapping[str, Any]:
@@ -35,23 +35,32 @@ REASONS = {
     f"model.{name}": reason
     for name, reason in {
         "tied": "Fast-LLM ties embedding and output layer unless tied weights are switched off",
-        "predicted": "Fast-LLM predicts further tokens with plain blocks, which is not the model of any other stack",
-        "norm": "Fast-LLM's norms are LayerNorm with a bias or RMSNorm, the same in all places",
-        "norm.place": "Fast-LLM has norms before each layer, after it, or both, the same in all blocks",
+        "predicted": "Fast-LLM predicts further tokens with plain blocks, unlike all other stacks",
+        "norm": (
+            "Fast-LLM's norms are LayerNorm with a bias or RMSNorm, alike everywhere in the model"
+        ),
+        "norm.place": (
+            "Fast-LLM has norms before each layer, after each layer, or both, alike in all blocks"
+        ),
         "norm.parallel": "in Fast-LLM's blocks, attention and feed-forward layer run one after the other",
         "norm.shared": "in Fast-LLM's blocks, attention and feed-forward layer run one after the other",
-        "mlp.activation": "Fast-LLM has silu, relu, squared relu, and gelu as its tanh approximation",
+        "mlp.activation": (
+            "Fast-LLM has silu, relu, squared relu, and the tanh approximation of gelu"
+        ),
         "attention.norm": "Fast-LLM normalises queries and keys by head, with the settings of the block's norms",
         "attention.scale": "Fast-LLM scales attention logits by a power of the head's width",
         "attention.sinks": "Fast-LLM has no attention sinks",
-        "rotary": "Fast-LLM rotates halves of whole heads, and scales as llama3 or yarn",
+        "rotary": (
+            "Fast-LLM rotates whole heads in pairs of halves, and scales positions only as llama3 "
+            "or yarn"
+        ),
         "embedding.positions": "Fast-LLM's positions are rotary, learned or none",
         "embedding.norm": "Fast-LLM has no norm after the embedding",
         "embedding.output_bias": "Fast-LLM's output layer has no bias",
-        "embedding.offset": "Fast-LLM's first position is row 0 of the table",
+        "embedding.offset": "Fast-LLM's table of positions has position 0 in row 0",
         "moe.score": "Fast-LLM's router takes the softmax over the chosen experts of a token",
         "moe.normalised": "Fast-LLM's router takes the softmax over the chosen experts of a token, which sums to one",
-        "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the others",
+        "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the routed experts",
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
         "moe.balance": "Fast-LLM balances experts by a loss in each block over each microbatch, or by sinkhorn",
         "moe.aux_trained": "Fast-LLM trains the load-balancing loss whenever its coefficient is set",
@@ -60,7 +69,7 @@ REASONS = {
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
 }
-"""Reasons why single fields of the model may be lost."""
+"""The reason why a single field of the model may be lost, by field."""
 
 RULE = convert(
     BASE,
@@ -71,7 +80,7 @@ RULE = convert(
     sees=(MASTER, SCALE, "precision.compute", "precision.master"),
     blurs=lambda values: bool(unsaid(values)),
     tells=told,
-    lossy="either Fast-LLM's model or a Plan has no setting with the same meaning",
+    lossy="either Fast-LLM's model or a Plan lacks a setting with this meaning",
     model=True,
     mixed=True,
     reasons=REASONS,

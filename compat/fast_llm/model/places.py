@@ -1,4 +1,4 @@
-"""Paths of the model's settings in each layout, and the section as leaves by the paths of the newest layout."""
+"""Paths of the model's settings in each layout, and conversion to the newest layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MIDDLE = {
     "embeddings.": "embeddings_layer.",
     "head.": "output_layer.",
 }
-"""Path (or prefix) in the newest layout -> that of 0.3.0 (models/gpt/config.py, layers/language_model/config.py)."""
+"""The path (or prefix) in 0.3.0 of each newest path
+(models/gpt/config.py, layers/language_model/config.py).
+"""
 NEWEST = {middle: newest for newest, middle in MIDDLE.items()}
 
 OLDEST: Mapping[str, tuple[str, ...]] = {
@@ -64,7 +66,9 @@ OLDEST: Mapping[str, tuple[str, ...]] = {
     "transformer.init_method_std_mlp_2": ("init.layer_2",),
     "init_method_std_embed": ("init.embed",),
 }
-"""Path (or prefix) before 0.3.0 -> the newest paths, relative to the block for its settings (layers/transformer/config.py)."""
+"""The newest paths of each path (or prefix) before 0.3.0 (layers/transformer/config.py). Paths of a
+block's settings are relative to the block.
+"""
 
 INSIDE = ("mixer.", "mlp.", "normalization.", "dropout", "pre_m", "post_m")
 """Prefixes of paths inside a block."""
@@ -78,7 +82,7 @@ def layout_of(context: Context) -> Layout:
 
 
 def found_layout(model: Leaf, context: Context | None) -> Layout:
-    """The layout of `model`: by keys that only one layout has, else by the release."""
+    """The layout of `model`, known from keys that only one layout has, else from the release."""
     if "transformer" in model:
         return "oldest"
     if "embeddings_layer" in model or "output_layer" in model:
@@ -91,7 +95,9 @@ def found_layout(model: Leaf, context: Context | None) -> Layout:
 
 
 def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf below `data` by dotted path. An empty mapping is a leaf; null is left out."""
+    """Yield each leaf below `data` with its dotted path. An empty mapping is a leaf; null is
+    skipped.
+    """
     if isinstance(data, Mapping) and (data or not path):
         for name, inner in data.items():
             yield from flat(inner, f"{path}.{name}" if path else str(name))
@@ -101,13 +107,16 @@ def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Leaves:
-    """Leaves of a section; remembers which of them were read."""
+    """The leaves of a section, with a record of the leaves that were read."""
 
     values: Leaf
     known: set[str] = field(default_factory=set)
 
     def take(self, path: str, default: Any, fits: Callable[[Any], bool]) -> Any:
-        """The value at `path`; the default if it is missing or does not fit. Only a value that fits is marked as read."""
+        """The value at `path`; the default if the value is missing or not valid.
+
+        Only a valid value is marked as read.
+        """
         value = self.values.get(path)
         if value is None or not fits(value):
             return default
@@ -145,7 +154,7 @@ class Leaves:
         )
 
     def left(self, neutral: Leaf) -> Iterator[str]:
-        """Paths of leaves that were not read and differ from their `neutral` value."""
+        """Yield the paths of leaves that were not read and differ from their `neutral` value."""
         odd = (path for path in self.values if path not in self.known)
         return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
 
@@ -173,7 +182,7 @@ class Sections:
 
 
 def sections(model: Leaf, context: Context | None) -> Sections:
-    """Take the section `model` apart."""
+    """Split the section `model` into common leaves and blocks."""
     layout = found_layout(model, context)
     leaves = dict(_newest(model, layout))
     pattern = leaves.get("decoder.type") == "pattern"
@@ -191,7 +200,10 @@ def sections(model: Leaf, context: Context | None) -> Sections:
 
 
 def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
-    """The name of the block that a leaf belongs to, and the path inside it; None as path for a leaf outside of blocks."""
+    """The name of a leaf's block, and the path inside the block.
+
+    The path is None for a leaf outside all blocks.
+    """
     if layout == "oldest":
         return "", path if path.startswith(INSIDE) else None
     if pattern and path.startswith(BLOCKS) and path.count(".") > 2:
@@ -201,7 +213,7 @@ def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
 
 
 def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the blocks in the order of one round of the pattern; empty if the pattern is not valid."""
+    """Names of the blocks in one period of the pattern; empty if the pattern is not valid."""
     common.name("decoder.type", "fixed", ("pattern",))
     pattern = common.take(
         "decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value)
@@ -230,7 +242,7 @@ def _from_oldest(path: str) -> tuple[str, ...]:
 
 
 def _moved(path: str, places: Mapping[str, str]) -> str:
-    """The path in another layout, by `places`: paths, or beginnings up to a dot, and those that stand for them."""
+    """The path in another layout. `places` maps paths, or prefixes up to a dot, to that layout."""
     for before, after in places.items():
         if path == before or (before.endswith(".") and path.startswith(before)):
             return after + path.removeprefix(before)
@@ -238,7 +250,7 @@ def _moved(path: str, places: Mapping[str, str]) -> str:
 
 
 def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
-    """Turn paths of the newest layout into those of `layout`; leaves without a path there are dropped."""
+    """Convert paths of the newest layout to `layout`; drop leaves that have no path there."""
     if layout == "newest":
         return dict(leaves)
     if layout == "middle":
@@ -251,7 +263,7 @@ BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places
 
 
 def _to_oldest(path: str) -> str:
-    """The path before 0.3.0 of a newest path; empty if there was none."""
+    """The path that a newest path had before 0.3.0; empty if it had none."""
     if path in BEFORE:
         return BEFORE[path]
     start = next((place for place in BEFORE if place.endswith(".") and path.startswith(place)), "")

@@ -1,4 +1,5 @@
-"""The section of the model -> plan fields. Fast-LLM's defaults are included, since they define the model, too."""
+"""Reads plan fields from the section of the model, with Fast-LLM's defaults, which are part of it.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +38,21 @@ LACKED = frozenset(
         "moe.capacity",
     )
 )
-"""Plan fields for features that Fast-LLM's model does not have; a plan leaves them open if there is none."""
+"""Names of plan fields for features that Fast-LLM's model lacks; they stay open without the
+feature.
+"""
 
 Facts = dict[str, Any]
 
 
 def read(values: Group, context: Context | None) -> Facts:
-    """Plan fields from `values` of Fast-LLM."""
+    """The plan fields that Fast-LLM's `values` set."""
     model = values.get(BASE)
     return _read(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
 
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
-"""Settings without a plan field, with the value at which they have no effect."""
+"""The value without effect of each setting that has no plan field."""
 CHEAP = (
     "implementation",
     "use_flash_attention",
@@ -58,18 +61,18 @@ CHEAP = (
     "dropless_dynamic_shape",
     "recompute_level",
 )
-"""Prefixes of settings that choose between implementations of the same computation."""
+"""Prefixes of names of settings that choose between implementations of the same computation."""
 
 
 def weigh(values: Group) -> Effect:
-    """The effect of losing the settings that no plan field stands for."""
+    """The effect of losing the settings without a plan field."""
     left = unsaid(values)
     cheap = left and all(path.rpartition(".")[2].startswith(CHEAP) for path in left)
     return Effect.ROUNDING if cheap else Effect.NUMBERS
 
 
 def told(values: Group) -> str:
-    """The settings that no plan field stands for, as a sentence."""
+    """A sentence about the settings without a plan field."""
     left = unsaid(values)
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
     return f"no Plan field stands for {', '.join(left[:5])}{more}"
@@ -148,7 +151,10 @@ def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
 
 
 def _factors(at: Leaves, values: Group) -> Facts:
-    """Learning-rate factors of embedding and output layer, relative to the default factor, which they replace (optimizer.py)."""
+    """Learning-rate factors of embedding and output layer, relative to the default factor.
+
+    In Fast-LLM they replace the default factor (optimizer.py).
+    """
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
     # A plan's factors are relative to its peak rate, which has the default factor in it already.
@@ -217,9 +223,10 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
 
 
 def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
-    """The norm at `start`: "before" if it is set like the block's own norm, "none" if it is off, else "other".
+    """The kind of the norm at `start`.
 
-    `without` is the answer if nothing is set at `start`.
+    "before": like the block's own norm. "none": off. "other": all other settings. `without`: the
+    result if nothing is set at `start`.
     """
     if not at.within(start):
         return without
@@ -256,12 +263,15 @@ def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[s
 
 
 def rounded(value: float) -> float:
-    """A computed number, rounded to the 12 digits that survive the way back."""
+    """A computed number, rounded to 12 digits, so that the way back gives the same number."""
     return float(f"{value:.12g}")
 
 
 def _biases(at: Leaves, odd: list[str]) -> tuple[bool, bool]:
-    """Biases of queries, keys and values, and of the output. Keys and values share one bias setting (attention.py)."""
+    """Whether queries, keys and values have biases, and whether the output has.
+
+    Keys and values share one setting (attention.py).
+    """
     usual = at.flag("mixer.add_linear_biases", True)
     query, key, _, dense = (
         at.flag(f"mixer.{name}_layer.bias.enabled", usual)
@@ -309,7 +319,10 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
 
 
 def _stretched(at: Leaves, kind: str | None) -> Facts:
-    """Rotary scaling, with the defaults of layers/attention/rotary/config.py; YaRN's ramp has whole bounds (rotary.py)."""
+    """Rotary scaling, with the defaults of layers/attention/rotary/config.py.
+
+    The bounds of YaRN's ramp are whole numbers (rotary.py).
+    """
 
     def of(name: str, default: float | None) -> Any:
         return at.real(f"mixer.rotary.{name}", default) or None
@@ -349,7 +362,9 @@ def _mlp(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
 
 
 def _experts(at: Leaves, width: int | None) -> Facts:
-    """Experts. Fast-LLM's `experts` includes the shared ones (layers/decoder/mlp/config.py, unshared_experts)."""
+    """The plan fields of experts. Fast-LLM's `experts` includes the shared experts
+    (layers/decoder/mlp/config.py, unshared_experts).
+    """
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
     count, balanced = (
         at.count("mlp.experts", 2),
@@ -377,11 +392,14 @@ def _experts(at: Leaves, width: int | None) -> Facts:
 # All blocks
 
 OWN = ("window", "rotary", "base", "ffn", "recompute")
-"""Keys of a block's facts that may differ between blocks."""
+"""Names of a block's facts that may differ between blocks."""
 
 
 def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]) -> Facts:
-    """Plan fields of all blocks together. If blocks differ in a way that a plan cannot hold, the first block is taken."""
+    """Plan fields of all blocks together.
+
+    If blocks differ in a way that a plan cannot hold, the first block is used.
+    """
     names = _expanded(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
     # Reversed, so that the first block is the last to set a value.
@@ -412,7 +430,7 @@ def _expanded(parts: Sections, layers: int | None) -> list[str]:
 
 
 MOST = 10_000
-"""Upper bound on the blocks whose order is worked out, against a huge `num_blocks`; no model has as many."""
+"""Largest number of blocks whose order is computed; a huge `num_blocks` is no real model."""
 
 
 def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
@@ -421,7 +439,10 @@ def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
 
 
 def _only(values: list[Any], what: str, odd: list[str]) -> Any:
-    """The only value among `values`, None aside; if there are several, the first, and `what` is noted in `odd`."""
+    """The only value among `values` besides None.
+
+    If there are several, it is the first, and `what` is noted in `odd`.
+    """
     known = [value for value in dict.fromkeys(values) if value is not None]
     if len(known) > 1:
         odd.append(what)
@@ -468,7 +489,10 @@ def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
 
 
 def _positions(parts: Sections, facts: Facts) -> None:
-    """Set the kind of positions. Learned ones are off by default; before 0.3.0 they were on unless there were rotary ones."""
+    """Set the kind of positions.
+
+    Learned positions are off by default. Before 0.3.0 they were on unless positions were rotary.
+    """
     at, rotary = parts.common, facts.pop("rotary", False)
     learned = at.flag(
         "embeddings.position_embeddings.enabled", parts.layout == "oldest" and not rotary
@@ -486,7 +510,10 @@ def _positions(parts: Sections, facts: Facts) -> None:
 
 
 def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """Check the norm before the output layer: since 0.3.0 it has settings of its own, and a plan has one norm for all."""
+    """Check the norm before the output layer.
+
+    Since 0.3.0 it has its own settings, but a plan has the same norm everywhere.
+    """
     if parts.layout == "oldest":
         return
     own = tuple(facts.get(f"model.norm.{name}") for name in ("kind", "eps", "zero_centred"))
@@ -496,11 +523,13 @@ def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
 OUT = ("mixer.dense_layer.weight", "mlp.layer_2.weight")
-"""Weights of a block: those of input projections, and those of projections back into the residual stream."""
+"""Names of a block's weights: input projections, and projections back into the residual stream."""
 
 
 def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """Initial weights: a standard deviation of hidden^-0.5 by default (layers/attention/attention.py, decoder/mlp/mlp.py)."""
+    """Set the standard deviation of initial weights; its default is hidden^-0.5
+    (layers/attention/attention.py, decoder/mlp/mlp.py).
+    """
     hidden, layers = facts.get("model.hidden"), facts.get("model.layers")
     if not hidden or not layers:
         return
@@ -522,7 +551,10 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 
 def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tuple[float, float]:
-    """The same before 0.3.0, when projections back into the residual had a smaller default (layers/transformer/config.py)."""
+    """The standard deviations of initial weights before 0.3.0 (layers/transformer/config.py).
+
+    Projections back into the residual stream had a smaller default.
+    """
     std = at.real("init.std", usual)
     same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
     out = [at.real(f"init.{name}", std / math.sqrt(2 * layers)) for name in ("dense", "layer_2")]
@@ -548,7 +580,9 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
 
 
 def _deviation(at: Leaves, place: str, usual: float) -> float | None:
-    """Standard deviation of the initial weight at `place`; None for another distribution than a plain normal one."""
+    """Standard deviation of the initial weight at `place`; None if it is not a plain normal
+    distribution.
+    """
     start = f"{place}.initialization"
     if not at.within(start):
         return usual

@@ -1,4 +1,7 @@
-"""Plan fields of the model -> the section of the model. Every setting is written, as Fast-LLM's defaults are another model."""
+"""Writes the section of the model from plan fields.
+
+Every setting is written, because Fast-LLM's defaults describe another model.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ STRETCHED = {
     },
 }
 LATER = {"yarn": "0.3.0", "llama3": "0.2.0"}
-"""First releases of kinds of rotary scaling."""
+"""The first release that has each kind of rotary scaling."""
 
 
 OURS = tuple(
@@ -57,7 +60,7 @@ OURS = tuple(
     for path in paths()
     if path.startswith("model.") and path != "model.sequence" and path not in LACKED
 )
-"""Plan fields of the model for features that Fast-LLM's model has."""
+"""Names of the plan's model fields for features that Fast-LLM's model has."""
 
 
 class Kind(NamedTuple):
@@ -69,7 +72,7 @@ class Kind(NamedTuple):
 
 
 def write(values: Group, context: Context) -> Group:
-    """The section of the model for a plan; nothing if the plan says nothing about the model."""
+    """The section of the model for a plan; empty if the plan does not set the model."""
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
@@ -120,7 +123,7 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
 
 
 def _outside(values: Group) -> Leaves:
-    """Settings that a plan has outside of `model`.
+    """The settings of the model's section that a plan has outside `model`.
 
     Fast-LLM predicts further tokens with plain blocks, without the embedding of the next token, and adds their losses in full.
     No other stack does that, so a plan with further tokens sets nothing here.
@@ -191,7 +194,9 @@ NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
 
 
 def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
-    """Blocks by name, and one round of the pattern (layers/block/config.py, PatternBlockSequenceConfig)."""
+    """The settings of blocks by name, and one period of the pattern
+    (layers/block/config.py, PatternBlockSequenceConfig).
+    """
     varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
     names = {
         kind: "_".join(NAMES[axis][kind[axis]] for axis in varied) for kind in dict.fromkeys(kinds)
@@ -255,7 +260,10 @@ def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:
 
 
 def _power(size: int | None, scale: float | None) -> float | None:
-    """The power p with size ** -p == scale; None for the default of 0.5, or if there is none of at least 0."""
+    """The power p with size ** -p == scale.
+
+    None for the default of 0.5, or if p would be negative.
+    """
     if scale is None or not size or size == 1 or math.isclose(scale, size**-0.5, rel_tol=1e-9):
         return None
     power = -math.log(scale) / math.log(size)
@@ -263,7 +271,7 @@ def _power(size: int | None, scale: float | None) -> float | None:
 
 
 def _biases(values: Group) -> Leaves:
-    """One switch if all biases are alike, else a switch for each layer."""
+    """The setting of biases: one switch if all are alike, else a switch for each layer."""
     qkv, output = (values.get(f"model.attention.{name}_bias") for name in ("qkv", "output"))
     if qkv is None or output is None or qkv == output:
         return {"add_linear_biases": output if qkv is None else qkv}
@@ -302,7 +310,9 @@ def _mlp(values: Group, kind: Kind) -> Leaves:
 
 
 def _experts(values: Group, layout: Layout) -> Leaves:
-    """Experts. Fast-LLM's shared experts are as wide as the others and are included in `experts`."""
+    """The settings of experts. Fast-LLM's shared experts are as wide as routed ones and are
+    included in `experts`.
+    """
     width = values.get("model.moe.ffn") or values.get("model.ffn")
     wide, balance = values.get("model.moe.shared_ffn") or 0, values.get("model.moe.balance")
     # A plan has the width of all shared experts together; one that is no multiple of a routed one
@@ -327,7 +337,7 @@ def _norm(values: Group) -> Leaves:
 
 
 def _places(values: Group) -> Leaves:
-    """Norms after each layer, and none before it, if the plan has that."""
+    """The settings of norms after each layer, and of missing norms before it."""
     place, leaves = values.get("model.norm.place"), Leaves()
     for layer in ("mixer", "mlp"):
         if place == "after":

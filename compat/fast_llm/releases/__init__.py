@@ -18,12 +18,18 @@ _TABLE = table(__name__, "keys.json")
 
 RELEASES = Releases("fast_llm", tuple(row["version"] for row in _TABLE["releases"]))
 KNOWN: tuple[str, ...] = RELEASES.known
-"""Releases covered, oldest first; the last is the main branch of 2026-07-20, which still calls itself 0.4.0."""
+"""Covered releases, oldest first.
+
+The last is the main branch of 2026-07-20, which still has the version 0.4.0.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of a key in releases [since, until). Earlier releases have the key `before` for it, later ones `instead`."""
+    """The history of a key that releases [since, until) have.
+
+    Earlier releases have the key `before` in its place, later releases `instead`.
+    """
 
     key: str
     since: str = ""
@@ -40,11 +46,11 @@ _ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
 KEYS: Mapping[str, Key] = MappingProxyType(
     {path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)}
 )
-"""History of every key of the schema."""
+"""The history of each key of the schema."""
 
 
 RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
-"""Keys whose values have another form than those of the key that they replace."""
+"""Names of keys whose values differ in form from those of the key that they replace."""
 
 
 @cache
@@ -78,7 +84,10 @@ class Release(AnyRelease):
 
     @property
     def overwrites_buffers(self) -> bool:
-        """Whether a ZeRO level overwrites given buffer counts; since 0.3.0 they are refused instead (pull request 211)."""
+        """Whether a ZeRO level overwrites given numbers of buffers.
+
+        Since 0.3.0, Fast-LLM refuses the two settings together (pull request 211).
+        """
         return not self.since("0.3.0")
 
     @property
@@ -94,5 +103,5 @@ class Release(AnyRelease):
 
 @cache
 def release(version: str) -> Release:
-    """The release `version`; `VersionError` if it is not covered."""
+    """The facts of a release. Raises `VersionError` if it is not covered."""
     return Release(version)
