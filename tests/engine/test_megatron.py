@@ -203,7 +203,7 @@ def test_a_plan_is_refused_with_the_field_in_the_way() -> None:
 
 def test_the_redirection_is_refused_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(BridgeError, match="this machine has CUDA"), cpu.redirected():
+    with pytest.raises(BridgeError, match="found CUDA on this machine"), cpu.redirected():
         pass
 
 
@@ -253,7 +253,7 @@ def test_a_config_that_says_too_little_or_too_much_is_refused() -> None:
     parts = DIALECT.read(ModelParallelConfig())
     more = ["--tensor-model-parallel-size", "1", "--num-experts", "4"]
     experts = DIALECT.read([*words(), *more], BACKEND.release, 1)
-    for config, reason in ((parts, "nothing of batches"), (experts, "num_experts: found 4")):
+    for config, reason in ((parts, "no batch size"), (experts, "num_experts: found 4")):
         with pytest.raises(BridgeError, match=reason):
             BACKEND.config(config, Workload(GATED))
 

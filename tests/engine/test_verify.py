@@ -91,7 +91,7 @@ def test_a_gpt_in_stages_is_the_same_run_where_rounding_alone_moves_the_biases_o
 
 
 OTHERWISE = "script, or the model's config.json, changes the training"
-ANOTHER = "model's config.json, or what the script makes of it, is another model"
+ANOTHER = "model in config.json, or the model that the script builds from it, is another one"
 WRITTEN = {
     "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),
     "norm eps": (".model.json", '"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-2', ANOTHER),

@@ -227,7 +227,7 @@ ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"
     [
         ({"model_type": "lama"}, "did you mean llama"),
         ({"model_type": "mamba2"}, "no plan can describe"),
-        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "one text decoder alone"),
+        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "a single text decoder"),
         ({"model_type": "llama", "hidden_act": "softplus"}, "hidden_act"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "spiral"),
         ({"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 3}, "divisor"),
