@@ -61,6 +61,8 @@ COMMON = (
 )
 LENGTHS = {"hubert": "1600", "wav2vec2": "1600"}
 """Numbers of a sound, of which convolutions leave few."""
+ALWAYS = ("init.pp", "init.tp", "init.dp", "DynamicGenDataset.mode", "DynamicGenDataset.dataset_size")
+"""What every example sets."""
 SMALL = ("--per_device_train_batch_size", "2", "--per_device_eval_batch_size", "2", "--gradient_accumulation_steps", "4")
 METHODS = ("get_loss_fn", "prepare_data", "create_optimizer", "create_lr_scheduler", "create_dataloader")
 CONFIG = re.compile(r"\bconfig = (\w+Config)\(")
@@ -425,7 +427,11 @@ def _flag(pool: Pool, name: str, value: str) -> Use:
             if name == "resume_from_checkpoint":
                 pool.run(flagged, Path(place), ["--save", "true", "--save_steps", "2", "--output_dir", "saved"], timeout=300)
             words = [] if each is None else [f"--{name}", *str(each).split()]
-            seen.append(pool.run(flagged, Path(place), [*BESIDE.get(name, ()), *words], timeout=300)[0])
+            given = [*BESIDE.get(name, ()), *words]
+            # Ranks of a pool may not start processes, as loaders do.
+            alone = name == "dataloader_num_workers"
+            found = flagged(0, 1, Path(place), given) if alone else pool.run(flagged, Path(place), given, timeout=300)[0]
+            seen.append(found)
     path = f"args.{name}"
     if "refused" in seen[0]:
         return Use("", name, "", name in seen[0]["refused"])
@@ -456,7 +462,7 @@ def main(folder: Path, chosen: Sequence[str]) -> int:
         refused += bool(found.refused)
         partly += bool(found.unlike) and not found.refused
         whole += not found.unlike and not found.refused
-        uses += found.uses.values()
+        uses += found.uses.values() if found.uses else [Use(path.parent.name, option) for option in ALWAYS]
     for pool in pools.values():
         pool.close()
     apart = [path.parent.name for path in paths if path.parent.name in APART]

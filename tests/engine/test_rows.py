@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from blocks import errors, good
 from conftest import Run
 from rows import CASES, batches, dropped, in_ranks, one_by_one, plain, probe, small, wide
+from torch import nn
 
 from bridge.engine import initialize
 from bridge.engine.layers import Arguments
@@ -80,9 +83,36 @@ def test_several_rows_do_not_split_their_tokens() -> None:
         sliced(small("t5"), [])
 
 
-def test_a_model_that_calls_its_blocks_otherwise_than_when_it_was_cut_says_so() -> None:
-    model = small("bart").train()
-    engine = initialize(model, Plan.of({"precision.compute": "fp64", "optimizer.lr": 0.1}), probe, sample=batches("bart")[0])
+def train(model: nn.Module, **values: Any) -> Any:
+    plan = {"precision.compute": "fp64", "optimizer.lr": 0.1, **values}
+    engine = initialize(model, Plan.of(plan), probe, sample=batches("bart")[0])
     model.model.decoder.layerdrop = 1.0
+    engine.train_batch([wide(batches("bart")[0])])
+    return engine
+
+
+def test_a_model_that_calls_its_blocks_otherwise_than_when_it_was_cut_says_so() -> None:
     with pytest.raises(BridgeError, match=r"lm_head: the model does not call its modules in the order by which it was cut"):
-        engine.train_batch([wide(batches("bart")[0])])
+        train(small("bart").train())
+
+
+def test_a_block_that_is_left_out_behind_its_row_is_noticed() -> None:
+    """The last layer's pass leaves out a block, which would have given the stream."""
+    model = small("bart").train()
+    cut = cut_of(model)
+    given, value, blocks = Arguments((), wide(batches("bart")[0])), None, Blocks(model, cut)
+    *layers, last = blocks.chain().layers
+    for layer in layers:
+        value = layer(given if value is None else value)
+    model.model.decoder.layerdrop = 1.0
+    with pytest.raises(BridgeError, match=r"model.decoder.layers.0: the model does not call its modules in the order"):
+        last(value)
+
+
+def test_a_model_that_leaves_out_blocks_by_chance_is_one_layer() -> None:
+    model = small("bart").train()
+    model.model.decoder.layerdrop = 0.5
+    engine = train(model, **{"zero.stage": 3})
+    assert len(engine.chain.layers) == 1
+    told = {finding.path: finding.message for finding in engine.findings}
+    assert told["zero.stage"].endswith("it leaves out blocks by chance (model.decoder.layerdrop=0.5); set that to 0")

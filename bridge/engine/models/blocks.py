@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +113,15 @@ class Cut:
             steps = layer.steps if isinstance(layer, Segment) else (layer.step,)
             found.update(dict.fromkeys(steps, place))
         return found
+
+    @cached_property
+    def calls(self) -> Sequence[int]:
+        """How many calls of modules come before each layer and in it."""
+        return list(
+            accumulate(
+                len(one.steps) if isinstance(one, Segment) else 1 for one in self.layers
+            )
+        )
 
     @cached_property
     def rows(self) -> Mapping[int, range]:
@@ -290,7 +300,9 @@ class Blocks:
             batch, tensors = Batch(inputs), ()
         now = _Pass(place, self._named(place, tensors), True)
         if place == len(self.cut.layers) - 1:
-            return self._run(batch, now)
+            output = self._run(batch, now)
+            self._check(now)
+            return output
         self._note(batch, now)
         return self._handed(place, now.values, batch)
 
@@ -334,10 +346,19 @@ class Blocks:
         try:
             self._run(batch, now)
         except _Reached:
+            self._check(now)
             batch.calls[now.place] = now.calls
             return
         missed = self.cut.blocks_of(now.place)[len(now.calls)]
         raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
+
+    def _check(self, now: _Pass) -> None:
+        """Raise unless a pass came by all modules up to where it ended. One that is left out would
+        not have given what its layer did.
+        """
+        if now.turns.total() != self.cut.calls[now.place + len(now.calls)]:
+            missed = (step for step in self.cut.places if now.turns[step.name] <= step.turn)
+            raise BridgeError(f"{next(missed).name}: {_OUT_OF_TURN}")
 
     def _run(self, batch: Batch, now: _Pass) -> Any:
         """The model's forward pass with stand-ins."""
@@ -401,6 +422,18 @@ def _title(cut: Cut, place: int) -> str:
         return f"{block.step.name}.after" if isinstance(block, Block) else "before"
     last = place == len(cut.layers) - 1
     return segment.steps[-1].name if last and segment.steps else segment.modules[0]
+
+
+def left_out(model: nn.Module) -> str | None:
+    """The setting by which a model leaves out blocks by chance in training, if it has one that is
+    on, with its value.
+    """
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        for key, value in {**getattr(config, "__dict__", {}), **vars(module)}.items():
+            if key.endswith("layerdrop") and isinstance(value, float) and value > 0:
+                return f"{f'{name}.' if name else ''}{key}={value}"
+    return None
 
 
 FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Blocks, Cut, Stream, asked
+from bridge.engine.models.blocks import Blocks, Cut, Stream, asked, left_out
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.errors import BridgeError
 from bridge.findings import Finding
@@ -33,17 +33,21 @@ def planned(
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
     """The cut of a model of Hugging Face, and None for other models, with findings.
 
-    A model that cannot be cut is run as one layer, unless pipeline ranks have to share it. If ZeRO
-    3 is asked for, that is a finding, because one layer is never sharded.
+    A model that cannot be cut, or leaves out blocks by chance, is run as one layer, unless pipeline
+    ranks have to share it. If ZeRO 3 is asked for, that is a finding, because one layer is never
+    sharded.
     """
     if isinstance(model, nn.Sequential):
         return None, ()
     reason = "make it an nn.Sequential to shard them"
-    if is_hugging_face(model):
+    shared = ranks_of(plan) > 1 or bool(parts)
+    if is_hugging_face(model) and not shared and (setting := left_out(model)):
+        reason = f"it leaves out blocks by chance ({setting}); set that to 0"
+    elif is_hugging_face(model):
         try:
             return cut_of(model, sample), ()
         except Uncut as error:
-            if ranks_of(plan) > 1 or parts:
+            if shared:
                 raise
             reason = str(error)
     if plan.zero.effective_stage != 3:
