@@ -179,22 +179,20 @@ class ModuleSource:
         weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
 
     def _meet(self, optimizer: Any) -> None:
-        """Handle a step of an optimizer that was not passed to `attach` but holds parameters of the
-        module.
-
-        It replaces a known optimizer that holds some of these parameters, or else is added to the
-        known ones.
+        """Follow an optimizer that nobody told of, as it steps. If it holds all that another one holds, it takes the place of that
+        one; if it holds parameters that no other one holds, it steps beside the others.
         """
         inside = any(depth and began == self._entered for depth, began in self._open.values())
         if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):
             return
         own = {id(weight) for weight in self.module.parameters()}
         new = {id(weight) for group in optimizer.param_groups for weight in group["params"]} & own
-        if not new:
+        held = [set(self.owned([number])) & own for number in range(len(self.optimizers))]
+        number = next((at for at, old in enumerate(held) if old and old <= new), len(self.optimizers))
+        # One that updates some of what another holds too is beside the training: it changes weights.
+        if not new or (number == len(self.optimizers) and any(old & new for old in held)):
             self._foreign.add(optimizer)
             return
-        held = [set(self.owned([number])) for number in range(len(self.optimizers))]
-        number = next((at for at, old in enumerate(held) if old & new), len(self.optimizers))
         if number < len(self.optimizers):
             for hook in self._hooks[number]:
                 hook.remove()

@@ -215,6 +215,16 @@ def test_an_optimizer_that_takes_over_is_followed_and_said(tmp_path: Path) -> No
     assert Run.read(tmp_path).steps == tuple(range(9))
 
 
+def test_an_optimizer_of_a_part_that_another_one_holds_changes_weights_and_takes_nothing_over(tmp_path: Path) -> None:
+    def loop(model: Any, optimizer: Any) -> list[float]:
+        losses, beside = steps(model, optimizer), torch.optim.SGD([model[2].weight], 0.1)
+        beside.step()
+        return losses + steps(model, optimizer)
+
+    alarms = found(tmp_path, small, lambda model: adam(model.parameters()), loop)
+    assert [(finding.id, finding.step) for finding in alarms if finding.id != "data-repeated"] == [("weights-changed", 5)]
+
+
 def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path: Path) -> None:
     def once(model: nn.Module, optimizer: Any) -> list[float]:
         return steps(model, optimizer) + steps(model, optimizer)
