@@ -179,8 +179,8 @@ class ModuleSource:
         weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
 
     def _meet(self, optimizer: Any) -> None:
-        """Follow an optimizer that nobody told of, as it steps. If it holds all that another one holds, it takes the place of that
-        one; if it holds parameters that no other one holds, it steps beside the others.
+        """Follow an optimizer that nobody told of, as it steps. If it holds all that another one holds, it takes the place of
+        that one; if it holds parameters that no other one holds, it steps beside the others.
         """
         inside = any(depth and began == self._entered for depth, began in self._open.values())
         if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):
