@@ -33,7 +33,7 @@ FAULTS = {
 """What is wrong with the file, and what is said of it."""
 FOLDERS = {
     "check": "{}: no file that may be a config; name one",
-    "convert": "convert: several files need -o FOLDER, a folder that exists",
+    "convert": "{}: no file that may be a config; name one",
 }
 """What commands that take a folder of configs say of an empty one."""
 

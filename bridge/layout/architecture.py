@@ -40,18 +40,20 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Elements of all copies, without a tied weight."""
+        """Number of elements of all copies, without a tied weight."""
         return self.used - (self.outputs * self.inputs if self.tied else 0)
 
     @property
     def used(self) -> int:
-        """Elements of all copies, including a tied weight."""
+        """Number of elements of all copies, including a tied weight."""
         # A vector has `outputs` elements, a matrix `outputs` x `inputs`, and a bias adds one
         # element for each output.
         return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
 
     def role(self, names: TensorPlan) -> str | None:
-        """Its role in the tensor plan `names`: "embed", a kind of split linear layer, or None."""
+        """The role of the module in the tensor plan `names`: "embed", a kind of split linear layer,
+        or None.
+        """
         if self.kind == "embedding":
             return "embed" if matches(self.name, names.vocabulary) else None
         return names.kind(self.name, self.inputs, self.outputs) if self.kind == "linear" else None
@@ -157,7 +159,7 @@ class Architecture:
         )
 
     def problems(self) -> Iterator[str]:
-        """Sizes that do not fit each other or exceed a limit."""
+        """A problem for each size that does not fit the others or exceeds a limit."""
         for size in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
             if getattr(self, size) > limits.PLAN[f"model.{size}"]:
                 yield f"model.{size}: found {getattr(self, size):,}, expected at most {limits.PLAN[f'model.{size}']:,}"
@@ -166,7 +168,7 @@ class Architecture:
         if self.heads % self.kv_heads:
             yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
         if self.rotary and self.latent is None and self.head % 2:
-            yield f"model.heads: {self.head} wide heads cannot rotate; make the width even"
+            yield f"model.heads: heads of width {self.head} cannot rotate; make the width even"
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """The split of this model over `ranks` tensor ranks. Raises `ConfigError` if they do not divide the heads."""
@@ -238,11 +240,13 @@ class Architecture:
         )
 
     def size(self) -> int:
-        """Total number of parameters. Tied ones count once."""
+        """Total number of parameters. Tied parameters count once."""
         return sum(self._sizes())
 
     def active(self) -> int:
-        """Parameters that are active for a token: all except experts that were not chosen for it."""
+        """Number of parameters that are active for a token: all except those of experts that were
+        not chosen for it.
+        """
         if self.experts is None:
             return self.size()
         block = next((block for block in range(self.layers) if self.routed(block)), 0)
@@ -258,7 +262,7 @@ class Architecture:
         return self.experts is not None and self.experts.within(block)
 
     def _sizes(self) -> tuple[int, ...]:
-        """Parameters of each layer, without tied weights."""
+        """Number of parameters of each layer, without tied weights."""
         # Blocks with experts are equal, and so are those without: one of each kind is counted, as
         # there may be thousands.
         kinds: dict[bool, int] = {}
@@ -342,7 +346,9 @@ class Architecture:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
 
     def _latent(self, name: str) -> Iterator[Part]:
-        """Low-rank projections, their norms, and projections from them. Only the low-rank ones and the output have biases."""
+        """Low-rank projections, their norms, and projections from them. Only the low-rank
+        projections and the output projection have biases.
+        """
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
         # The part of the keys that rotates is the same for all heads. It comes out of the same

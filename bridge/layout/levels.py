@@ -1,4 +1,5 @@
-"""Compares ZeRO stages: in a model of few pipeline stages a lower one may keep fewer bytes."""
+"""Compares ZeRO stages: in a model of few pipeline stages a lower ZeRO stage may keep fewer bytes.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +31,9 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     if best == layout.level or kept[best] >= own:
         return None
     here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
-    why = f"in {layout.stages} stages, two whole buffers beside the slices are more than they save"
+    why = (
+        f"in {layout.stages} stages, two whole buffers beside the slices take more memory than the "
+        "slices save"
+    )
     said = f"level {layout.level} keeps {here} on each of these ranks, level {best} {there}: {why}; use level {best}"
     return Finding("zero.stage", said, Effect.COST, given=True)

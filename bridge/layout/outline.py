@@ -24,9 +24,8 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Place:
-    """Facts about all ranks with the same pipeline and tensor coordinates.
-
-    The layout of their stages, the sites of activations, and a finding if a lower ZeRO stage keeps fewer bytes.
+    """Facts about all ranks with the same pipeline and tensor coordinates: the layout of their
+    stages, the sites of activations, and a finding if a lower ZeRO stage keeps fewer bytes.
     """
 
     layout: Layout
@@ -35,7 +34,9 @@ class Place:
 
 
 FOLLOWED = 4
-"""Periods of a step's micro batches that are simulated one by one. Each further period sends the same as the last of them."""
+"""Number of periods of a step's micro batches that are simulated one by one. Each further period
+sends the same as the last of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,14 @@ class Outline:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro batch on one context rank."""
+        """Number of tokens of a micro batch on one context rank."""
         return self.micro * self.shape.sequence // self.mesh.sizes["context"]
 
     @property
     def shards(self) -> int:
-        """Data ranks x context ranks: these hold the same weights, and state is sharded over them."""
+        """Number of data ranks times context ranks: these ranks hold the same weights, and state is
+        sharded over them.
+        """
         return self.mesh.sizes["data"] * self.mesh.sizes["context"]
 
     def pipeline_rank(self, stage: int) -> int:
@@ -224,7 +227,7 @@ class Outline:
 def _times(
     after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
 ) -> dict[str, Traffic]:
-    """`times` x (`after` - `before`), by name."""
+    """The traffic `times` x (`after` - `before`), by name."""
     found = {}
     for name, total in after.items():
         less = before.get(name, Traffic())

@@ -18,7 +18,8 @@ class Parameters(NamedTuple):
 
 
 def count_parameters(plan: Plan) -> Parameters:
-    """Parameters of the model of `plan`. Tied weights count once, padding of the vocabulary counts, multi-token heads do not.
+    """Parameters of the model of `plan`. Tied weights count once, padding of the vocabulary counts,
+    heads for multi-token prediction do not.
 
     Raises `BridgeError` with the fields that are needed and not set.
     """
@@ -58,7 +59,7 @@ LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 
 def _needed(values: Mapping[str, Any]) -> Iterator[str]:
-    """Fields on which the count depends, without fields that have a default."""
+    """Fields on which the count depends, except those that have a default."""
     yield from (f"model.{name}" for name in ALWAYS)
     if values.get("model.norm.bias") is None:
         yield "model.norm.kind"

@@ -57,8 +57,9 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
 
 
 FEW, SMALL = 32, 2**20
-"""Models of up to `FEW` layers keep a stage for each. A stage needs `SMALL` elements to be worth its own collective: for fewer,
-the fixed cost of a call is higher than the cost of the transfer.
+"""Limits for joining layers: models of up to `FEW` layers keep a stage for each layer, and a stage
+needs `SMALL` elements to be worth its own collective. For fewer elements, the fixed cost of a call
+is higher than the cost of the transfer.
 """
 
 
@@ -116,7 +117,9 @@ def floor_last(count: int, parts: int) -> Boundaries:
 
 
 def balanced(costs: Sequence[int], parts: int) -> Boundaries:
-    """`parts` non-empty stages with the smallest largest cost, and of these the most even ones."""
+    """`parts` non-empty stages whose largest cost is as small as possible; of several such cuts,
+    the most even one.
+    """
     # Two steps: find the smallest possible largest cost, then minimise the sum of squared costs under that limit.
     limit = _bottleneck(costs, parts)
     sums = [0, *accumulate(costs)]
@@ -218,7 +221,10 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
         beside = (place == 0 and layers.leading) or (place == len(pairs) - 1 and layers.trailing)
         alone = last == first and beside and boundaries[-1] == layers.body != layers.count
         if last <= first and not alone:
-            yield f"stages.boundaries: {last} follows {first}; each stage needs a layer; let them increase"
+            yield (
+                f"stages.boundaries: {last} follows {first}; each stage needs a layer, so make the "
+                "boundaries increase"
+            )
 
 
 def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:

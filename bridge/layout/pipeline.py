@@ -41,12 +41,14 @@ class Pipeline:
         parts: Ranges | None = None,
         short: bool = False,
     ) -> Pipeline:
-        """The pipeline of `plan`. `table` is the text of its CSV file, `parts` are stages that were chosen in another way.
+        """The pipeline of `plan`. `table` is the text of its CSV file; `parts` are stages that were
+        chosen without the plan's rules.
 
-        With `short`, fewer micro batches than ranks are allowed. The plan's stages are divided further into layers, so that the
-        weights and gradients of a stage need not be whole at once; `stages.layers_per_stage` keeps them together, and in models
-        of many small layers neighbours share a stage (`partition.together`). Raises `ConfigError` if sizes do not fit, or if
-        the schedule would fail.
+        With `short`, fewer micro batches than ranks are allowed. The plan's stages are divided
+        further into layers, so that the weights and gradients of a stage need not be whole at once;
+        `stages.layers_per_stage` keeps them together, and in models of many small layers neighbours
+        share a stage (`partition.together`). Raises `ConfigError` if sizes do not fit, or if the
+        schedule would fail.
         """
         check_size(layers.count, microbatches)
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
@@ -65,7 +67,7 @@ class Pipeline:
 
 
 def ranks_of(plan: Plan) -> int:
-    """Pipeline ranks of a plan."""
+    """Number of pipeline ranks of a plan."""
     return plan.parallel.pipeline or 1
 
 
@@ -121,7 +123,7 @@ def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
         if plan.schedule.virtual in (None, 1) or plan.stages.boundaries:
             raise
         stages_of(other, layers)
-        return other, (f"{error}; shown with one stage on a rank",)
+        return other, (f"{error}; the schedule is shown with one stage on a rank",)
     return plan, ()
 
 
@@ -148,7 +150,7 @@ def stages_of(plan: Plan, layers: Layers) -> int:
 
 
 def period_of(plan: Plan, microbatches: int, stages: int) -> int:
-    """Micro batches after which the schedule repeats; 0 if it is not known to repeat.
+    """Number of micro batches after which the schedule repeats; 0 if it is not known to repeat.
 
     Raises `ConfigError` if the schedule does not fit the number of micro batches.
     """
@@ -185,7 +187,10 @@ def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Itera
         what, (found.ranks, found.microbatches, found.stages), wanted, strict=True
     ):
         if has != expected:
-            yield f"{where}: is for {has} {name}, but the plan has {expected}; change one of the two"
+            yield (
+                f"{where}: is made for {has} {name}, but the plan has {expected}; change one of "
+                "the two"
+            )
 
 
 def _outline(
@@ -226,7 +231,9 @@ def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
 
 
 def _virtual(plan: Plan) -> int:
-    """Stages on a pipeline rank: the plan's number, or the smallest that its schedule allows."""
+    """Number of stages on a pipeline rank: the plan's number, or the smallest that its schedule
+    allows.
+    """
     name = name_of(plan)
     return plan.schedule.virtual or (SCHEDULES[name].least if name in SCHEDULES else 1)
 
@@ -244,10 +251,12 @@ def text_of(plan: Plan) -> str | None:
 
 
 def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
-    """Stages from the names of the modules in each, such as torch's and AutoModel's `module_fqns_per_model_part`.
+    """Stages from the names of the modules in each, such as torch's and AutoModel's
+    `module_fqns_per_model_part`.
 
-    A name stands for a layer of that name, or for all layers within it. Raises `ConfigError` for names that match nothing,
-    layers that no stage or more than one has, and stages out of the model's order.
+    A name stands for a layer of that name, or for all layers within it. Raises `ConfigError` for
+    names that match nothing, layers that are in no stage or in several, and stages out of the
+    model's order.
     """
     found = [
         [index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages

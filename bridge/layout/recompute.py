@@ -1,4 +1,6 @@
-"""Recomputation: the layers of each stage whose activations are recomputed in backward, and the chunks in which they are."""
+"""Recomputation: the layers of each stage whose activations are recomputed in backward, grouped
+into chunks.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Residency:
         return self._holder.get(self.flats[index].weight_home) == index
 
     def hold(self, index: int) -> None:
-        """Note that the flat now fills its buffer."""
+        """Record that the flat now fills its buffer."""
         home = self.flats[index].weight_home
         if home in self._holder:
             self._absent.add(self._holder[home])
@@ -38,7 +38,7 @@ class Residency:
         self._absent.discard(index)
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Note that these flats are out of date."""
+        """Record that these flats are out of date."""
         for index in indices:
             if self.holds(index):
                 del self._holder[self.flats[index].weight_home]

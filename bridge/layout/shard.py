@@ -13,21 +13,25 @@ from typing import Literal, NamedTuple
 from bridge.plan import Dtype, Plan
 
 BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes of one element by format."""
+"""Number of bytes of one element, by format."""
 
 MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0, "lion": 1}
-"""Tensors of optimizer state for each element, in the master format; momentum adds one to sgd."""
+"""Number of tensors of optimizer state for each parameter, in the master format; momentum adds one
+to sgd.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter in a layout: `shape` is its shape on one tensor rank, `stages` are the stages that use it,
-    in order.
+    """One parameter in a layout: `shape` is its shape on one tensor rank, `stages` are the stages
+    that use it, in order.
 
-    `split` is the dimension that tensor ranks divide: it has `whole` elements in all, and this rank's part begins at `start`.
-    None: every tensor rank holds a replica. Of a `partial` replica each tensor rank computes only a share of the gradient, and
-    the shares have to be summed. `replicas` are the pipeline ranks whose stages use it, empty if that is one. `same` is the
-    number of data ranks with the same values, for experts that are divided among ranks (0: all data ranks).
+    `split` is the dimension that tensor ranks divide: it has `whole` elements in all, and this
+    rank's part begins at `start`. None: every tensor rank holds a replica. Of a `partial` replica
+    each tensor rank computes only a share of the gradient, and the shares have to be summed.
+    `replicas` are the pipeline ranks whose stages use it, empty if there is only one. `same` is the
+    number of data ranks with the same values, for experts that are divided among ranks (0: all data
+    ranks).
     """
 
     name: str
@@ -150,7 +154,7 @@ class Format:
 
     @classmethod
     def of(cls, plan: Plan) -> Format:
-        """The formats that `plan` asks for."""
+        """The number formats that `plan` asks for."""
         optimizer, precision = plan.optimizer, plan.precision
         name = optimizer.name or "adamw"
         moments = 1 if name == "sgd" and optimizer.momentum else MOMENTS.get(name, 2)
@@ -220,14 +224,14 @@ class Flat:
 
     @cached_property
     def padded(self) -> int:
-        """Elements, a multiple of `shards`."""
+        """Number of elements with padding, a multiple of `shards`."""
         # Rounded up, so that all slices are equal: torch gathers into one tensor only slices of
         # equal length.
         return -(-self.size // self.shards) * self.shards
 
     @property
     def shard(self) -> int:
-        """Elements of one rank's slice, padding included."""
+        """Number of elements of one rank's slice, padding included."""
         return self.padded // self.shards
 
     @property
@@ -237,7 +241,7 @@ class Flat:
 
     @property
     def alone(self) -> bool:
-        """Whether no other data rank holds it, so that its gradients need no reduction."""
+        """Whether no other data rank holds this flat, so that its gradients need no reduction."""
         return self.slots[0].parameter.same == 1
 
     @property
@@ -308,7 +312,9 @@ class Counts:
 
     @classmethod
     def of(cls, plan: Plan, data: int) -> Counts:
-        """Counts of `plan` on `data` ranks. Explicit counts override the ZeRO stage; None means all stages."""
+        """The counts for `plan` on `data` ranks. Explicit counts override the ZeRO stage; None
+        means all stages.
+        """
         zero = plan.zero
         stage = zero.stage or 0
         # Two whole buffers: one is in use while the other is gathered into or reduced from.
@@ -358,7 +364,7 @@ class Layout:
 
     @property
     def level(self) -> int:
-        """The ZeRO stage that these buffers amount to."""
+        """The ZeRO stage that corresponds to these buffers."""
         if not any(flat.sharded for flat in self.flats):
             return 0
         if any(flat.weight_shared for flat in self.flats):
@@ -367,11 +373,13 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Elements on one rank of a tensor group, padding left out."""
+        """Number of elements on one rank of a tensor group, without padding."""
         return sum(flat.size for flat in self.flats)
 
     def homes(self, kind: str) -> dict[Home, int]:
-        """Elements of each whole buffer of `kind` ("weight" or "grad"), enough for its largest stage."""
+        """Number of elements of each whole buffer of `kind` ("weight" or "grad"), enough for its
+        largest stage.
+        """
         sizes: dict[Home, int] = defaultdict(int)
         for flat in self.flats:
             if kind == "weight" or flat.trainable:
@@ -409,7 +417,9 @@ def _buffers(homes: Mapping[Home, int]) -> int:
 
 
 Kind = tuple[bool, bool, Dtype, int]
-"""Tied or not, frozen or not, format, ranks with the same values. Parameters of different kinds lie in different pools."""
+"""The kind of a parameter: tied or not, frozen or not, its format, and the ranks with the same
+values. Parameters of different kinds lie in different pools.
+"""
 
 
 def _flats(
@@ -488,7 +498,7 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
 
 
 def _shared(index: int, buffers: int, number: int) -> bool:
-    """Whether another of `number` flats uses the same of `buffers` buffers, which the flats take in turn."""
+    """Whether two of `number` flats share a buffer, if the flats use `buffers` buffers in turn."""
     # Flat i lies in buffer i modulo `buffers`, so the others of its buffer are `buffers` places
     # before and behind it.
     followed, preceded = index + buffers < number, index >= buffers

@@ -28,11 +28,12 @@ _NO_SPLIT = ("attributes", "scattered", "partial", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """How the stream of a model that knows nothing of it is split by tokens between its blocks `first` and `last`.
+    """The split by tokens of the residual stream between the blocks `first` and `last`, for a model
+    whose code does not split it.
 
-    `regions` are modules that take whole sequences into split layers, the last of which sums its output and gives slices back.
-    `whole` are modules that every rank runs on whole sequences. All names are exact; `width` is the number of features of the
-    stream.
+    `regions` are modules that take whole sequences into split layers, the last of which sums its
+    output and gives slices back. `whole` are modules that every rank runs on whole sequences. All
+    names are exact; `width` is the number of features of the stream.
     """
 
     first: str
@@ -121,12 +122,15 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place where tensor ranks exchange activations; `width` is the number of features of a token there.
+    """A place where tensor ranks exchange activations; `width` is the number of features of a token
+    there.
 
-    Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are `scatter`-ed by tokens, or are
-    `logits` of a split loss. Where the stream is split by tokens, `gather` puts it together for what every rank computes
-    alike; there activations that enter or leave split layers are `whole`. Where split layers stand alone, ranks `gather
-    features` of their outputs and `divide features` of their inputs. What is `exact` is exchanged in fp32 at least.
+    Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are
+    `scatter`-ed by tokens, or are `logits` of a split loss. If the stream is split by tokens,
+    `gather` assembles it for modules that every rank computes on whole sequences, and activations
+    that enter or leave split layers there are `whole`. Where split layers stand alone, ranks
+    `gather features` of their outputs and `divide features` of their inputs. What is `exact` is
+    exchanged in fp32 at least.
     """
 
     name: str
@@ -146,7 +150,9 @@ def matches(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def cut(size: int, ranks: int, rank: int) -> range:
-    """The part of `size` for `rank`. Parts differ by at most one, longer parts come first."""
+    """The part of `size` for `rank`. The sizes of parts differ by at most one, and larger parts
+    come first.
+    """
     length, longer = divmod(size, ranks)
     # Each of the first `longer` ranks takes one more and moves those behind it by one.
     start = rank * length + min(rank, longer)

@@ -30,14 +30,16 @@ AGREE = "agree"
 """The only collective over all ranks in a step: squared norm, loss, the count by which the loss is divided, and end of data."""
 
 AGREED = 4
-"""Numbers that ranks agree on, in fp64."""
+"""Number of values that ranks agree on, in fp64."""
 
 HEADER_LENGTH = 64
-"""Numbers in a header: the number of tensors, and for each its format, its part in backward, and its shape."""
+"""Number of values in a header: the number of tensors, and for each tensor its format, whether it
+takes part in backward, and its shape.
+"""
 HEADER_BYTES = 8 * HEADER_LENGTH
 
 FOLLOWED = 4
-"""Micro batches of a step whose gathers are simulated one by one."""
+"""Number of micro batches of a step whose gathers are simulated one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def message_traffic(
 
 
 def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    """The sum of several by name."""
+    """The sum of several mappings of traffic, by name."""
     found: dict[str, Traffic] = defaultdict(Traffic)
     for part in parts:
         for name, total in part.items():
@@ -123,7 +125,7 @@ def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
 
 
 def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
-    """The sites in layers of these names."""
+    """The sites that lie in layers with these names."""
     prefixes = tuple(f"{name}." for name in layers)
     return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
@@ -190,7 +192,9 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
-    """The collective whose size differs by data rank: the sum of its slices of partial replicas over tensor ranks."""
+    """The collective whose size differs between data ranks: the sum over tensor ranks of a data
+    rank's slices of partial replicas.
+    """
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
         if flat.trainable:

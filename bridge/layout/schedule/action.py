@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """Kind of an action, in the letters of torch.distributed.pipelining if it has one."""
+    """Kind of an action, with the letter that torch.distributed.pipelining uses if it has one."""
 
     FORWARD = "F"
     BACKWARD = "B"
     INPUT = "I"
     """The half of a backward pass that yields the gradient of the stage's input."""
     WEIGHT = "W"
-    """The other half, which yields the gradients of its weights."""
+    """The half of a backward pass that yields the gradients of the stage's weights."""
     AGAIN = "R"
     """Recomputation of a checkpointed stage, before the gradient arrives that backward waits for."""
     SEND_FORWARD = "SEND_F"

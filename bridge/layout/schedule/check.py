@@ -1,4 +1,4 @@
-"""Checks a schedule without running it."""
+"""Checks of a schedule without running it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             if action.kind is Kind.REDUCE:
                 reduced.add(action.stage)
             elif action.kind in WRITES and action.stage in reduced:
-                yield f"rank {rank}: {action} writes gradients of stage {action.stage} after they were reduced; reduce later"
+                yield (
+                    f"rank {rank}: {action} writes gradients of stage {action.stage} after they "
+                    "were reduced; reduce them later"
+                )
 
 
 def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -141,7 +144,10 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
         if places[rank] < len(row):
             action = row[places[rank]]
             missing = _missing(schedule, action, done[rank], sent)
-            yield f"rank {rank} waits for ever at {action}, which needs {missing}; let that come first"
+            yield (
+                f"rank {rank} waits for ever at {action}, which needs {missing}; place that action "
+                "before it"
+            )
 
 
 def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:

@@ -250,7 +250,7 @@ class _Counter:
         return Action(self.stage, kind, self._next[kind] - 1)
 
     def done(self, kind: Kind) -> int:
-        """Actions of `kind` so far."""
+        """Number of actions of `kind` so far."""
         return self._next[kind]
 
 
@@ -262,14 +262,18 @@ def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
 
 
 def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """The same; also, the last rank keeps its activations, and the rank before it recomputes its first micro batch early."""
+    """1F1B that recomputes ahead; also, the last rank keeps its activations, and the rank before it
+    recomputes its first micro batch early.
+    """
     if rank == shape.ranks - 2:
         return _ahead(_interleaved(shape, rank, local), (0,))
     return _pre_recompute(shape, rank, local)
 
 
 def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """The same; also, the last rank but one runs its third forward before its first backward, so the last never waits."""
+    """As `_last_no_recompute`; also, the last rank but one runs its third forward before its first
+    backward, so that the last rank never waits.
+    """
     if rank == shape.ranks - 2:
         row = list(_interleaved(shape, rank, local))
         # 1F1B begins here with F0 F1 B0 F2.
@@ -339,17 +343,17 @@ SCHEDULES: Mapping[str, Recipe] = {
         about="input gradients early, weight gradients where a rank would be idle",
     ),
     "zero_bubble_v": Recipe(
-        _zero_bubble_v, in_a_v, 2, 2, about="the same on two stages a rank, placed as a V"
+        _zero_bubble_v, in_a_v, 2, 2, about="zero bubble with two stages on each rank, placed as a V"
     ),
     "pre_recompute_1f1b": Recipe(
-        _pre_recompute, contiguous, most=1, about="1F1B that computes again while it waits"
+        _pre_recompute, contiguous, most=1, about="1F1B that recomputes while it waits"
     ),
     "last_no_recompute_1f1b": Recipe(
         _last_no_recompute,
         contiguous,
         most=1,
         kept=_last_stage,
-        about="the same, and the last rank keeps its activations",
+        about="1F1B that recomputes ahead, except on the last rank, which keeps its activations",
     ),
     "shifted_critical_path": Recipe(
         _shifted_critical_path,
@@ -357,7 +361,7 @@ SCHEDULES: Mapping[str, Recipe] = {
         most=1,
         kept=_last_stage,
         microbatches=4,
-        about="the same, with one forward earlier",
+        about="1F1B that recomputes ahead, except on the last rank, with one forward earlier",
     ),
 }
 """Every schedule by name."""

@@ -15,9 +15,9 @@ from bridge.layout.schedule.check import prove
 from bridge.layout.schedule.generate import check_size
 
 CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
-"""One action: stage, kind and microbatch."""
+"""Pattern of one action: stage, kind and microbatch."""
 FAR = re.compile(r"\s*([0-9]+)[A-Z]([0-9]+)\s*")
-"""A cell with numbers of any length, to find those that are too high."""
+"""Pattern of a cell with numbers of any length, to find numbers that are too high."""
 LETTERS = tuple(sorted(COMPUTE))
 
 
@@ -44,7 +44,7 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
         problems.append(
             f"{where}: no rank runs stage {', '.join(missing)}; number stages from 0 without gaps"
         )
-    ConfigError.raise_if(few(problems, "cells that are no actions"))
+    ConfigError.raise_if(few(problems, "cells that are not actions"))
     schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), found)
     check_size(schedule.stages, schedule.microbatches)
     ConfigError.raise_if(f"{where}: {problem}" for problem in prove(schedule))
@@ -61,7 +61,8 @@ def cells(text: str, where: str) -> list[list[str]]:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
     except csv.Error as error:
         raise ConfigError(
-            f"{where}: not a table ({error}); write one row for each rank, cells between commas"
+            f"{where}: not a table ({error}); write one row for each rank, with commas between "
+            "cells"
         ) from None
     number = sum(map(len, rows))
     if number > limits.ACTIONS:

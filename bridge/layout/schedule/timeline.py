@@ -21,7 +21,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An action, and its start and end."""
+    """An action with its start and end time."""
 
     action: Action
     start: float
@@ -38,7 +38,7 @@ class Timeline:
 
     @cached_property
     def length(self) -> float:
-        """Time until the last rank is done."""
+        """The time at which the last rank is done."""
         return max((row[-1].end for row in self.rows if row), default=0.0)
 
     @cached_property
