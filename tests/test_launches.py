@@ -137,7 +137,7 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
             "A=1\nif [ $A = 2 ]; then\n  torchrun a.py\nfi",
             "line 3: is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
-        ("bash train.sh 8", "line 1: starts another script, train.sh; read that one"),
+        ("bash train.sh 8", "line 1: starts another script, train.sh; pass that one instead"),
         ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "line 2: $(( / 2 )): a shell stops here"),
     ],
 )
@@ -214,7 +214,7 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 @pytest.mark.parametrize(
     ("name", "taken"),
     [
-        ("gone.sh", "to do nothing but set variables"),
+        ("gone.sh", "to set variables, and to do nothing else"),
         ("~/.bashrc", "to set up tools"),
         ("/etc/profile", "to set up tools"),
     ],

@@ -86,7 +86,7 @@ def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
         "torch Tensor",
         "torch.nn.parameter Parameter",
     ) or not isinstance(arguments, tuple):
-        raise ValueError("a tensor of a class of its own")
+        raise ValueError("a tensor of a subclass")
     return build.build(*arguments)
 
 

@@ -154,7 +154,7 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
     ]
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
-        return "name the folder that its files lie in"
+        return "name the folder that contains its files"
     why = f"{there} does not name one, but " if there else ""
     return f"{why}these folders hold one: {', '.join(names[:SHOWN])}; name one of them"
 

@@ -118,9 +118,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """A checkpoint. `ordered`: parameters are in the model's own order. `ties` maps further names
-    to those of parameters. `settings` are the optimizer's for all parameters, if the source has no
-    `groups`.
+    """The content of a checkpoint.
+
+    With `ordered`, parameters are in the model's own order. `ties` maps further names to those of
+    parameters. `settings` are the optimizer's for all parameters, if the source has no `groups`.
 
     `findings` tell which parts of the source are not kept, and their effect on a run that continues
     from it.

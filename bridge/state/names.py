@@ -698,6 +698,6 @@ def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
     for theirs in pieces:
         rows = theirs.shape[0] - sum(block.last - block.first for block in theirs.blocks)
         if not theirs.turned and len(theirs.shape) < 3 and rows:
-            said = f"{rows} rows of {theirs.name} stand for no word and are left out"
+            said = f"{rows} rows of {theirs.name} are padding of the vocabulary and are left out"
             message = f"{said}, though their logits take part in the loss"
             yield lost("vocabulary", message, Effect.NUMBERS)

@@ -66,7 +66,7 @@ class Checkpoint:
         if state.format != FORMAT:
             said = f"{folder / STATE}: format {state.format}, expected {FORMAT}"
             raise SourceError(
-                f"{said}; resume it with the release that wrote it, or save it again with this one"
+                f"{said}; resume it with the release that wrote it, and save it again with this one"
             )
         found = digests.read(folder, root)
         expected = {STATE, *map(file_of, range(state.world))}

@@ -41,7 +41,7 @@ class Said:
     runs: Runs
     refused: str = ""
     stopped: int = 0
-    """The line at which a shell stops with an error, if the reader says so."""
+    """The line at which a shell stops with an error according to the reader; 0 if there is none."""
 
 
 class Bash:

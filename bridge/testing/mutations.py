@@ -83,7 +83,10 @@ class Mutation:
     ours: str = ""
 
     def read(self) -> Config:
-        """The edited source at the release and world size of the valid config; raises what its dialect raises."""
+        """Read the edited source at the release and world size of the valid config.
+
+        Raises the dialect's errors.
+        """
         return self.config.dialect.read(self.source, self.config.version, self.config.world_size)
 
     def named_in(self, error: BridgeError) -> bool:

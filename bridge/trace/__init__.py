@@ -1,4 +1,6 @@
-"""Trace: what happens inside a run, layer by layer, whether ranks that should agree do, and whether a step did what it should."""
+"""Trace: logs of a run layer by layer, comparison of ranks that should agree, and checks of each
+step.
+"""
 
 from __future__ import annotations
 

@@ -78,13 +78,13 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "update-unexplained",
     ),
 }
-"""By phase, what a run found in itself that explains why it parts there, the surest first."""
+"""Ids of findings in a single run that explain a difference in a phase, the most certain first."""
 LATE = ("moments-not-resumed", "schedule-not-resumed")
-"""What a run says of its start only once it has taken some steps."""
+"""Ids of findings about the start of a run that are known only after some steps."""
 
 
 def _alone(case: Case) -> Found | None:
-    """What one of the runs found in itself in this step, and the other did not."""
+    """Rule: only one of the runs has a finding in this step that explains the difference."""
     both = [{one.id: one for one in reversed(findings(run.folder))} for run in _runs(case)]
     for id in PROOFS.get(case.first.name.phase, ()):
         for side, label in enumerate("AB"):
@@ -113,7 +113,10 @@ def _next(case: Case, known: bool) -> str:
     if name.phase == "init":
         return "compare how both runs make or load their weights"
     if name.phase == "forward":
-        return f"log whole tensors (full=True) of {name.layer or 'the model'} in step {name.step}, with what goes into it"
+        return (
+            f"log whole tensors (full=True) of {name.layer or 'the model'} in step {name.step}, "
+            "and of its inputs"
+        )
     missing = [
         field
         for field, phase in (("layer_outputs", "forward"), ("layer_gradients", "backward"))
@@ -133,7 +136,8 @@ def _start(case: Case) -> Found | None:
         copy = _copy_of(case, only[0])
         if copy:
             return (
-                f"{_whole(only[0].name)} is a weight of its own {only[0].verdict[5:]}, and tied in the other run",
+                f"{_whole(only[0].name)} is a separate weight {only[0].verdict[5:]}, but tied in "
+                "the other run",
                 [copy],
             )
         more = ", ..." if len(only) > 3 else ""
@@ -145,7 +149,7 @@ def _start(case: Case) -> Found | None:
         f"{len(faults)} of {len(case.of('init'))} tensors differ before the first step:"
         f" {_some([line.name for line in faults])}"
     )
-    return f"the runs start from other {kinds}{_on(case)}", [told]
+    return f"the runs start from different {kinds}{_on(case)}", [told]
 
 
 def _copy_of(case: Case, line: Line) -> str:
@@ -175,7 +179,7 @@ def _copy_of(case: Case, line: Line) -> str:
             and entry.summary == own.summary
         ):
             told = f"it has the same values as {name.tensor} before the first step"
-            return f"{told}; the other run has {line.name.layer}, and not it"
+            return f"{told}; the other run has {line.name.layer}, but not this weight"
     return ""
 
 
@@ -184,7 +188,7 @@ def _inputs(case: Case) -> Found | None:
     if not lines or case.first.name.kind != "input":
         return None
     told = [f"{line.name} differs: {line.cause or line.verdict}" for line in lines[:1]]
-    return "the runs are given other data", told
+    return "the runs get different data", told
 
 
 def _on(case: Case) -> str:
@@ -203,7 +207,8 @@ def _passes(case: Case) -> Found | None:
         return None
     label, told = next(iter(twice.items()))
     return (
-        f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} that it was told",
+        f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} "
+        "that it was set to",
         [told],
     )
 
@@ -323,7 +328,8 @@ def _layer(case: Case) -> Found | None:
         key=lambda layer: case.places[layer],
     )
     evidence = [
-        f"what runs before it agrees to {max(line.distance for line in inputs):.1g} ({len(inputs)} tensors)"
+        f"the layers that run before it agree to {max(line.distance for line in inputs):.1g} "
+        f"({len(inputs)} tensors)"
     ]
     step, weights = case.weights(name.layer)
     # Weights that agreed earlier may have been changed since.
@@ -338,18 +344,22 @@ def _layer(case: Case) -> Found | None:
     own = (
         "weights that were changed after an update"
         if sure
-        else "its weights, of which the logs do not show that they agree"
+        else "its weights, whose equality the logs do not show"
     )
-    ways = f"by its code or settings, its number format, its random numbers, {own}, or what the model's own code gives it"
+    ways = (
+        f"because of its code or settings, its number format, its random numbers, {own}, or the "
+        "inputs that the model's own code passes to it"
+    )
     if hidden:
         evidence.append(
-            f"of {_names(hidden)}, which run before it, the logs have nothing to compare"
+            f"the logs have no outputs to compare of {_names(hidden)}, which run before it"
         )
         return (
-            f"{name.layer}, or one of {_names(hidden)} before it, is the first to give something else{_on(case)}",
+            f"{name.layer}, or one of {_names(hidden)} before it, is the first layer whose "
+            f"outputs differ{_on(case)}",
             evidence,
         )
-    return f"{name.layer} is the first to give something else{_on(case)}: {ways}", evidence
+    return f"{name.layer} is the first layer whose outputs differ{_on(case)}: {ways}", evidence
 
 
 def _names(layers: Sequence[str]) -> str:
@@ -378,7 +388,7 @@ def _loss(case: Case) -> Found | None:
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
-            return f"{what}, which is taken back before the update: a loss scale", [*same, after]
+            return f"{what}, which is undone before the update: a loss scale", [*same, after]
         return f"{what}{_counted(case, found[0])}", same
     hidden = [
         layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
@@ -390,17 +400,17 @@ def _loss(case: Case) -> Found | None:
     if hidden and not any(
         line is not case.first and _later(case, line.name.layer) for line in lines
     ):
-        told = f"of {_names(hidden)}, which run after it, the logs have no gradients to compare"
+        told = f"the logs have no gradients to compare of {_names(hidden)}, which run after it"
         return (
-            f"the loss, its targets, or the backward pass of {layer} or what runs after it is another one",
+            f"the loss, its targets, or the backward pass of {layer} or of a later layer differs",
             [forward, told],
         )
     if case.first is lines[0]:
-        return f"the loss, its targets, or the backward pass of {layer} is another one{which}", [
+        return f"the loss, its targets, or the backward pass of {layer} differs{which}", [
             forward,
             "gradients differ from the last layer on",
         ]
-    return f"the backward pass of the layers up to {layer} computes something else", [
+    return f"the backward pass of the layers up to {layer} computes different values", [
         forward,
         f"gradients agree from the last layer to the one after {layer}",
     ]
@@ -457,7 +467,10 @@ def _counted(case: Case, factor: float) -> str:
         ]
         found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
     one = "" if factor > 1 else "one over "
-    told = f", {one}the number of {' or of '.join(found)}, as a mean over them makes it that is missing or done twice"
+    told = (
+        f", {one}the number of {' or of '.join(found)}, as if a mean over them was missing or done "
+        "twice"
+    )
     return told if found else ""
 
 
@@ -501,8 +514,15 @@ def _gradients(case: Case) -> Found | None:
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
         several = any(size > 1 for run in _runs(case) for size in run.about.get("mesh", {}).values())
-        ways = "computed, put together over ranks, or changed" if several else "computed, added up, or changed"
-        what = f"the gradients of {_some([line.name for line in faults])} alone are {ways} otherwise than in B{_on(case)}"
+        ways = (
+            "computed, combined over ranks, or changed"
+            if several
+            else "computed, added up, or changed"
+        )
+        what = (
+            f"the gradients of {_some([line.name for line in faults])} alone are {ways} "
+            f"differently from B{_on(case)}"
+        )
         own = case.factors(faults)
         same = [f"they are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
         return what, [*evidence, f"{agreeing} of {len(lines)} gradients agree", *same]
@@ -593,9 +613,13 @@ def _coarse(case: Case) -> Found | None:
                 for pair in pairs
             ]
             if len(short) > 1 and all(short) and all(near):
-                what = f"{label}'s gradients are numbers of {kind}: they were computed, reduced or added up in it"
+                what = (
+                    f"{label}'s gradients have only the precision of {kind}: they were computed, "
+                    "reduced or summed in it"
+                )
                 return what, [
-                    f"all samples of {len(short)} gradients have no more digits than {kind}, in the other run they do"
+                    f"no sample of {len(short)} gradients has more digits than {kind} holds; in "
+                    "the other run samples do"
                 ]
     return None
 
@@ -620,7 +644,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
         rest = float((pair[0] - pair[1] - old[0]).norm()) / max(float(old[0].norm()), TINY)
         worst, number = max(worst, rest), number + 1
     return (
-        f"A less B is A's gradient of the step before, to {worst:.1g} ({number} tensors)"
+        f"A minus B equals A's gradient of the step before, up to {worst:.1g} ({number} tensors)"
         if number and worst <= CLOSE
         else ""
     )
@@ -681,7 +705,7 @@ def _update(case: Case) -> Found | None:
                 return f"the learning rate differs: {one}, {other}", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate or clipping"
-        what = f"updates are {found[0]:.6g} times B's{_on(case)}: {ways}, or more steps than one"
+        what = f"updates are {found[0]:.6g} times B's{_on(case)}: {ways}, or more than one step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         what = "; ".join(map(str, settings[:3]))
@@ -690,10 +714,10 @@ def _update(case: Case) -> Found | None:
         what = f"the update of rank {', '.join(map(str, case.first.ranks))} differs"
         return f"{what}: its optimizer, or something else that changes its weights", evidence
     if len(faults) < len(lines):
-        what = f"{_some([line.name for line in faults])} alone change otherwise than in B"
+        what = f"{_some([line.name for line in faults])} alone change differently from B"
         shares = _shares(case, faults)
-        same = [f"their updates differ by {median(shares):.3g} of the weights themselves"] if shares else []
-        return f"{what}: by settings of their own, or by something beside the optimizer", [
+        same = [f"their updates differ by {median(shares):.3g} of the weights"] if shares else []
+        return f"{what}: by separate settings, or by something other than the optimizer", [
             *evidence,
             f"{len(lines) - len(faults)} of {len(lines)} weights agree",
             *same,
@@ -741,7 +765,7 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     names = (" and ".join(map(str, sorted(found, reverse=True))) or "none" for found in decays)
     words = dict(zip("AB", names, strict=True))
     return f"{words['A']} in A, {words['B']} in B", [
-        f"updates differ by {share:.3g} of the weights themselves ({len(shares)} tensors)",
+        f"updates differ by {share:.3g} of the weights ({len(shares)} tensors)",
         f"a learning rate of {rate:g} and decays of {one:g} and {other:g} make {-rate * (one - other):.3g}",
     ]
 
@@ -785,7 +809,7 @@ def _state(case: Case) -> Found | None:
         told = f"{line.name.tensor} was changed before step {line.name.step}, {line.verdict}"
         return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [told]
     told = f": {pair[0].tolist()} in A, {pair[1].tolist()} in B" if pair else ""
-    return f"the optimizers run step {line.name.step} with another {line.name.tensor}", [
+    return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
         f"{line.name}{told}"
     ]
 

@@ -21,7 +21,7 @@ from bridge.trace.segments import Floats, Places, Segments
 from bridge.trace.verdicts import FAULTS, Line
 
 SLACK = 8.0
-"""Approximate number of roundings in one layer, which has more operations than one."""
+"""Approximate number of successive roundings in one layer."""
 
 GAIN = 8.0
 """Factor by which values may be further apart than the weights from which they are computed."""

@@ -1,8 +1,9 @@
-"""Desync checks: digests of what ranks hold alike, queued where it arises and compared once a step, before the update.
+"""Desync checks: digests of tensors that ranks hold alike, queued in hooks and compared once a step
+before the update.
 
-Hooks call no collectives. At a point that every rank reaches, ranks first compare how many digests they have and of what, so
-that different lists end in a report and not in a hang; then the digests; and all agree on the verdict before anything that
-differs is gathered.
+Hooks call no collectives. At a point that every rank reaches, ranks first compare the number and
+the names of their digests, so that different lists lead to a report and not to a hang. Then they
+compare the digests, and agree on the verdict before tensors that differ are gathered.
 """
 
 from __future__ import annotations
@@ -62,13 +63,15 @@ class DesyncError(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How ranks are compared: in one step out of `every`, with values up to `ulps` units in the last
-    place apart (above 0, activations are kept to the end of a step), and with at most `reports` tensors
-    examined in a step. A difference is logged (`action` "log"), raises `DesyncError` ("raise"), or does
-    so after its tensors were written to `folder` ("dump").
+    """How often and how exactly ranks are compared, and the reaction to a difference.
 
-    In one step out of `thorough`, and in the first two, everything is compared, by digests that no
-    change escapes. The other steps compare counters, and updated weights by quicker digests.
+    Ranks are compared in one step out of `every`. Values may differ by `ulps` units in the last
+    place (above 0, activations are kept to the end of a step). At most `reports` tensors are
+    examined in a step. A difference is logged (`action` "log"), raises `DesyncError` ("raise"), or
+    does so after its tensors were written to `folder` ("dump").
+
+    In one step out of `thorough`, and in the first two, everything is compared, by digests that
+    detect every change. The other steps compare counters, and updated weights by quicker digests.
     """
 
     every: int = 1
@@ -288,7 +291,7 @@ class Desync:
         """
         found = self.differing(step)
         found += [
-            Mismatch(name, (self.comm.rank,), (), "computing it again in backward gave other bits")
+            Mismatch(name, (self.comm.rank,), (), "recomputing it in backward gave different bits")
             for name, (first, *again) in self._forwards.items()
             if any(not torch.equal(first, other) for other in again)
         ]
@@ -304,7 +307,7 @@ class Desync:
         if there.any():
             dump = self._dumped(step) if self.policy.action == "dump" else None
             name = Name(step, "reduce", "", None, "elsewhere")
-            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report what differs")
+            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report a difference")
             raise DesyncError(found or [told], dump)
         self._differing.clear()
         return tuple(found)
@@ -446,7 +449,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.elements:
-            return "equal now: it was overwritten since"
+            return "equal now, since it was overwritten"
         return (
             f"{self.elements} of {self.of} elements, first at {list(self.first)},"
             f" largest difference {self.largest:.3g} ({self.ulps} ulps)"

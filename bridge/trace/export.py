@@ -105,7 +105,7 @@ def export(found: Series, target: str, out: Path) -> int:
     Returns the number of scalars. Raises `BridgeError`.
     """
     if out.exists():
-        raise BridgeError(f"{out}: it exists already; name a folder that does not")
+        raise BridgeError(f"{out}: it exists already; name a new folder")
     # In the same folder: a rename does not cross file systems.
     beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:

@@ -32,9 +32,9 @@ class Filter:
         steps = (
             f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
         )
-        layers = f"layers with {', '.join(self.layers)} in their name" if self.layers else ""
+        layers = f"layers with {', '.join(self.layers)} in their names" if self.layers else ""
         told = [*filter(None, [layers, ", ".join(self.kinds), steps])]
-        return [f"its log has {', of these '.join(told)} alone"] if told else []
+        return [f"its log has only {', and of these '.join(told)}"] if told else []
 
     def about(self) -> dict[str, Any]:
         """The filter as an entry for the head of a run; empty if everything is selected."""

@@ -83,8 +83,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "updates are larger than this optimizer can make them at its learning rate"
     ),
     "update-unexplained": Meaning(
-        "an update does not follow from the gradient, the optimizer's state and its settings by "
-        "its rule"
+        "an update does not follow from the gradient by the optimizer's rule, state and settings"
     ),
     "weights-changed": Meaning(
         "something other than the optimizer changed weights between two steps", "remark"

@@ -125,5 +125,5 @@ def words(step: Step) -> str:
         f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"
         for name, norm in step.norms.items()
     ]
-    parts += ["tensors left out, for the budget of its log"] if step.left else []
+    parts += ["tensors left out, since the log's budget is used up"] if step.left else []
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

@@ -93,7 +93,9 @@ class _Watch:
         self.inside = False
         self.hooks: list[Any] = []
         self.first: weakref.ref[Any] | None = None
-        """The first module that trains and that no optimizer holds."""
+        """The first module that trains although no optimizer holds its parameters; None if there is
+        none.
+        """
 
     def forward(self, module: Any, given: Any) -> None:
         """Attach a module that runs if it is called from outside, trains, and has its parameters in
@@ -112,7 +114,9 @@ class _Watch:
             self.first = weakref.ref(module)
 
     def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
-        """An optimizer steps. If a module trained meanwhile that none holds, it was made for another copy of it."""
+        """Attach a module that trained without an optimizer when one steps, which was made for
+        another copy of it.
+        """
         module = self.first() if self.first is not None else None
         if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):
             return
@@ -207,7 +211,7 @@ class _Watch:
                 **settings,
             )
         except BridgeError as error:
-            logger.error("%s; nothing of this training is watched", error)
+            logger.error("%s; this training is not watched", error)
             return
         if tracer.source.comm.rank == 0:
             place = Path(run)

@@ -44,7 +44,8 @@ class Keep:
             or any(rank < 0 for rank in self.ranks)
         ):
             raise BridgeError(
-                f"keep: found {self}, expected every and budget of at least 1, and ranks from 0 on"
+                f"keep: found {self}, expected at least 1 for every and budget, and ranks of at "
+                "least 0"
             )
 
     def takes(self, step: int, rank: int) -> bool:
@@ -69,9 +70,9 @@ def notes(keep: Mapping[str, Any]) -> list[str]:
     """
     found = []
     if keep.get("every", 1) > 1:
-        found.append(f"its log has one step of {keep['every']}")
+        found.append(f"its log has only one of every {keep['every']} steps")
     if keep.get("ranks"):
-        found.append(f"its log has rank {', '.join(map(str, keep['ranks']))} alone")
+        found.append(f"its log has only rank {', '.join(map(str, keep['ranks']))}")
     return found
 
 

@@ -210,7 +210,8 @@ class Log:
         ):
             self._thin *= 2
             self._say(
-                f"after step {step}, one step of {self._thin} is logged, for the {self.budget} bytes of rank {self.rank}"
+                f"after step {step}, only one of every {self._thin} steps is logged: rank "
+                f"{self.rank} has {self.budget} bytes"
             )
         return {}
 

@@ -1,4 +1,6 @@
-"""Any module as a source of traces: one rank, replicas, or what torch itself distributes, under whatever wraps it."""
+"""Any module as a source of traces, with or without wrappers: on one rank, replicated, or
+distributed by torch.
+"""
 
 from __future__ import annotations
 
@@ -179,8 +181,11 @@ class ModuleSource:
         weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
 
     def _meet(self, optimizer: Any) -> None:
-        """Follow an optimizer that nobody told of, as it steps. If it holds all that another one holds, it takes the place of
-        that one; if it holds parameters that no other one holds, it steps beside the others.
+        """Handle a step of an optimizer that was not passed to `attach` but holds parameters of the
+        module.
+
+        If it holds all parameters of a known optimizer, it replaces that one. If it holds
+        parameters that no known optimizer holds, it is added to the known ones.
         """
         inside = any(depth and began == self._entered for depth, began in self._open.values())
         if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):

@@ -62,7 +62,7 @@ def causes(
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append("the same in both: what differs was there before them")
+            found.append("the same in both: the difference is older than this update")
         elif other_order:
             found.append("the same values in another order: swapped microbatches or samples")
         else:

@@ -174,6 +174,7 @@ def mesh_of(stage: Any) -> Comm:
     found = next((mesh for mesh in grids if mesh.group(rank, "pipeline") == ranks), None)
     if found is None:
         raise BridgeError(
-            f"attach: found pipeline ranks {ranks} of {world}, expected a row of a grid of pipeline and data ranks"
+            f"attach: found pipeline ranks {ranks} of {world}, expected ranks that form a grid of "
+            "pipeline and data ranks"
         )
     return Comm(found, rank)

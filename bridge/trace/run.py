@@ -269,9 +269,10 @@ class Run:
             [step for step in self.steps if step not in self._kept],
         )
         if left:
-            budget = f"for its budget of {self.keep.get('budget')} bytes"
+            budget = f"due to its budget of {self.keep.get('budget')} bytes"
             found.append(
-                f"the tensors of {len(left)} of {len(self.steps)} steps were left out {budget}, those of step {left[0]} first"
+                f"the tensors of {len(left)} of {len(self.steps)} steps were left out {budget}, "
+                f"the first of them step {left[0]}"
             )
         return tuple(found)
 

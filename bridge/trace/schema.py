@@ -253,7 +253,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
 def _reason(found: Record, step: int) -> str:
     """The reason why no log can hold such a record; empty if one can."""
     if found.name.step != step:
-        return f"a record of step {found.name.step} in a line of step {step}"
+        return f"found a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:
         return f"found phase {shown(found.name.phase)}, expected one of {', '.join(PHASES)}"
     if not 0 <= found.level <= MOST_LEVEL:

@@ -46,9 +46,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Where a run is: its step, the microbatch that runs, how many the step has over all data ranks
-    (None: unknown), and whether a forward pass runs once more, outside of any backward. If the number is
-    unknown, `part` may tell which of how many equal parts of that microbatch this rank has.
+    """The present point of a run.
+
+    It has the step, the current microbatch, the number of microbatches in the step over all data
+    ranks (None: unknown), and whether the current forward pass is a recomputation outside of any
+    backward pass. If the number is unknown, `part` may have this rank's index and the number of
+    equal parts of the microbatch.
     """
 
     step: int

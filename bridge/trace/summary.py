@@ -125,9 +125,11 @@ def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Ten
 
 @lru_cache(maxsize=4096)
 def sampled(shape: tuple[int, ...], level: int) -> Tensor:
-    """Places of the samples of a whole tensor of that shape, in row-major order: 2^(level - 3) of them, as far apart as
-    they can be without falling into one column (Fast-LLM's rule, so that both logs show the same elements). Others get the same
-    tensor: leave it as it is.
+    """The indices of the samples of a whole tensor of this shape, in row-major order.
+
+    There are 2^(level - 3) of them, as far apart as possible without falling into one column
+    (Fast-LLM's rule, so that both logs show the same elements). The returned tensor is cached: do
+    not change it.
     """
     size, wanted = prod(shape), 2 ** (level - SAMPLES)
     step = max(size // wanted, 1)

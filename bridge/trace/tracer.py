@@ -135,7 +135,8 @@ class Tracer:
             self.observers = [other for other in self.observers if other is not observer]
             at = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
-                "trace: %s fails in step %s, is left out from here on, and the training goes on: %s: %s (%s, line %s)",
+                "trace: %s fails in step %s and is left out from here on, while the training goes "
+                "on: %s: %s (%s, line %s)",
                 type(observer).__name__,
                 self.source.now().step,
                 type(error).__name__,

@@ -260,7 +260,7 @@ CAUSES: Mapping[str, Cause] = {
         plants("wrapped", coarse_sums, 0), ("DDP", "DeepSpeed ZeRO 1"), "bf16", "ISEEKYAN/Megatron-LM#149"
     ),
     "schedule a step ahead": Cause(plants("begins", later, AT), ("FSDP2", "DDP"), "learning rate", "accelerate#2142"),
-    "samples in another order": Cause(planting.swapped, ("accelerate", "DDP"), "another order|other data", "TrainCheck"),
+    "samples in another order": Cause(planting.swapped, ("accelerate", "DDP"), "another order|different data", "TrainCheck"),
     "labels shifted twice": Cause(planting.wrong_targets, ("FSDP2", "DeepSpeed ZeRO 1"), "targets", "transformers#47394"),
     "positions from one": Cause(plants("built", shifted, 0), ("DDP", "FSDP2"), "pos is the first", "TTrace"),
     "a tie that was lost": Cause(plants("built", planting.unties, 0), ("DDP", "FSDP2"), "tied in the other", "verl#7835"),
@@ -288,7 +288,7 @@ CAUSES: Mapping[str, Cause] = {
     "norms not summed over tensor ranks": Cause(
         plants("begins", planting.without("_allreduce_non_tensor_model_parallel_grads")),
         ("Megatron-Core, tensor 2, sequence", "native, tensor 2, sequence"),
-        "alone are computed, put together",
+        "alone are computed, combined",
         "Megatron-LM#1446",
     ),
     "tied embeddings not summed over stages": Cause(

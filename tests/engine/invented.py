@@ -274,13 +274,13 @@ def engine_rate(loop: Loop, step: int) -> None:
 
 
 SEEN = ("data-repeated",)
-ITSELF = "is the first to give something else"
+ITSELF = "is the first layer whose outputs differ"
 INVENTED: Mapping[str, Planted] = {
     "V1": Planted(counted, r"1/backward/", "the loss, its targets|weigh", (), "DDP", padded),
     "V2": Planted(divided, r"1/backward/", r"0\.5 times B's", (), "FSDP2"),
     "V3": Planted(drops_last, r"2/backward/", "the loss .* is 0 times", (), "accelerate"),
-    "V4": Planted(again, r"2/forward/.*input", "other data", SEEN, "DDP"),
-    "V5": Planted(one_microbatch, r"1/forward/.*input", "other data", SEEN, "FSDP2"),
+    "V4": Planted(again, r"2/forward/.*input", "different data", SEEN, "DDP"),
+    "V5": Planted(one_microbatch, r"1/forward/.*input", "different data", SEEN, "FSDP2"),
     "V6": Planted(misses_targets, r"1/backward/", "the loss, its targets", (), "pipelining"),
     "V7": Planted(
         plants("begins", set_on_blocks("first", 3)), r"2/forward/.*blocks\.0/output", ITSELF, (), "FSDP2", blocks_of(Turned)

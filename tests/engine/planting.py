@@ -624,7 +624,7 @@ FAULTS: dict[str, Planted] = {
         plants("backward", lambda loop, step: loop.optimizer.zero_grad()), r"2/reduce/", "no gradient is left", ("gradient-lost",)
     ),
     "A3": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",)),
-    "A5": Planted(sets(alike=True), r"1/forward/.*input", "other data", ("same-data",)),
+    "A5": Planted(sets(alike=True), r"1/forward/.*input", "different data", ("same-data",)),
     "A12": Planted(plants("built", moves_buffer, 0, 1), r"0/init/.*scale", "other buffers on rank 1", ("buffers-differ",)),
     "A14": Planted(sets(decay=0.1), r"1/update/", "weight.decay", ("decay-on-norms",)),
     "A17": Planted(
@@ -908,7 +908,7 @@ FAULTS |= {
     "M2": Planted(
         plants("begins", without("_allreduce_non_tensor_model_parallel_grads")),
         r"2/reduce/block0/gradient",
-        "alone are computed, put together",
+        "alone are computed, combined",
         ("replicas-differ",),
         SEQ,
     ),
@@ -947,12 +947,12 @@ FAULTS |= {
     "B10": Planted(sets(rate=2e-2), r"1/(update|reduce/state)", "learning rate", ()),
     "B11": Planted(sets(settings={"eps": 1e-3, "betas": (0.5, 0.9)}), r"[12]/update", "betas", ()),
     "B12": Planted(sets(settings={"eps": 1e-5}), r"1/update", "eps", ()),
-    "B13": Planted(swapped, r"2/forward/input", "other data|order", ()),
+    "B13": Planted(swapped, r"2/forward/input", "different data|order", ()),
     "B14": Planted(plants("backward", halves("blocks.1")), r"2/reduce/blocks\.1", r"blocks\.1.* alone", ("gradient-changed",)),
     "B16": Planted(plants("begins", blunt_norm), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", ()),
     "F1": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "FSDP2"),
     "F2": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",), "FSDP2"),
-    "F3": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "FSDP2"),
+    "F3": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "FSDP2"),
     "F4": Planted(plants("backward", summed, None), r"1/reduce", "2 times B's", (), "FSDP2"),
     "F5": Planted(plants("backward", local_clip), r"2/(reduce|update)", "different norms", ("clip-norms-differ",), "FSDP2"),
     "F6": Planted(
@@ -966,7 +966,7 @@ FAULTS |= {
         "DTensor",
         alike,
     ),
-    "D2": Planted(other_data, r"1/forward/input", "other data", ("replicas-differ",), "DTensor", alike),
+    "D2": Planted(other_data, r"1/forward/input", "different data", ("replicas-differ",), "DTensor", alike),
     "D3": Planted(plants("begins", skip_clear, None), r"2/reduce/", "not cleared", ("gradient-stale",), "DTensor", alike),
     "D4": Planted(
         plants("begins", rates(1.5), rank=1),
@@ -980,7 +980,7 @@ FAULTS |= {
         plants("begins", scales(1, 1.001)), r"2/forward/blocks\.1/output", r"blocks\.1 is the first", (), "DTensor", alike
     ),
     "C1": Planted(sets(clears=False), r"2/reduce/", "not cleared", ("gradient-stale",), "accelerate"),
-    "C2": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "accelerate"),
+    "C2": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "accelerate"),
     "C3": Planted(
         plants("backward", lambda loop, step: loop.optimizer.zero_grad()),
         r"2/reduce/",
@@ -1010,7 +1010,7 @@ FAULTS |= {
         ("replicas-differ",),
         "DeepSpeed ZeRO 0",
     ),
-    "Z2": Planted(alike, r"1/forward/.*input", "other data", ("same-data",), "DeepSpeed ZeRO 2"),
+    "Z2": Planted(alike, r"1/forward/.*input", "different data", ("same-data",), "DeepSpeed ZeRO 2"),
     "Z3": Planted(
         plants("begins", scales(1, 1.001)), r"2/forward/.*blocks\.1/output", r"blocks\.1 is the first", (), "DeepSpeed ZeRO 2"
     ),

@@ -84,7 +84,7 @@ def test_a_check_every_other_step(run: Ranks) -> None:
 def test_a_forward_that_is_run_again_is_compared_with_the_first(run: Ranks) -> None:
     case = Case({**TENSOR, "recompute.granularity": "full"})
     said = [report for reports in run(2, wavering, case) for report in reports]
-    named = re.compile(r"desync: 1/forward/block1/microbatch 0/output: rank \d differs from itself; computing it again")
+    named = re.compile(r"desync: 1/forward/block1/microbatch 0/output: rank \d differs from itself; recomputing it")
     assert any(map(named.match, said)), said
     assert not any("embedding" in line or "block0" in line for line in said)
 

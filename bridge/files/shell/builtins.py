@@ -364,7 +364,7 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     options, names = _options(called[1:], "dnOsucC")
     name = names[0] if names else "MAPFILE"
     if name is None:
-        raise reader.refuse(place, "the name behind mapfile is not known")
+        raise reader.refuse(place, "the name of the array that mapfile sets is not known")
     text = known(reader.scope.input) if reader.scope.input is not None else None
     counts = [options.get(letter, "0") for letter in "sn"]
     if (
@@ -431,7 +431,7 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
     """Turn an option on or off. Raises `SourceError` for options that are not supported."""
     problem = (
-        f"the option behind {options.command} is not known"
+        f"the option of {options.command} is not known"
         if name is None
         else options.problem(name, on)
     )

@@ -142,7 +142,7 @@ WRITING = re.compile(
     r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",
     re.DOTALL,
 )
-"""Options that name what a program writes."""
+"""Matches options that name a file which a program writes."""
 
 
 def _text(text: str) -> Pieces:

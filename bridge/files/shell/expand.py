@@ -37,7 +37,7 @@ EACH = re.compile(_EACH)
 JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 ODD = (
-    ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a way of its own"),
+    ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a special way"),
     (
         "\\",
         ESCAPED,
@@ -49,7 +49,7 @@ message.
 """
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """A word without expansions and quotes."""
-OUTPUT = "it is the output of a command, and nothing is run"
+OUTPUT = "it is the output of a command, and commands are not run"
 FILES = "it depends on the files that match"
 GLOBBING = re.compile(r"[*?\[(]")
 """Characters of which a pattern has at least one."""
@@ -137,7 +137,7 @@ class Expander:
         return tuple(self.joined(pieces))
 
     def _literal(self, word: Word) -> Pieces | None:
-        """A word that stands for itself; None for any other."""
+        """The text of a literal word; None for any other word."""
         if len(word.parts) != 1 or word.parts[0].kind != "text" or self.source.segments is not None:
             return None
         said = self.source.text[word.start : word.end]
@@ -395,7 +395,7 @@ class Expander:
         ):
             subject, position = subjects.at(self, start + 1, end)
             if position == end and "[" not in text[start + 1 : end] and subject.indexed:
-                raise Unread("a shell counts 0 characters in a reference to an element")
+                raise Unread("the length of a reference to an element is not supported")
             if position == end and subject.before:
                 raise arithmetic.Wrong("the index lies before the array")
             if position == end:
@@ -472,7 +472,7 @@ class Expander:
     def check_joiner(self, joined: str, quoted: bool) -> None:
         """With an empty IFS, bash joins names, keys and trimmed elements in several ways. Raises `Unread` for these."""
         if joined == "*" and not quoted and self.scope.separators == "":
-            raise Unread("IFS is empty, and a shell joins [*] in a way of its own here")
+            raise Unread("IFS is empty, and a shell joins [*] in a special way here")
 
     def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
         """The joiner of elements without word splitting: a blank for plain elements, IFS after an operator."""
@@ -485,7 +485,7 @@ class Expander:
         if joined != "*" and quoted:
             if not first:
                 raise Unread(
-                    "IFS is empty, and a shell joins [@] in a way of its own where nothing is split"
+                    "IFS is empty, and a shell joins [@] in a special way if nothing is split"
                 )
             return Break(first, made=True)
         if quoted:

@@ -65,7 +65,7 @@ def _told(words: Sequence[str]) -> _Told:
         # The form of the first releases: the letters come first, and the output is not quoted.
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
-        raise Unread("this order of getopt is not supported")
+        raise Unread("option letters of getopt that begin with - are not supported")
     letters = {found[1]: found[2] for found in re.finditer(r"([^:+])(:{0,2})", short)}
     return _Told(letters, names, rest, short.startswith("+"), quotes)
 

@@ -204,7 +204,7 @@ def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
     """The reason why a line is no run; empty if there is none to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
-        return f"starts another script, {seen.words[seen.at].spelling}; read that one"
+        return f"starts another script, {seen.words[seen.at].spelling}; pass that one instead"
     if first.text is None and first.spelling.startswith("$"):
         return (
             f"its first word, {first.spelling}, is not "

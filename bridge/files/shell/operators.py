@@ -206,7 +206,7 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
     # argument.
     listed = subject.elements or []
     if subject.name in ALL and (not first or first < -len(listed)):
-        raise Unread("the name of the script is a part of it")
+        raise Unread("it includes the name of the script, which is not known")
     if count is not None and count < 0:
         raise arithmetic.Wrong("the number of elements is below 0")
     value = expander.scope.get(subject.name) if subject.name not in ALL else None

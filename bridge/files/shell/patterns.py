@@ -38,7 +38,7 @@ class Unread(ValueError):
 def simple(text: str) -> str:
     """Return `text`, whose characters all locales must treat alike. Raises `Unread` otherwise."""
     if not text.isascii():
-        raise Unread("the locale decides how letters beyond ASCII are counted")
+        raise Unread("the length of text beyond ASCII depends on the locale")
     return text
 
 

@@ -78,10 +78,10 @@ class Unknown:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Break:
-    """The border between two elements of an array. Without word splitting it becomes `joiner`.
+    """The border between two elements of an array. It becomes `joiner` if words are not split.
 
-    With word splitting it becomes `mark` if that is no blank; then an empty text before it is a word too. In a test or `case`,
-    elements that were `made` by an operator are joined by a blank.
+    If they are, it becomes `mark` unless that is a blank, and then an empty text before it is a
+    word, too. In a test or `case`, elements that were `made` by an operator are joined by a blank.
     """
 
     joiner: str = " "

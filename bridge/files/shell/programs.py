@@ -199,7 +199,7 @@ CUT = re.compile(
 
 
 def _places(said: str) -> list[tuple[int, int]]:
-    """The ranges of a list like `1,3-4,6-`; raises `Unread` for what `cut` refuses."""
+    """The ranges in a list like `1,3-4,6-`. Raises `Unread` for a list that `cut` refuses."""
     found = []
     for part in said.split(","):
         told = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)

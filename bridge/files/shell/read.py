@@ -286,7 +286,10 @@ class Reader:
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
         if self.steps > MOST_STEPS:
-            problem = f"found more than {MOST_STEPS:,} steps; a launch script does less, is this the right file?"
+            problem = (
+                f"found more than {MOST_STEPS:,} steps; a launch script has fewer, is this the "
+                "right file?"
+            )
             raise self.refuse(node.start_byte, problem)
         handler = STATEMENTS.get(node.type)
         if handler is None:
@@ -321,7 +324,8 @@ class Reader:
                 self.doubt(self.source.line(self.place))
             return
         if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
-            raise self.refuse(self.place, f"a trap for errors, and {scope.unsure['errtrace'].why}")
+            why = scope.unsure["errtrace"].why
+            raise self.refuse(self.place, f"it is not known if functions run the ERR trap: {why}")
         # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.trapped(scope.at_error)
@@ -844,7 +848,7 @@ class Reader:
             self.scope.output = (*self.scope.output, *pieces)
             if len(self.scope.output) > MOST_STEPS:
                 raise OverflowError(
-                    f"writes more than {MOST_STEPS:,} parts; is this the right file?"
+                    f"a command writes more than {MOST_STEPS:,} parts; is this the right file?"
                 )
 
     def nested(

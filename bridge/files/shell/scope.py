@@ -628,7 +628,7 @@ class Scope:
         if not running:
             self.become(branches[0])
             return
-        branch = Branch(line, f"a branch decides it (line {line}){self.hints.get(line, '')}")
+        branch = Branch(line, f"it depends on a branch (line {line}){self.hints.get(line, '')}")
         self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 

@@ -76,7 +76,7 @@ class Launch:
         return None if found is None or is_gone(found) else found
 
     def __str__(self) -> str:
-        where = f", in a branch that nothing decides (line {self.branch})" if self.branch else ""
+        where = f", in a branch of unknown condition (line {self.branch})" if self.branch else ""
         return f"line {self.line}: {self.program}{where}"
 
 
@@ -150,8 +150,8 @@ class Script:
     def assumed(self) -> Iterator[tuple[int, str, str]]:
         """Yield line, name and assumption for each sourced file that was not read."""
         for found in dict.fromkeys(self.reader.sourced):
-            tools = "to set up tools, and nothing that the run uses"
-            taken = tools if found.tools else "to do nothing but set variables"
+            tools = "to set up tools, but nothing that the run uses"
+            taken = tools if found.tools else "to set variables, and to do nothing else"
             yield (
                 found.line,
                 f"source {found.name}",

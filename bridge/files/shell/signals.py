@@ -123,7 +123,7 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         late = reader.behind and signal and signal not in (reader.scope.around or {})
         if signal != "0" and not late:
             raise reader.refuse(
-                place, "a shell that the script starts sends it a signal, which is not supported"
+                place, "an inner shell sends the script a signal, which is not supported"
             )
     if "own" in kinds:
         reader.scope.status = 0 if kinds == {"own"} else None

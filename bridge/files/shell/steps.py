@@ -79,7 +79,7 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
     if not groups:
         return SPAN.match(text, begin, end)
     if endless(pattern, end - begin, 0):
-        raise Unread("it takes too long to find the groups of this expression")
+        raise Unread("the groups of this expression take too long to find")
     return pattern.fullmatch(text, begin, end)
 
 

@@ -308,7 +308,7 @@ def ordered(text: str, flags: str) -> str:
     ):
         lines.sort()
     else:
-        raise Unread("the language of the machine decides how texts are sorted")
+        raise Unread("the order of sort depends on the locale of the machine")
     if "u" in flags:
         lines = list(dict.fromkeys(lines))
     return "".join(f"{line}\n" for line in (reversed(lines) if "r" in flags else lines))

@@ -142,7 +142,7 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     if text is None:
         raise Unread("the index is not known")
     if value and value.table and not text and expander.scope.on("errexit"):
-        raise arithmetic.Wrong("an empty key is an error, on which set -e ends a shell")
+        raise arithmetic.Wrong("an empty key is an error, at which set -e ends a shell")
     return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
 
 

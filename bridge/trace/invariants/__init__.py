@@ -59,7 +59,10 @@ class Passes(Check):
         told, passes = self.source.accumulation, self.source.passes
         if told and (passes % told or (passes > told and self.source.strict)):
             yield Finding(
-                "accumulation-differs", step, "", f"told {told} passes a step, found {passes}"
+                "accumulation-differs",
+                step,
+                "",
+                f"expected {told} passes in a step, found {passes}",
             )
 
 

@@ -113,7 +113,10 @@ class Ties(Check):
                     and one.shape == other.shape
                 )
                 if trained and self._alike(one, other) and id(one) in names and id(other) in names:
-                    told = f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} values and are apart"
+                    told = (
+                        f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} "
+                        "values but are separate"
+                    )
                     yield Finding("untied", 0, names[id(other)], told)
                     return
         config = getattr(model, "config", None)
@@ -129,7 +132,10 @@ class Ties(Check):
             and pair[0] is not pair[1]
             and type(pair[0]) is nn.Parameter
         ):
-            told = "the model's config says tie_word_embeddings, and input and output embeddings are two parameters"
+            told = (
+                "the model's config sets tie_word_embeddings, but input and output embeddings are "
+                "two parameters"
+            )
             yield Finding("untied", 0, names.get(id(pair[0]), "head"), told)
 
     @staticmethod

@@ -119,7 +119,7 @@ class Explained(Check):
         pairs = zip(answers, bounds, strict=True)
         if all(bool(((change - answer).abs() > bound).any()) for answer, bound in pairs):
             worst = max(float((change - answer).abs().max()) for answer in answers)
-            self.odd[name] = f"{worst:.2g} off where it moves by {float(change.abs().max()):.2g}"
+            self.odd[name] = f"off by {worst:.2g}, with a change of {float(change.abs().max()):.2g}"
 
     def local(self, step: int) -> Iterator[Finding]:
         if self.odd:

@@ -110,7 +110,7 @@ class Cleared(Check):
                 "gradient-missing",
                 step,
                 missing[0],
-                f"{len(missing)} of {self.parameters} have none: {few(missing)}",
+                f"{len(missing)} of {self.parameters} parameters have no gradient: {few(missing)}",
             )
 
     def ended(self) -> None:

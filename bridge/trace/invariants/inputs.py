@@ -60,7 +60,10 @@ class Samples(Check):
         within = len(self.passes) - len(set(self.passes))
         earlier = len(set(self.passes) & set(self.before))
         if within or earlier:
-            told = f"of {len(self.passes)} passes {within} repeat one of the step itself, {earlier} one of the step before"
+            told = (
+                f"of {len(self.passes)} passes, {within} repeat another pass of the step, "
+                f"{earlier} a pass of the step before"
+            )
             yield Finding("data-repeated", step, "", told)
 
     def ended(self) -> None:
@@ -107,7 +110,10 @@ class Randomness(Check):
         states, repeated = rows.T
         if repeated.any():
             ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
-            told = f"{int(repeated.max())} passes of the step began with the random state of a pass before"
+            told = (
+                f"{int(repeated.max())} passes of the step began with the random state of an "
+                "earlier pass"
+            )
             yield Finding(
                 "dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ()
             )
@@ -116,7 +122,8 @@ class Randomness(Check):
                 "dropout-alike",
                 step,
                 "",
-                f"{len(rows)} data ranks have {len(set(states.tolist()))} random states",
+                f"{len(rows)} data ranks have only {len(set(states.tolist()))} different random "
+                "states",
             )
 
     def ended(self) -> None:

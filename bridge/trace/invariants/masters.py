@@ -89,7 +89,10 @@ class Masters:
                 f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were",
             )
         if moved >= 64 and coarse > 0.98 * moved:
-            told = f"{coarse} of {moved} sampled fp32 weights that were updated have no more digits than 16 bits hold"
+            told = (
+                f"{coarse} of {moved} sampled fp32 weights that were updated have only the "
+                "precision of a 16-bit format"
+            )
             yield Finding("updates-lost", step, "", told)
 
 

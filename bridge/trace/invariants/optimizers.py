@@ -59,7 +59,9 @@ class Groups(Check):
         yield from self._decayed(named)
 
     def _mastered(self) -> bool:
-        """Whether the optimizer holds copies of 16-bit weights in fp32, which a script copies back itself."""
+        """Whether the optimizer holds fp32 copies of the 16-bit weights, which the script itself
+        copies back.
+        """
         shapes = Counter(
             weight.shape
             for group in self.source.groups
@@ -86,7 +88,7 @@ class Groups(Check):
                 "decay-on-norms",
                 0,
                 flat[0],
-                f"{len(flat)} of less than two dimensions: {few(flat)}",
+                f"{len(flat)} parameters of less than two dimensions: {few(flat)}",
             )
 
     def local(self, step: int) -> Iterator[Finding]:
@@ -103,7 +105,10 @@ class Groups(Check):
         ]
         if idle:
             layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
-            told = f"{len(idle)} of {len(named)} get gradients and are in no group: {few(idle)}"
+            told = (
+                f"{len(idle)} of {len(named)} parameters get gradients but are in no group: "
+                f"{few(idle)}"
+            )
             yield Finding("not-in-optimizer", step, layer or idle[0], told)
 
 
@@ -160,7 +165,8 @@ class Updated(Check):
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
             told = (
-                f"{len(moved)} of {len(self.now)} are not what the last update left: {few(moved)}"
+                f"{len(moved)} of {len(self.now)} weights have changed since the last update: "
+                f"{few(moved)}"
             )
             yield Finding("weights-changed", step, moved[0], told)
         if self.source.replaced:
@@ -295,7 +301,7 @@ class Resumed(Check):
             if {"step", "exp_avg_sq"} <= set(state)
         ]
         if self.source.done and not states:
-            told = f"the run goes on after step {self.source.done}, and the optimizer has no state"
+            told = f"the run resumes after step {self.source.done}, but the optimizer has no state"
             yield Finding("moments-not-resumed", 0, "", told)
         steps = max((count for count, _ in counted), default=0)
         moved = any(bool(sample(local(moment)).any()) for _, moment in counted)

@@ -76,9 +76,16 @@ class Late(Check):
             late = gap > LEAST and gap > SHARE * whole
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
-                told = f"it takes {gap:.2g} s more than the others {name}, whose own work of a step takes {whole:.2g} s"
+                told = (
+                    f"it takes {gap:.2g} s longer than the others {name}; their own work in a step "
+                    f"takes {whole:.2g} s"
+                )
                 yield Finding(
-                    "rank-late", step, "", f"{told}; so in {TIMES} steps in a row", (self.at(rank),)
+                    "rank-late",
+                    step,
+                    "",
+                    f"{told}; so in {TIMES} consecutive steps",
+                    (self.at(rank),),
                 )
 
     def ended(self) -> None:

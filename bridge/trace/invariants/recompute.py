@@ -85,7 +85,10 @@ class Recomputed(Check):
         if self.odd:
             names = list(self.odd)
             layer = naming.layer_of(names[0], self.source.layers)[0]
-            told = f"{few(names)}: up to {max(self.odd.values()):.2g} of the values apart from the forward pass"
+            told = (
+                f"{few(names)}: up to {max(self.odd.values()):.2g} of the values away from those "
+                "of the forward pass"
+            )
             yield Finding("recompute-differs", step, layer or names[0], told)
 
     def ended(self) -> None:

@@ -62,7 +62,7 @@ def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     marks = {} if first is None else {first.name.step: "they part"}
     body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
     body.append(
-        "<h2>How far apart, by layer and step</h2>"
+        "<h2>Distance by layer and step</h2>"
         + _key(SHARE_WORDS, "the furthest tensor of each layer and step")
     )
     body += [drawn(panel) for panel in _comparison_maps(found)]
@@ -98,7 +98,10 @@ def _about(label: str, found: Series) -> str:
 def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
     rows = [(label, told) for label, found in both for told in found]
     if not rows:
-        return "<h2>Findings</h2><p>No finding was written: no invariant was broken, or none was held.</p>"
+        return (
+            "<h2>Findings</h2><p>No finding was written: no invariant was broken, or none was "
+            "checked.</p>"
+        )
     several = len(both) > 1
     heads = [
         *(["run"] if several else []),
@@ -248,7 +251,7 @@ def _those(ranks: Sequence[int], world: int) -> str:
     if world == 1:
         return "The only rank"
     if len(ranks) == world:
-        return f"All {world} ranks, which are alike"
+        return f"All {world} ranks, which are equal"
     word = "Ranks" if len(ranks) > 1 else "Rank"
     more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
     return f"{word} {', '.join(map(str, ranks[:16]))}{more}"
