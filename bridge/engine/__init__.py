@@ -44,13 +44,13 @@ def initialize(
 
     `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one
     before, or a model of Hugging Face, which is cut into layers: by running it on a few tokens, or
-    on the batch `sample` if it takes other inputs. Any other module is one layer.
-    `loss_fn(output, targets)` returns the mean loss of a microbatch, or its sum and a count.
-    `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
+    on the batch `sample` if it takes other inputs. Any other module is one layer. `loss_fn(output,
+    targets)` returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names the
+    modules that tensor ranks split (default: `model.tensor_plan()`), and
     `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
     `device` defaults to the accelerator if there is one, `environment` to the ranks that the
     launcher started. `groups` of parameters have hyperparameters of their own. With
-    `deterministic`, two runs give the same bits; with `variable_shapes`, shapes that pass between
+    `deterministic`, two runs are equal bit by bit; with `variable_shapes`, shapes that pass between
     pipeline ranks may differ by microbatch. What `plan.debug` asks for is logged to the folder
     `trace` (default: "trace"), whole with `full`; `policy` is that of `bridge.trace.attach`.
 

@@ -17,15 +17,15 @@ from bridge.errors import ConfigError
 from bridge.plan import Plan
 
 Facts = Mapping[str, str]
-"""What a rank was started with, by name, in words."""
+"""Facts with which a rank was started, as text by name."""
 ALIKE = "start all ranks with the same file, script and packages"
 
 
 def facts_of(
     given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]
 ) -> Facts:
-    """What has to be alike on all ranks, as text by name: releases, what was `given`, the plan,
-    groups of parameters, and names and shapes of the model.
+    """Facts that must be equal on all ranks, as text by name: releases, `given` arguments, the
+    plan, groups of parameters, and names and shapes of the model.
     """
     found: dict[str, Any] = {
         "stagebridge": __version__,

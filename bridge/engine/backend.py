@@ -1,4 +1,4 @@
-"""The native engine as a backend: it lifts a config of any stack, and runs what that means."""
+"""The native engine as a backend: it lifts a config of any stack, and runs the resulting plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NativeBackend(Backend):
-    """The engine of this package."""
+    """The native engine as a backend."""
 
     name: ClassVar[str] = "native"
     title: ClassVar[str] = "native engine"
@@ -131,7 +131,7 @@ class NativeTrainer:
 
 
 EXPERTS = ("model.experts", "parallel.expert", "parallel.expert_tensor")
-"""Fields of a plan that say how experts are divided. The engine ignores them for a model that has
-its own experts.
+"""Names of the plan fields that set how experts are divided. The engine ignores them for a model
+that has its own experts.
 """
 BACKEND = NativeBackend()

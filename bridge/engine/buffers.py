@@ -26,7 +26,7 @@ def aliases(module: nn.Module) -> dict[str, str]:
 
 
 def others(module: nn.Module) -> list[str]:
-    """Names in a module's state whose value is no tensor."""
+    """Names in a module's state whose value is not a tensor."""
     return [
         name
         for name, value in module.state_dict(keep_vars=True).items()
@@ -54,7 +54,7 @@ def owners(engine: Engine) -> dict[str, int]:
 
 
 def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that this rank is the first of its pipeline to update."""
+    """The buffers for which this rank is the first in its pipeline that updates them."""
     found = owners(engine)
     yield from (
         (name, tensor)
@@ -64,7 +64,9 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """A number below 2**63 that is equal on two ranks if their buffers hold the same bytes."""
+    """A digest of the buffers below 2**63, which is equal on two ranks if their buffers hold the
+    same bytes.
+    """
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in held(engine):
         found.update(name.encode())

@@ -1,5 +1,5 @@
-"""Checkpoints under global parameter names: written on one layout, read on any other, and never
-half there.
+"""Checkpoints under global parameter names: written on one layout, read on any other, and either
+complete or absent.
 
 A checkpoint is a folder with a safetensors file for each rank, `state.json` for the rest, and a
 digest of each. It is written under a temporary name, flushed to the disk, renamed, and only then
@@ -41,7 +41,7 @@ BUFFERS = "buffers"
 GENERATORS = "generators"
 SAID = "checkpoint"
 LONGEST = 256
-"""Bytes of the longest text that a rank tells the others."""
+"""The most bytes of a text that one rank sends to the others."""
 
 
 def save(
@@ -57,7 +57,8 @@ def save(
     saving: list[Saving] = []
     if left := buffers.others(engine.model):
         warnings.warn(
-            f"model: {', '.join(left)} of its state is no tensor and not saved; keep it in a buffer",
+            f"model: {', '.join(left)} of its state is not a tensor, so it is not saved; keep it "
+            "in a buffer",
             stacklevel=3,
         )
     with together(engine):
@@ -143,7 +144,8 @@ def _otherwise(engine: Engine, state: State) -> str:
         f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items()
     )
     return (
-        f"the checkpoint's run treated parameters otherwise: {told}; numbers change unless you pass groups"
+        f"the checkpoint's run used other hyperparameters: {told}; numbers change unless you pass "
+        "groups"
         if told
         else ""
     )
@@ -154,7 +156,8 @@ def _json(client: Mapping[str, Any]) -> Any:
         return json.loads(json.dumps(tagged.encoded(dict(client))))
     except (TypeError, ValueError, RecursionError) as error:
         raise BridgeError(
-            f"client_state: {error}; keep to numbers, texts, lists, tuples, sets and dictionaries"
+            f"client_state: {error}; use only numbers, strings, lists, tuples, sets and "
+            "dictionaries"
         ) from None
 
 
@@ -177,7 +180,7 @@ def _publish(
     if missing is not None:
         path = saving.temporary / missing
         raise BridgeError(
-            f"{path}: not there, though its rank wrote it; choose a folder that all ranks share"
+            f"{path}: no such file, though its rank wrote it; choose a folder that all ranks share"
         )
     text = _state(engine, client, copies)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
@@ -202,7 +205,7 @@ def _state(engine: Engine, client: Mapping[str, Any], copies: Sequence[int]) -> 
 
 
 def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of everything that a checkpoint of this engine holds."""
+    """Name and shape of every tensor in a checkpoint of this engine."""
     yield from _expected(engine)
     for copy in copies:
         yield from (
@@ -222,7 +225,7 @@ def _restore(engine: Engine, state: State) -> None:
 
 
 def _parts(engine: Engine) -> Iterator[Part]:
-    """Everything that this rank owns, replicas included."""
+    """Yield every tensor that this rank owns, replicas included."""
     for flat_index, flat in enumerate(engine.layout.flats):
         for name, tensor in _tensors(engine, flat_index):
             for piece in flat.pieces(engine.data.index):
@@ -311,7 +314,9 @@ def _copies(engine: Engine) -> list[int]:
 
 
 def _saved_copy(engine: Engine, state: State, name: str) -> str:
-    """Where this rank finds a buffer: its own copy, if the layout is the same and there is one."""
+    """The name under which this rank finds a buffer: that of its own copy, if the layout is the
+    same and there is one.
+    """
     own = f"{BUFFERS}/{_copy(engine)}/{name}"
     alike = state.copies == (engine.data.size, engine.tensor.size)
     return own if alike and own in state.tensors else f"{BUFFERS}/0/{name}"
@@ -320,7 +325,7 @@ def _saved_copy(engine: Engine, state: State, name: str) -> str:
 def _check(
     engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
-    """Raise `BridgeError` unless the saved tensors are those that this engine takes."""
+    """Raise `BridgeError` unless the saved tensors are those that this engine expects."""
     wanted = {name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}
     for name, held in buffers.buffers(engine.model).items():
         wanted[_saved_copy(engine, state, name)] = tuple(held.shape)
@@ -420,7 +425,9 @@ def together(engine: Engine) -> Iterator[None]:
 
 
 def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
-    """The `numbers` of each rank, in order of ranks. All give equally many, below 2**63."""
+    """The `numbers` of each rank, in order of ranks. All ranks give equally many numbers below
+    2**63.
+    """
     # Each rank fills its own row of zeros, so that the sum over ranks is every row.
     comm = engine.comm
     found = torch.zeros(comm.world.size, len(numbers), dtype=torch.int64, device=engine.device)

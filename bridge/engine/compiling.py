@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """While inside, `torch.compile` returns functions unchanged, unless there is CUDA.
+    """Context in which `torch.compile` returns functions unchanged, unless there is CUDA.
 
     Loading the compiler takes longer than the rest of a stack, and the functions compute the same
     without it.

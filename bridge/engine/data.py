@@ -1,5 +1,5 @@
-"""Data: samples of a text as functions of their number, so that a step's data depends only on the
-samples consumed before.
+"""Data: samples of a text as functions of their index, so that a step's data depends only on the
+number of samples consumed before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Text:
-    """Byte-level samples of `sequence` tokens, each from a place that its number and `seed` decide."""
+    """Byte-level samples of `sequence` tokens, each from a position that its index and `seed`
+    determine.
+    """
 
     content: Tensor
     sequence: int
@@ -60,8 +62,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Samples of random tokens, drawn from their number and `seed`. Each of `vocab` tokens is as
-    likely.
+    """Samples of random tokens, drawn from their index and `seed`. Each of `vocab` tokens is
+    equally likely.
     """
 
     vocab: int

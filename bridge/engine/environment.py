@@ -1,5 +1,5 @@
-"""The launcher's environment: rank and world from torchrun, the deepspeed launcher or SLURM; one
-process without any.
+"""The launcher's environment: rank and world from torchrun, the deepspeed launcher or SLURM; a
+single process without a launcher.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def neighbours() -> dict[int, int]:
-    """Process numbers of the job's ranks on this machine, by rank; empty without /proc."""
+    """Process ids of the job's ranks on this machine, by rank; empty without /proc."""
     mine = os.environ.get("MASTER_PORT")
     found = (
         ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*"))
@@ -56,11 +56,11 @@ def neighbours() -> dict[int, int]:
 
 
 GRACE = 1.0
-"""Seconds that a process may take to end once its connections have."""
+"""Seconds that a process may take to end after its connections have ended."""
 
 
 def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks among `processes` (numbers by rank) that run no more, or end now."""
+    """The ranks among `processes` (ids by rank) that have ended, or are ending now."""
     until = time.monotonic() + GRACE
     while True:
         # Z: ended, but its parent has not asked yet; X: dead.

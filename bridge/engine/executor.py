@@ -112,7 +112,7 @@ class Executor:
 
     @property
     def done(self) -> bool:
-        """Whether the whole row has run."""
+        """Whether all actions of the row have run."""
         return self._place == len(self.row)
 
     def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
@@ -303,7 +303,7 @@ class Executor:
         return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
     def _hand_down(self, action: Action, feed: Feed) -> None:
-        """Keep the gradients that the stage before needs: those of its outputs, in order, for each
+        """Store the gradients that the stage before needs: those of its outputs, in order, for each
         pass.
         """
         stage, _, microbatch = action
@@ -375,8 +375,8 @@ class Executor:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
 
     def _returned(self, action: Action) -> Forms:
-        """The forms of the gradients of a microbatch's outputs, which come back; empty before its
-        forward pass.
+        """The shapes and formats of the gradients that arrive for a microbatch's outputs; empty
+        before its forward pass.
         """
         passes = self.open.get((action.stage, action.microbatch))
         return passes[0].forms if passes else ()
@@ -403,7 +403,7 @@ class Executor:
 
 
 def _flat(value: Any, stage: int) -> list[Tensor]:
-    """The tensors of a stage's output, for a message."""
+    """The tensors of a stage's output, as a tuple for a message."""
     if isinstance(value, Stream):
         return list(value.tensors)
     if isinstance(value, Tensor):

@@ -15,8 +15,8 @@ from bridge.layout.traffic import SUM, SUM_BACKWARD
 
 
 def attach(found: Conversion) -> None:
-    """Keep this rank's experts of the stacks that the plan names, and add the places where ranks
-    sum to the sites.
+    """Keep this rank's experts of the stacks that the plan names, and add the sites where ranks sum
+    activations.
     """
     # Tokens that are split for the model are put together before a block's experts.
     tokens = found.plan.tokens is not None
@@ -35,7 +35,7 @@ def attach(found: Conversion) -> None:
 
 
 def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) -> None:
-    """Have a stack of experts hold those of `part` alone."""
+    """Reduce a stack of experts to those of `part`."""
     for name in counts(module):
         setattr(module, name, len(part))
     for name, weight in weights.items():
@@ -43,7 +43,7 @@ def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) ->
 
 
 def counts(module: nn.Module) -> list[str]:
-    """The attributes of a module that tell how many experts it has."""
+    """The attributes of a module that hold its number of experts."""
     sizes = {len(weight) for weight in module.parameters() if weight.dim()}
     return [
         name
@@ -53,22 +53,22 @@ def counts(module: nn.Module) -> list[str]:
 
 
 def chosen(index: Tensor, part: range) -> Tensor:
-    """The experts of each token by their numbers on a rank that has `part` of them. Those of other
-    ranks get the number behind its last, which models of transformers take for no expert.
+    """The experts of each token by their index on a rank that has `part` of them. Experts of other
+    ranks get the index after the last one, which models of transformers read as no expert.
     """
     here = (index >= part.start) & (index < part.stop)
     return (index - part.start).where(here, len(part))
 
 
 def by_kind(values: Iterable[Any]) -> tuple[list[int], list[int]]:
-    """Places of the tensors with numbers of experts, and of those with activations."""
+    """Positions of the arguments with indices of experts, and of those with activations."""
     tensors = [(place, value) for place, value in enumerate(values) if isinstance(value, Tensor)]
     floating = [place for place, value in tensors if value.is_floating_point()]
     return [place for place, _ in tensors if place not in floating], floating
 
 
 class _Experts:
-    """What is done with the inputs and the output of a stack of experts."""
+    """The changes to the inputs and the output of a stack of experts."""
 
     def __init__(self, module: nn.Module, split: Split, part: range) -> None:
         self.split, self.part = split, part
@@ -77,7 +77,9 @@ class _Experts:
         module.register_forward_hook(self.leave)
 
     def enter(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Take this rank's experts of each token; gradients of activations are summed over ranks."""
+        """Leave only this rank's experts of each token; gradients of activations are summed over
+        ranks.
+        """
         leaves, form = tree_flatten((given, named))
         indices, floating = by_kind(leaves)
         for place in indices:

@@ -1,5 +1,5 @@
-"""The fields of a plan that the engine does not fully honour. It refuses those that numbers depend
-on, and reports the rest.
+"""The fields of a plan that the engine does not fully honour. It refuses values that change the
+numbers, and reports the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The values of a field that the engine runs, what happens with others, and the effect of that.
+    """The limit of a field: the values that the engine runs, what it does for other values, and the
+    effect of that.
     """
 
     runs: tuple[Any, ...]
@@ -119,7 +120,9 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """The same for those who run the plan elsewhere: findings without an effect."""
+    """Findings without effect on the limits of the native engine, for plans that run on another
+    engine.
+    """
     return tuple(
         replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}")
         for it in _beyond(values)
@@ -127,7 +130,7 @@ def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
-    """Microbatches in a step: given, or worked out from the batch sizes, or one."""
+    """Number of microbatches in a step: as given, or computed from the batch sizes, or one."""
     batch = plan.batch
     return solve(batch.micro, batch.accumulation, batch.global_, data).accumulation or 1
 
@@ -144,7 +147,7 @@ def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """A finding for each field that has no effect beside the values of others."""
+    """A finding for each field that has no effect because of the values of others."""
     for paths_, (speaks, reason) in _SILENT.items():
         for path in paths_:
             if values.get(path) and not speaks(values):
@@ -221,11 +224,12 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ),
     ("recompute.kept_microbatches",): (
         lambda values: values.get("parallel.pipeline", 1) > 1 and _recomputes(values),
-        "several microbatches are in flight, and some computed again, only in a pipeline with recompute",
+        "only a pipeline with recomputation has several microbatches in flight, some of which it "
+        "recomputes",
     ),
     ("stages.boundaries",): (
         lambda values: values.get("stages.rule", "explicit") == "explicit",
-        "only the rule explicit takes boundaries",
+        "only the rule `explicit` uses boundaries",
     ),
     ("schedule.name", "schedule.group"): (
         lambda values: values.get("parallel.pipeline", 1) > 1,
@@ -250,6 +254,6 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
         "boundaries say where stages begin",
     ),
 }
-"""Fields that take effect only beside certain values of others: when they do, and why not
-otherwise. A field that is off or unset needs no row.
+"""Fields that take effect only with certain values of other fields, each with its condition and the
+reason why it has no effect otherwise. A field that is off or unset needs no row.
 """

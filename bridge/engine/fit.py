@@ -1,4 +1,4 @@
-"""Fit: a plan made to run on the ranks at hand, and what was changed for it."""
+"""Fit: a plan changed to run on the launched ranks, with a finding for each change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 
 ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
-"""Sizes that the engine runs at 1 only."""
+"""Sizes for which the engine runs only the value 1."""
 
 STAGES = ("stages.rule", "stages.boundaries", "stages.layers_per_stage")
 ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
-"""Fields that are dropped if they do not suit another number of layers or ranks."""
+"""Fields that are unset if they do not fit another number of layers or ranks."""
 
 
 def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Finding, ...]]:

@@ -78,7 +78,7 @@ class Gradients:
         return self.buffers[flat.grad_home][: flat.padded]
 
     def acquire(self, stage: int) -> None:
-        """Before `stage` runs backward: wait until the buffers that it writes are free."""
+        """Wait, before `stage` runs backward, until the buffers that it writes are free."""
         for flat in self.layout.of_stage(stage):
             if flat.grad_home in self._pending:
                 self._settle(flat.grad_home)
@@ -122,7 +122,7 @@ class Gradients:
         self._finished = False
 
     def tensors(self) -> Iterable[Tensor]:
-        """Every tensor of gradients that is kept, each piece of memory once."""
+        """Every kept tensor of gradients, each piece of memory once."""
         yield from self.buffers.values()
         yield from (shard for index, shard in self.shards.items() if self.flats[index].grad_shared)
 
@@ -137,7 +137,7 @@ class Gradients:
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
             gradient, parameter.grad = parameter.grad, None
-            assert gradient is not None, "the hook runs after a gradient was accumulated"
+            assert gradient is not None, "this hook runs only after a gradient was accumulated"
             if name in self._written:
                 place.add_(gradient)
             else:

@@ -17,8 +17,8 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(eq=False)
 class Group:
-    """Weights, and the nodes of the graph at which the way to them leaves the way to the inputs,
-    with the gradients that arrive there.
+    """Weights, the autograd nodes at which the backward path to them branches off the path to the
+    inputs, and the gradients that arrive there.
     """
 
     weights: list[Tensor]
@@ -29,7 +29,7 @@ class Halves:
     """One backward pass from `roots` with their `gradients`. Call `input` first, then `weight`,
     each once.
 
-    Gradients are caught at the nodes where the ways to weights branch off the way to the inputs.
+    Gradients are caught at the nodes where the paths to weights branch off the path to the inputs.
     `weight` continues from these nodes, so that nothing is computed twice. If no input needs a
     gradient, `weight` does all the work.
     """
@@ -82,8 +82,8 @@ class Halves:
         self._groups, self._roots = [], []
 
     def _outside(self) -> None:
-        """Give roots that do not depend on the inputs their whole gradient: the first half did not
-        come to them.
+        """Give roots that do not depend on the inputs their whole gradient, as the first half did
+        not reach them.
         """
         for group in self._groups:
             for edge, gradient in zip(self._roots, self._gradients, strict=True):
@@ -106,8 +106,8 @@ def _catch(group: Group, node: Node) -> Callable[[Gradients], None]:
 
 
 def _go_on(group: Group, retain: bool) -> None:
-    """Run backward for the weights of `group` from the nodes at which it was left. With `retain`,
-    the graph is kept.
+    """Run backward for the weights of `group` from the nodes at which the first half stopped. With
+    `retain`, the graph is kept.
     """
     edges = [
         (GradientEdge(node, place), gradient)
@@ -137,7 +137,7 @@ def _go_on(group: Group, retain: bool) -> None:
 
 
 def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
-    """Weights below the roots, grouped by the nodes at which their ways branch off. Weights that
+    """Weights below the roots, grouped by the nodes at which their paths branch off. Weights that
     share a node share a group.
     """
     wanted = {id(tensor) for tensor in inputs}
@@ -164,8 +164,8 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
 
 
 def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
-    """Note that the ways to `weights` branch off at `node`. Groups that have one of these weights
-    become one group.
+    """Record that the paths to `weights` branch off at `node`. Groups that have one of these
+    weights become one group.
     """
     weights = _unique(weights)
     if not weights:

@@ -1,5 +1,4 @@
-"""Layers: a model seen from outside, as layers in order, and each parameter with the stages that
-use it.
+"""Layers: a model as a list of layers in order, and its parameters with the stages that use them.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def chain_of(model: nn.Module) -> Chain:
 
 
 def facts(chain: Chain) -> Layers:
-    """The numbers that partition rules divide by: layers, and the parameters of each."""
+    """The facts about a model that partition rules use: its layers, and the parameters of each."""
     sizes = tuple(
         sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers
     )
@@ -85,12 +84,12 @@ def facts(chain: Chain) -> Layers:
 
 
 def logits_in(output: Any) -> Any:
-    """The logits that a model returns: its output, or the `logits` of that."""
+    """The logits that a model returns: its output, or the attribute `logits` of it."""
     return getattr(output, "logits", output)
 
 
 def loss_in(output: Any) -> Any:
-    """The loss that a model returns: its output, or the `loss` of that."""
+    """The loss that a model returns: its output, or the attribute `loss` of it."""
     return getattr(output, "loss", output)
 
 
@@ -129,8 +128,8 @@ ALSO = "_stagebridge_also"
 
 
 def also_uses(module: nn.Module) -> list[nn.Parameter]:
-    """The list of parameters of other modules that `module` uses when it runs. Whoever knows of one
-    appends it before an engine is made.
+    """The list of parameters of other modules that `module` uses when it runs. Code that knows such
+    a parameter appends it before the engine is created.
     """
     # In `__dict__`, as a parameter list in an attribute would give the parameters second names in
     # the model.

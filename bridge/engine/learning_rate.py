@@ -9,8 +9,8 @@ from bridge.errors import ConfigError
 from bridge.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
-"""`wsd` decays over the last of so many equal parts of all steps if the plan does not set its
-decay.
+"""If the plan does not set the decay of `wsd`, all steps are divided into this number of equal
+parts, and it decays over the last one.
 """
 
 
@@ -68,7 +68,7 @@ def weight_decay(ramp: DecayRamp, step: int) -> float | None:
 
 
 def decay_steps(schedule: LearningRate) -> int:
-    """Steps of the decay of `wsd`, at the end of the schedule."""
+    """Number of steps of the decay of `wsd`, at the end of the schedule."""
     return (
         max(1, _total(schedule) // DECAY_SHARE)
         if schedule.decay_steps is None

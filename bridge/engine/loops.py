@@ -48,7 +48,7 @@ class PlainTrainer:
         self.optimizer = _optimizer(plan, self.model)
 
     def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """This rank's place among data ranks, and their number."""
+        """This rank's index among data ranks, and their number."""
         return 0, 1
 
     def wrap(self, model: nn.Module) -> Any:
@@ -112,7 +112,7 @@ class PlainTrainer:
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """Do nothing: a plain loop sets up nothing beside the group of all ranks."""
+        """Do nothing: a plain loop sets up nothing besides the group of all ranks."""
 
 
 class ReplicatedTrainer(PlainTrainer):

@@ -18,7 +18,8 @@ STATE = ("scale", "window", "hysteresis", "minimum", "good", "tolerated")
 
 @dataclass
 class LossScaler:
-    """The scale and what decides its next change. If `window` is None, the scale is constant.
+    """The loss scale, and the settings and counters that decide its next change. If `window` is
+    None, the scale is constant.
 
     `good` counts good steps towards the next doubling, `tolerated` is how many more overflows leave
     the scale as it is. The first doubling, and each one after an overflow, takes `lead` good steps
@@ -63,7 +64,9 @@ class LossScaler:
         )
 
     def update(self, overflow: bool) -> None:
-        """Take note of one step, as torch's scaler does; hysteresis is what Megatron and DeepSpeed add."""
+        """Update the scale after one step, as torch's scaler does, with the hysteresis that
+        Megatron and DeepSpeed add.
+        """
         if self.window is None:
             return
         if overflow:

@@ -29,7 +29,7 @@ DTYPES = (
     torch.bool,
     torch.uint8,
 )
-"""Formats in a message. A header names them by their place here."""
+"""Formats of tensors in a message. A header names them by their index in this tuple."""
 SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
 ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
 
@@ -60,7 +60,7 @@ class Messages:
 
     The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for
     the others. With `variable` they are sent with every microbatch. With `overlap`, the next
-    receipt is started before it is asked for, in the order in which the other side sends. A sent
+    receive is started before it is requested, in the order in which the other side sends. A sent
     tensor is freed when a message arrives that the other side sent after it had received it. Each
     link goes one way, in one order on both sides, so that a backend without tags carries them too.
     """
@@ -104,8 +104,9 @@ class Messages:
         self._open(rows)
 
     def _open(self, rows: Sequence[Row]) -> None:
-        """Open the links that the rows use, all ranks in one order. Opened by their first messages, they may wait in a circle:
-        in interleaved schedules the first rank sends the last one a gradient before that one asks for it.
+        """Open the links that the rows use, all ranks in one order. If their first messages opened
+        the links, ranks could wait for each other in a circle: in interleaved schedules the first
+        rank sends a gradient to the last one before that rank is ready to receive it.
         """
         ways = (
             (rank, self.homes[action.stage])
@@ -118,7 +119,7 @@ class Messages:
                 self.comm.meet(self._links[to < source], source, to, self.device)
 
     def begin(self) -> None:
-        """Start a step: shapes are open again."""
+        """Start a step: shapes are unknown again."""
         self._forms.clear()
         self._next = dict.fromkeys(self._incoming, 0)
 
@@ -219,7 +220,7 @@ class Messages:
         return found
 
     def _known(self, peer: int) -> bool:
-        """Whether the shapes of the next message from `peer` are known. Otherwise its receipt would
+        """Whether the shapes of the next message from `peer` are known. Otherwise the receive would
         wait for a header.
         """
         if self._next[peer] == len(self._incoming[peer]):

@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "clip": 0.0,
 }
-"""Values of fields of the optimizer that a plan leaves unset."""
+"""Default values of optimizer fields that a plan leaves unset."""
 HALF = (torch.float16, torch.bfloat16)
 """Formats whose elements are squared and summed in fp32: the norm could overflow, or lose digits,
 in the format itself.
@@ -41,8 +41,8 @@ def setting(settings: Settings, name: str) -> Any:
 @dataclass(frozen=True)
 class Group:
     """Parameters, by global name, with hyperparameters that take precedence over the plan's.
-    `settings` is read at every step, so that a scheduler may change it. Where
-    it has no learning rate, that is `rate` times the planned one.
+    `settings` is read at every step, so that a scheduler may change it. Without a learning rate of
+    its own, the group's rate is `rate` times the planned one.
     """
 
     names: frozenset[str]
@@ -67,8 +67,8 @@ def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
 
 
 def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Group, ...]:
-    """The groups of a file (`bridge.state.groups`). Their rates are parts of the plan's, which
-    follows its schedule.
+    """The groups of a file (`bridge.state.groups`). Their rates are fractions of the plan's rate,
+    which follows its schedule.
     """
     usual = setting(settings, "lr")
     return tuple(
@@ -92,7 +92,9 @@ def trained(module: nn.Module) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elements of one slice that are updated alike: with the plan's settings (`group` None) or those of a group."""
+    """A range of elements of one slice that are updated with the same settings: the plan's (`group`
+    None) or those of a group.
+    """
 
     slice: int
     group: int | None
@@ -177,7 +179,7 @@ class ShardOptimizer:
         return self._state[index]
 
     def set_steps(self, steps: int) -> None:
-        """Set the number of updates that Adam's moments have seen, by which it corrects them."""
+        """Set the number of updates of Adam's moments, which determines their bias correction."""
         for parameter in self.parameters:
             if self.torch is not None and "step" in self.torch.state[parameter]:
                 self.torch.state[parameter]["step"].fill_(steps)

@@ -24,10 +24,10 @@ OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optimizer.embedding_lr": ((None, 1.0), "a plain loop has one learning rate"),
     "optimizer.output_lr": ((None, 1.0), "a plain loop has one learning rate"),
     "optimizer.decay_ramp.shape": ((None, "constant"), "a plain loop has one weight decay"),
-    "optimizer.amsgrad": ((None, False), "a plain loop does without it"),
+    "optimizer.amsgrad": ((None, False), "a plain loop does not have it"),
     "adapters.rank": ((None,), "a plain loop trains the model as it is"),
 }
-"""The values of a plan's fields that these loops run, and why they run no others."""
+"""The values of plan fields that these loops run, with the reason why they run no others."""
 
 
 class PlainBackend(Backend):

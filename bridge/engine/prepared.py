@@ -1,4 +1,4 @@
-"""What an engine takes from a model and a plan before any rank needs another."""
+"""The parts of an engine that are made from a model and a plan before ranks communicate."""
 
 from __future__ import annotations
 

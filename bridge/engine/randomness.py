@@ -13,7 +13,7 @@ import torch
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed below 2**63 that depends on every part and its place, the same on every machine."""
+    """A seed below 2**63 that depends on every part and its position, the same on every machine."""
     # Python's own hash differs between processes. The zero byte keeps ("a", "bc") apart from ("ab",
     # "c").
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
@@ -21,14 +21,16 @@ def seed_of(*parts: int | str) -> int:
 
 
 FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-"""Variables that libraries read when they start, for products and reductions in one order."""
+"""Environment variables that libraries read when they start, for products and reductions in a fixed
+order.
+"""
 
 
 def determine() -> None:
     """Have this process compute the same bits from the same inputs from now on, or raise if torch
     has no such operation.
 
-    Torch takes deterministic algorithms, and reductions over ranks go around one ring. Gradients of
+    Torch uses deterministic algorithms, and reductions over ranks go around one ring. Gradients of
     microbatches are added in order in any case. This holds for the whole process, and has to come
     before its first collective.
     """

@@ -1,5 +1,5 @@
-"""Rows: samples of a user's own batch, which engines take by number. After the last one they begin
-again.
+"""Rows: samples of a user's own batch, which engines read by index. After the last row follows the
+first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ INPUTS = ("input_ids", "tokens", "inputs", "0")
 """Names of the tokens in a batch, the likeliest first. "0" is the first of a tuple."""
 MASK, POSITIONS = "attention_mask", "position_ids"
 OTHERS = (MASK, POSITIONS, "token_type_ids")
-"""Other tensors with a value for each token that a model takes."""
+"""Names of other arguments of a model with a value for each token."""
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
-"""Labels stand at their own token, as models of Hugging Face take them. Targets stand at the token
-before. "1" is the second of a tuple, and may be either.
+"""Names of labels and targets. Labels stand at their own token, as Hugging Face models expect them;
+targets stand at the token before. "1" is the second of a tuple, and may be either.
 """
 
 
@@ -43,7 +43,7 @@ class Rows:
     @classmethod
     def of(cls, where: str, tensors: Mapping[str, Tensor]) -> Rows:
         """Make rows of the tensors of a batch. Raises `SourceError` for tensors that a model of
-        next tokens does not take.
+        next tokens does not accept.
         """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
@@ -79,13 +79,11 @@ class Rows:
 
     @property
     def plain(self) -> bool:
-        """Whether rows are tokens alone."""
+        """Whether the rows consist of tokens only."""
         return len(self.names) == 1
 
     def batch(self, numbers: Iterable[int]) -> Batch:
-        """A microbatch of the rows with these numbers, counted around: after the last row comes the
-        first.
-        """
+        """A microbatch of the rows with these indices; after the last row follows the first."""
         at = [number % len(self.targets) for number in numbers]
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
@@ -95,15 +93,15 @@ class Rows:
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def fed(self, model: nn.Module) -> nn.Module:
-        """Have the model take microbatches whole from now on. Returns it. Raises `SourceError` for
-        arguments that it does not take.
+        """Make the model accept whole microbatches from now on, and return it. Raises `SourceError`
+        for arguments that the model does not accept.
         """
         plain: Any = model.forward
         takes = inspect.signature(plain).parameters
         open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())
         lacking = [name for name in self.names if name not in takes and not open_ended]
         SourceError.raise_if(
-            f"--batch: {name}: {type(model).__name__} does not take it; leave it out"
+            f"--batch: {name}: {type(model).__name__} does not accept this argument; leave it out"
             for name in lacking
         )
         fixed = {"use_cache": False} if "use_cache" in takes else {}

@@ -63,7 +63,7 @@ class DataEnded(BridgeError):
 @dataclass(eq=False)
 class Turn:
     """A forward pass that waits for backward: its number, its samples, the weight of its loss among
-    the others, and whether a gradient came back yet.
+    the others, and whether a gradient has arrived yet.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Turn:
     reached: bool = False
 
     def watch(self, output: Any) -> None:
-        """Note when a gradient of `output` comes back."""
+        """Record when a gradient of `output` arrives."""
         for tensor in differentiable(output):
             tensor.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
@@ -193,7 +193,7 @@ class Engine:
 
     @property
     def place(self) -> int:
-        """The place of the microbatch that runs among those of all data ranks in this step."""
+        """The index of the running microbatch among those of all data ranks in this step."""
         # In the order in which the data is dealt out: the first microbatch of each rank, then the
         # second of each.
         return self.executor.microbatch * self.data.size + self.data.index
@@ -205,8 +205,8 @@ class Engine:
 
     @property
     def gradient_unit(self) -> float:
-        """The factor that makes reduced gradients those of the mean loss; `unit` does the same for
-        gradients of activations.
+        """The factor that turns reduced gradients into those of the mean loss; `unit` is the factor
+        for gradients of activations.
         """
         # Only reduced gradients were multiplied with the share of a data rank.
         return self.unit / self.gradients.share
@@ -509,7 +509,7 @@ class Engine:
             )
 
     def _weight(self) -> Tensor | float:
-        """How much the loss of the open passes weighs beside other losses."""
+        """The weight of the loss of the open passes among other losses."""
         if not self._turns:
             raise BridgeError(
                 "backward: no forward pass is open; call engine(...) in training mode first"
@@ -530,7 +530,7 @@ class Engine:
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
-        """Leave a step for which some rank has no data, on all ranks alike. `ended` is the sum of
+        """Leave a step for which some rank has no data, on all ranks at once. `ended` is the sum of
         rank + world over such ranks.
         """
         world, short, step = self.comm.world.size, self._short, self.started
@@ -656,7 +656,8 @@ class Engine:
         found = arguments_of(batch, self.loss_fn is not None)
         if not (found.given or found.named):
             raise BridgeError(
-                "engine(...): found no inputs beside the targets, expected inputs and targets; pass both"
+                "engine(...): found no inputs besides the targets, expected inputs and targets; "
+                "pass both"
             )
         return found
 

@@ -1,5 +1,5 @@
-"""Sequence parallelism of a model that knows nothing of it: the stream between the first and the last block is split by tokens,
-and hooks put whole sequences together where a module needs them.
+"""Sequence parallelism for a model whose code does not support it: the stream between the first and
+the last block is split by tokens, and hooks put whole sequences together where a module needs them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from bridge.layout.tensor import Site, Tokens
 
 
 class _Gather(torch.autograd.Function):
-    """From slices of tokens to whole sequences. Where all ranks go on with the same (`shares` is false), each has the whole
-    gradient, and keeps its slice; else each has a share of it, and the shares are summed.
+    """From slices of tokens to whole sequences. If all ranks compute the same from here on
+    (`shares` is false), each has the whole gradient, and keeps its slice; else each has a share of
+    the gradient, and the shares are summed.
     """
 
     @staticmethod
@@ -39,7 +40,7 @@ def attach(found: Conversion) -> None:
     places where tokens are exchanged to the sites.
     """
     model, split, tokens = found.model, found.split, found.plan.tokens
-    assert tokens is not None, "the plan says where the stream is split"
+    assert tokens is not None, "the plan sets where the stream is split"
     first, last, width = tokens.first, tokens.last, tokens.width
     # Hooks run in the order in which they are registered: the first block has to split the stream before it, or a module in it,
     # puts whole sequences together again.
@@ -57,8 +58,8 @@ def attach(found: Conversion) -> None:
 
 
 def _mark_shares(found: Conversion, tokens: Tokens) -> None:
-    """A weight that sees this rank's tokens alone gets a share of its gradient; in a module that takes whole sequences it does
-    not.
+    """Mark the weights that see only this rank's tokens, so that each rank gets a share of their
+    gradients. Weights of modules that get whole sequences are not marked.
     """
     blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
     whole = {

@@ -111,7 +111,7 @@ def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ..
     )
 
 
-_NO_PARTS = "no module of the model has a method `compute_again`, so nothing is computed again"
+_NO_PARTS = "no module of the model has a method `compute_again`, so nothing is recomputed"
 
 
 def detached(values: Any) -> Any:

@@ -43,8 +43,7 @@ class Split:
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Token slices of all ranks, put together: (batch, tokens / ranks, ...) to (batch, tokens,
-        ...).
+        """Token slices of all ranks, joined: (batch, tokens / ranks, ...) to (batch, tokens, ...).
         """
         # The collective puts parts of ranks one behind the other along the first dimension, so
         # tokens go there for a while.
@@ -60,7 +59,7 @@ class Split:
         return part
 
     def gather_features(self, local: Tensor, whole: int) -> Tensor:
-        """The parts of all ranks, put together: (..., features of this rank) to (..., `whole`)."""
+        """The parts of all ranks, joined: (..., features of this rank) to (..., `whole`)."""
         size, longest = self.group.size, -(-whole // self.group.size)
         # Parts may differ by one feature, but a gather wants them alike.
         padded = F.pad(local, (0, longest - local.shape[-1])).contiguous()
@@ -315,7 +314,7 @@ class Entrance:
         self._last: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
     def add(self, user: ColumnLinear | VocabularyLinear) -> None:
-        """Let `user` take its input here."""
+        """Register `user` as a layer that gets its input here."""
         self._users.append(user)
 
     def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
@@ -529,7 +528,9 @@ class Conversion:
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.alone = split if plan.tokens is None else replace(split, sequence=False)
-        """How layers exchange activations that stand alone: on whole sequences, if tokens are split for the model."""
+        """The split with which layers outside regions exchange activations: on whole sequences, if
+        tokens are split for the model.
+        """
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
@@ -664,7 +665,7 @@ class Conversion:
         )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
-        """The entrance of a layer. Layers of one parent share it, as they take the same input."""
+        """The entrance of a layer. Layers of one parent share it, as they get the same input."""
         parent = name.rpartition(".")[0]
         if parent not in self._entrances:
             split, tokens = self._split_at(name), self.plan.tokens

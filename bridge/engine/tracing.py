@@ -58,7 +58,7 @@ class EngineSource:
         return layer.parts[0] if layer.parts else layer.name
 
     at_hand = True
-    """Whether weights and gradients can be looked at without moving anything between ranks."""
+    """Whether weights and gradients can be read without communication between ranks."""
 
     @property
     def recomputes(self) -> bool:
@@ -74,7 +74,8 @@ class EngineSource:
         return self.engine.comm
 
     def now(self) -> Now:
-        """Where the run is. Microbatches are known to be equal if the plan sets their size."""
+        """The position of the run. Microbatches are known to be equal if the plan sets their size.
+        """
         engine = self.engine
         equal = engine.plan.batch.micro is not None
         number = engine.accumulation * engine.data.size if equal else None
@@ -275,7 +276,7 @@ class EngineSource:
             )
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
-        """Its layer, and its name in there."""
+        """The layer of a parameter, and its name in that layer."""
         layer = self._layer_of(parameter)
         return layer, parameter.removeprefix(f"{layer}.")
 
@@ -327,7 +328,7 @@ def _in(layer: str, names: Iterable[str]) -> bool:
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
-    """The place of this rank's part of a parameter in the whole."""
+    """The placement of this rank's part of a parameter in the whole parameter."""
     whole = tuple(
         parameter.whole if dim == parameter.split else size
         for dim, size in enumerate(parameter.shape)

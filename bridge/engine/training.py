@@ -32,8 +32,8 @@ TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BY
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step: mean loss over all ranks, gradient norm before clipping and learning rate (None: the engine does not tell),
-    tokens per second over all ranks, MiB on this rank.
+    """One step: mean loss over all ranks, gradient norm before clipping and learning rate (None:
+    the engine does not report it), tokens per second over all ranks, MiB on this rank.
     """
 
     step: int
@@ -83,9 +83,8 @@ class Training:
         groups: Path | None = None,
     ) -> Training:
         """Build the model (that of `folder`, if given), the data and the engine. `trace`, `full`,
-        `policy` and `alike` are those of `initialize`, `groups` is a file of
-        groups of parameters. Raises `BridgeError` if something does not
-        fit.
+        `policy` and `alike` are those of `initialize`, `groups` is a file of groups of parameters.
+        Raises `BridgeError` if plan, model, data or ranks do not fit each other.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy

@@ -67,8 +67,8 @@ class Weights:
             self._settle(index)
 
     def refresh(self) -> None:
-        """After an update: note that shared buffers are out of date, and gather flats with a buffer
-        of their own at once.
+        """Mark shared buffers as out of date after an update, and gather flats with a buffer of
+        their own at once.
         """
         trained = self.trained()
         self.residency.drop(trained)
@@ -81,7 +81,8 @@ class Weights:
                 self._gather(index)
 
     def reload(self) -> None:
-        """After owned slices were set from outside: the same for every flat, including frozen ones.
+        """Mark every flat as out of date, including frozen ones, and gather again, after owned
+        slices were set from outside.
         """
         self.settle()
         everything = range(len(self.layout.flats))
