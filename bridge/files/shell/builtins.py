@@ -68,7 +68,7 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 
 
 def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`echo`: its words with blanks between them."""
+    """Model `echo`, which writes its words with blanks between them."""
     rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
     # A word with any other letter is text, and so is everything behind it.
     while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
@@ -86,7 +86,7 @@ def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`printf`, into a variable with `-v`."""
+    """Model `printf`, which writes into a variable with `-v`."""
     rest, target = list(called[1:]), None
     if len(rest) >= 2 and known(rest[0]) == "-v":
         target, rest = known(rest[1]), rest[2:]
@@ -115,7 +115,7 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`pwd`."""
+    """Model `pwd`."""
     value = reader.scope.get("PWD")
     reader.scope.status = 0
     reader.write((value.pieces if value else ()) or _unknown(reader, "PWD", RUN))
@@ -126,12 +126,12 @@ def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None
 
 
 def succeed(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`:`, `true`."""
+    """Model `:` and `true`."""
     reader.scope.status = 0
 
 
 def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`false`."""
+    """Model `false`."""
     reader.scope.status = 1
 
 
@@ -151,7 +151,7 @@ def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`exit`, `return`, `break`, `continue`."""
+    """Model `exit`, `return`, `break` and `continue`."""
     name = spelled(called[0])
     if name in ("break", "continue"):
         levels = _number(reader, called, 1)
@@ -176,7 +176,7 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def test(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`test` and `[`."""
+    """Model `test` and `[`."""
     inside = called[1:]
     try:
         if spelled(called[0]) == "[":
@@ -193,7 +193,7 @@ def test(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`let`."""
+    """Model `let`."""
     for word in called[1:]:
         text = known(word)
         try:
@@ -214,7 +214,7 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`read`: sets variables from a line of the input, as far as the input is known."""
+    """Model `read`, which sets variables from a line of the input, as far as that is known."""
     options, names = _options(called[1:], "adnNpitu")
     array = options.get("a")
     if several_names := [name for name in names if name is None]:
@@ -360,7 +360,7 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
 
 
 def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
+    """Model `mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
     options, names = _options(called[1:], "dnOsucC")
     name = names[0] if names else "MAPFILE"
     if name is None:
@@ -387,7 +387,7 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`shift`."""
+    """Model `shift`."""
     count, given = _number(reader, called, 1), reader.scope.given
     # A word of unknown length may be all that is shifted away, or less than that.
     if any(several(word) for word in given[:count]):
@@ -404,7 +404,7 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`set`: options and arguments."""
+    """Model `set`, which sets options and arguments."""
     rest = list(called[1:])
     reader.scope.status = 0
     if not rest or (len(rest) == 1 and known(rest[0]) in ("-o", "+o")):
@@ -447,7 +447,7 @@ def _switch(reader: Reader, place: int, options: Options, name: str | None, on: 
 
 
 def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`shopt`."""
+    """Model `shopt`."""
     flags, names = _options(called[1:], "")
     if not flags.keys() & {"s", "u", "q"}:
         reader.write(_unknown(reader, "(shopt)"))
@@ -462,7 +462,7 @@ def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
+    """Model `unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
     option = known(called[1] if len(called) > 1 else ())
     functions = option == "-f"
     reader.scope.status = 0
@@ -513,7 +513,7 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
 
 
 def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`eval TEXT`."""
+    """Model `eval TEXT`."""
     reader.scope.status = 0
     words_ = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
     # `eval` has no options: without `--` before it, a word with a dash is an error.
@@ -529,7 +529,7 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`source FILE`: the file is read if it is there; otherwise the variables that it sets are unknown."""
+    """Model `source FILE`. If the file cannot be read, the variables that it sets are unknown."""
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
     given = known(path) in INPUT
@@ -599,7 +599,10 @@ def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
 
 
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`cd`, `pushd`, `popd`. The new folder is known if it is the script's own or one that the script has made."""
+    """Model `cd`, `pushd` and `popd`.
+
+    The new folder is known if it is the script's own or one that the script made.
+    """
     scope, name = reader.scope, spelled(called[0])
     before = scope.folder
     if name == "popd" and len(called) == 1 and scope.folders:
@@ -635,7 +638,7 @@ def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
 
 
 def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`exec COMMAND`, `nohup COMMAND`, `command COMMAND`, `builtin COMMAND`: the command itself."""
+    """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command itself."""
     name, rest = spelled(called[0]), list(called[1:])
     if name == "command" and rest and re.fullmatch(r"-[vVp]+", known(rest[0]) or ""):
         reader.scope.status = None
@@ -654,7 +657,7 @@ def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`alias`: it has an effect only in a script that may turn on `expand_aliases`."""
+    """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`."""
     reader.scope.status = 0
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))

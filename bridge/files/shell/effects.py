@@ -245,7 +245,7 @@ def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
 
 
 def remove(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`rm [-f] [-r] FILE ...`."""
+    """Model `rm [-f] [-r] FILE ...`."""
     letters, names = _operands(texts, "frRv")
     files = reader.scope.files
     status: int | None = 0
@@ -271,7 +271,7 @@ def _remove_folder(reader: Reader, key: str) -> None:
 
 
 def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`cp FILE TARGET`, `mv FILE TARGET` with one file, whose content may be unknown."""
+    """Model `cp FILE TARGET`, `mv FILE TARGET` with one file, whose content may be unknown."""
     _, names = _operands(texts, "fpv")
     if len(names) != 2:
         return None
@@ -293,7 +293,7 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`touch FILE ...`: creates an empty file unless the file exists."""
+    """Model `touch FILE ...`, which creates an empty file unless the file exists."""
     _, names = _operands(texts, "c")
     for name in names:
         content = opened.content(reader, _text(name))
@@ -303,7 +303,7 @@ def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`mkdir [-p] FOLDER ...`."""
+    """Model `mkdir [-p] FOLDER ...`."""
     letters, names = _operands(texts, "pv")
     files = reader.scope.files
     status: int | None = None

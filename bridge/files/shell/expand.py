@@ -505,7 +505,7 @@ class Expander:
         return found
 
     def _indirect(self, part: Part, start: int, end: int, quoted: bool) -> Expanded:
-        """`${!NAME}`, `${!NAME[@]}`, `${!PREFIX*}`."""
+        """The value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
         text = self.source.text
         found = NAMED.match(text, start, end)
         if found is None:
@@ -635,7 +635,7 @@ class Expander:
         self.scope.set(name, stored(value, key, word))
 
     def output(self, part: Part, quoted: bool) -> list[Piece]:
-        """`$(...)`: the known output of its commands."""
+        """The output of the commands in `$(...)`, as far as it is known."""
         whole = part.kind == "command"
         source = (
             self.source.within(part.start + 2, part.end - 1)

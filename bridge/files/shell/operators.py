@@ -172,7 +172,7 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
 
 
 def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
-    """`${NAME:first:count}`."""
+    """The value of `${NAME:first:count}`."""
     if subject.elements is None:
         return expander.spread(subject, part, quoted)
     text = known(

@@ -45,12 +45,12 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
 
 
 def cat(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`cat`, without options."""
+    """Model `cat`, without options."""
     return None if any(text.startswith("-") for text in texts[1:]) else _input(reader, texts[1:])
 
 
 def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`tee FILE`: writes its input to the file and to its output."""
+    """Model `tee FILE`, which writes its input to the file and to its output."""
     read = reader.scope.input
     names = [text for text in texts[1:] if not text.startswith("-")]
     more = len(names) + 1 < len(texts)
@@ -68,7 +68,7 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`basename PATH [SUFFIX]`, `basename -s SUFFIX PATH`."""
+    """Model `basename PATH [SUFFIX]`, `basename -s SUFFIX PATH`."""
     if texts[1:2] == ["-s"] and len(texts) == 4:
         texts = [texts[0], texts[3], texts[2]]
     if not 2 <= len(texts) <= 3 or texts[1].startswith("-"):
@@ -109,7 +109,7 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
 
 
 def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`dirname PATH`."""
+    """Model `dirname PATH`."""
     if len(texts) != 2 or texts[1].startswith("-"):
         return None
     head, cut, _ = texts[1].rstrip("/").rpartition("/")
@@ -117,7 +117,7 @@ def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
+    """Model `seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
     # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
     # words.
     mark, told = "\n", re.fullmatch(r"-s([^\0]+|\0[^\0]*)\0(.*)", "\0".join(texts[1:]), re.DOTALL)
@@ -156,7 +156,7 @@ def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
 
 
 def count(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`wc -l`, `wc -w`, `wc -c` of its input."""
+    """Model `wc -l`, `wc -w` and `wc -c` of the input."""
     text = _read(reader)
     if text is None or len(texts) != 2 or texts[1] not in ("-l", "-w", "-c"):
         return None
@@ -165,7 +165,7 @@ def count(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def part_of_lines(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`head -n N`, `tail -n N` of its input."""
+    """Model `head -n N` and `tail -n N` of the input."""
     text = _read(reader)
     told = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
     if text is None or (told is None and len(texts) > 1):
@@ -177,7 +177,7 @@ def part_of_lines(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def cut(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`cut -d X -f LIST`, `cut -c LIST` of its input."""
+    """Model `cut -d X -f LIST` and `cut -c LIST` of the input."""
     text = _read(reader)
     told = CUT.fullmatch("\0".join(texts[1:]))
     if text is None or told is None:
@@ -225,7 +225,8 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
 
 
 def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges."""
+    """Model `tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges.
+    """
     text = _read(reader)
     rest = list(texts[1:])
     options = ""
@@ -277,7 +278,7 @@ def _letters(said: str) -> str | None:
 
 
 def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`expr A + B` over whole numbers."""
+    """Model `expr A + B` over whole numbers."""
     if len(texts) != 4 or texts[2] not in ("+", "-", "*", "/", "%"):
         return None
     if not all(re.fullmatch(r"-?\d{1,15}", texts[index], re.ASCII) for index in (1, 3)):
@@ -299,7 +300,7 @@ def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
+    """Model `sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
     flags, scripts, names = _sed_options(texts[1:])
     if not scripts:
         if not names:
@@ -343,7 +344,7 @@ def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
 
 
 def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`grep [-EFivcoqx] EXPRESSION [FILE]`."""
+    """Model `grep [-EFivcoqx] EXPRESSION [FILE]`."""
     rest = list(texts[1:])
     flags = ""
     while rest and re.fullmatch(r"-[EFivcoqx]+", rest[0]):
@@ -362,7 +363,7 @@ def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def sort(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`sort [-nru]`."""
+    """Model `sort [-nru]`."""
     rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
     text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
     return (
@@ -371,13 +372,13 @@ def sort(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def uniq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`uniq` without options."""
+    """Model `uniq` without options."""
     text = _read(reader) if len(texts) == 1 else None
     return None if text is None else _text(streams.single(text))
 
 
 def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`awk [-F X] '{print $1}' [FILE]`."""
+    """Model `awk [-F X] '{print $1}' [FILE]`."""
     rest = list(texts[1:])
     mark = None
     if rest and rest[0].startswith("-F"):
@@ -388,7 +389,7 @@ def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def sorted_options(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """`getopt -o LETTERS -l NAMES -- WORDS`."""
+    """Model `getopt -o LETTERS -l NAMES -- WORDS`."""
     written, reader.scope.status = getopt.ordered(texts)
     return _text(written)
 

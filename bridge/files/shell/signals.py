@@ -102,7 +102,10 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`kill [-SIGNAL] PROCESS ...`. Signals to other processes have no effect on the script."""
+    """Model `kill [-SIGNAL] PROCESS ...`.
+
+    Signals to other processes have no effect on the script.
+    """
     signal, processes = _sent(called[1:])
     before = reader.scope.status
     reader.scope.status, reader.scope.asked = None, True  # it fails if there is no such process
