@@ -179,11 +179,13 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
         target = stacks.load(asked.to)
         # File and sidecar are one set: another run must not replace one of them between the two reads.
         with together(job):
-            beside = sidecar_of(job, asked.with_carry)
+            # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
+            opened = replace(job, text=text_of(job))
+            beside = sidecar_of(opened, asked.with_carry)
             if said := beside.note(job.file, target, "--no-carry"):
                 note(said)
-            result = translated(job, target, asked.to_version, beside)
-            result = replace(result, carry=_kept(job, result, output))
+            result = translated(opened, target, asked.to_version, beside)
+            result = replace(result, carry=_kept(opened, result, output))
         if asked.strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
         result = replace(
@@ -385,13 +387,20 @@ def document_of(job: Job) -> Document:
     """The job's file as data, a script as the user starts it. Its secrets are hidden in all output from here on."""
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
-    text = standard_input() if standard else read_text(Path(job.file))
+    text = text_of(job)
     # Before it is parsed: errors of the parser quote the text.
     keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
     document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
     if isinstance(document.data, Script):
         keep_hidden("", document.data.named)
     return document
+
+
+def text_of(job: Job) -> str:
+    """The text of the job's file."""
+    if job.text is not None:
+        return job.text
+    return standard_input() if job.file == STDIN else read_text(Path(job.file))
 
 
 def standard_input() -> str:
@@ -463,7 +472,7 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
 
 def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
     """The sidecar of the job's file; an empty one if it is not `wanted`, or for standard input."""
-    return sidecar.beside(Path(job.file)) if wanted and job.file != STDIN else Sidecar()
+    return sidecar.beside(Path(job.file), job.text) if wanted and job.file != STDIN else Sidecar()
 
 
 @contextmanager
@@ -483,7 +492,7 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     """The carry-over with secrets to leave out, and with the text of the job's file if its dialect can write into it again."""
     if job.file == STDIN:
         return replace(result.carry, secrets=HIDDEN)
-    original = Original(read_text(job.file), Path(job.file).suffix.lower(), job.outside, job.launch)
+    original = Original(text_of(job), Path(job.file).suffix.lower(), job.outside, job.launch)
     rewritable = original.document.format in result.source.dialect.rewrites
     source, folder = os.path.realpath(job.file), os.path.realpath((output or Path(job.file)).parent)
     # Relative if the source lies below the output, so that the folder can be moved as a whole.

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The file to read, and how. A `loose` job, one of several, leaves out options that the stack of its file does not have."""
+    """The file to read, and how. A `loose` job, one of several, leaves out options that the stack of its file does not have.
+
+    `text` is that of the file once it was opened; None: not yet.
+    """
 
     file: str
     dialect: str | None = None
@@ -33,6 +36,7 @@ class Job:
     fail_on: str | None = None
     allow: Sequence[str] = ()
     loose: bool = False
+    text: str | None = None
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:

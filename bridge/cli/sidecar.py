@@ -78,13 +78,13 @@ class Sidecar:
         return f"note: {place} is read too{edits}{way and f'; {way} leaves it out'}"
 
 
-def beside(file: Path) -> Sidecar:
-    """The sidecar of `file`. Raises `SourceError` if it is damaged."""
+def beside(file: Path, text: str | None = None) -> Sidecar:
+    """The sidecar of `file`, whose `text` may have been read already. Raises `SourceError` if it is damaged."""
     carry = carry_over.find(file)
     if carry is None:
         return Sidecar()
     place = carry_over.beside(file)
-    edited = carry.digest != carry_over.digest_of(read_text(file))
+    edited = carry.digest != carry_over.digest_of(read_text(file) if text is None else text)
     said = (
         f"its digest is not that of {file.name}, which was edited since, or written by another "
         f"run; the settings of {file.name} win"

@@ -683,7 +683,6 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     ),
     "model.backend": ("the implementation of the model's parts", Effect.ROUNDING),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
-    "model.backend.dispatcher": ("how tokens reach experts", Effect.COST),
     "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
     "fp8": ("8-bit products of torchao", Effect.NUMBERS),
     "model.backend.enable_fsdp_optimizations": (

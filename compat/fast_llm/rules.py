@@ -590,7 +590,6 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
             "tp_gen_init_seed_shift",
             "sample_seed_shift",
             "train_seed_shift",
-            "force_cpu_initialization",
             "reproducible_init",
         )
     },

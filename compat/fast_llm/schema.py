@@ -28,10 +28,6 @@ IMPORTANCE = {
 """The level of verbosity from which on a dump has the fields of each hint group
 (config.py, FieldHintImportance).
 """
-DUMPED = 50
-"""Level of verbosity of `config_verbose.yaml`, which has all fields up to this level, even if they
-were not given (engine/config_utils/run.py).
-"""
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Short names of number formats (engine/config_utils/data_type.py)."""

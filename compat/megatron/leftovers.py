@@ -219,7 +219,7 @@ SINGLE: Mapping[Why, str] = {
     ),
     Why(
         "used for inference only", Effect.NONE
-    ): "flash_decode inference_sampling_seed use_inference_optimized_layers onnx_safe",
+    ): "flash_decode use_inference_optimized_layers onnx_safe",
     Why("the kind of scaling of rotary positions", Effect.NUMBERS, True): "rope_type",
     Why("samples per evaluation", Effect.NONE): "eval_global_batch_size eval_micro_batch_size",
     Why("Megatron can freeze all layers", Effect.NUMBERS): "freeze_all_layers",

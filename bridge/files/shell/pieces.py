@@ -91,7 +91,6 @@ class Break:
 
 Piece = Text | Unknown
 Pieces = tuple[Piece, ...]
-BREAK = Break()
 NOWHERE: Span = (0, 0)
 """The place of text that is not in the script."""
 DEFAULT_IFS = " \t\n"
