@@ -386,6 +386,12 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
     return reasons[max(starts, key=len)] if starts else other
 
 
+def _lost(path: str) -> Effect:
+    if path not in EFFECTS:
+        raise KeyError(f"{path}: has no effect yet; name it in _LOSSES, by what a run without it is")
+    return EFFECTS[path]
+
+
 def completed(
     mapped: Iterable[Rule],
     lacks: Mapping[str, str],
@@ -406,7 +412,7 @@ def completed(
             rows.setdefault(why(path), []).append(path)
     return (
         *mapped,
-        *(only_ours(path, note=note, effect=EFFECTS[path]) for path, note in left.items() if note),
+        *(only_ours(path, note=note, effect=_lost(path)) for path, note in left.items() if note),
         *(
             only_theirs(*found, note=reason.note, effect=reason.effect, model=reason.model)
             for reason, found in rows.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ from hypothesis import strategies as st
 from bridge.errors import ConfigError
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
+from compat.megatron.arguments.steps import named
 from compat.megatron.flags import parse
 from compat.megatron.objects.fields import defaults
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
+"""What a release's own classes made of generated configs, as the harvest recorded it."""
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 LAST = releases.KNOWN[-1]
 
@@ -54,6 +59,18 @@ def test_agrees_with_the_real_class(version: str, facts: tuple[Row, ...]) -> Non
         if wrong or "config_rejected" in row:
             differing[row["recipe"]] = wrong or row["config_rejected"]
     assert not differing
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["release"])
+def test_recorded_classes_hold_what_we_say(row: Row) -> None:
+    assert row["accepted"]
+    for cls in (name for name in row if name.endswith("Config")):
+        made = json.loads(json.dumps(objects.from_fields(row[cls], row["release"], cls), default=str))
+        held = {path.removeprefix(f"{cls}."): value for path, value in row["holds"].items() if path.startswith(f"{cls}.")}
+        assert len(held) > 10
+        # Functions and members of enumerations are recorded by name.
+        by_name = {name: named(made[name]) for name in ("activation_func", "attention_backend") if made.get(name)}
+        assert {name: {**made, **by_name}[name] for name in held} == held
 
 
 class TestModelParallel:
