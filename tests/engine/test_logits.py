@@ -160,7 +160,7 @@ def test_the_native_model_trains_alike_in_every_layout(run: Any, model: dict[str
 
 
 def test_norms_of_heads_are_not_split_over_tensor_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.norm: its weights are those of all heads"):
+    with pytest.raises(ConfigError, match=r"model\.attention\.norm: its weights extend over all heads"):
         Dense(Plan.of({**MODEL, **NORMED}).model).tensor_plan(2)
 
 

@@ -62,7 +62,7 @@ def test_layers_that_share_a_block_have_names_of_their_own() -> None:
 
 def test_a_model_that_runs_on_more_than_words_is_tried_on_a_sample() -> None:
     model = small("clip")
-    with pytest.raises(Uncut, match="CLIPModel: has no embedding of words to begin with"):
+    with pytest.raises(Uncut, match="CLIPModel: has no input embedding for tokens"):
         cut_of(model)
     assert cut_of(model, Arguments((), batches("clip")[0])).blocks[0] == "vision_model.encoder.layers.0"
 

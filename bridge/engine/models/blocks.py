@@ -36,9 +36,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns: the form of its output, its leaves that are no tensors (None in the
-    place of those that are), and the numbers of the tensors in it that later layers take. `alike`
-    has arguments of the shapes that tensors in it have. All are by places among the leaves.
+    """The output of a call: its form, its leaves that are not tensors (None in the position of each
+    tensor), and the numbers of its tensors that later layers use. `alike` names arguments with the
+    same shapes as tensors in the output. All are keyed by position among the leaves.
     """
 
     form: Any
@@ -47,7 +47,7 @@ class Output:
     values: Mapping[int, int]
 
     def filled(self, tensors: Mapping[int, Any]) -> Any:
-        """An output of this form with `tensors` at their places."""
+        """An output of this form with `tensors` at their positions."""
         leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
@@ -83,7 +83,7 @@ class Segment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of its modules."""
+        """The names of the segment's modules."""
         return tuple(dict.fromkeys((*(step.name for step in self.steps), *self.unused)))
 
 
@@ -107,7 +107,7 @@ class Cut:
 
     @cached_property
     def places(self) -> Mapping[Step, int]:
-        """The layer of each call."""
+        """The index of the layer of each call."""
         found: dict[Step, int] = {}
         for place, layer in enumerate(self.layers):
             steps = layer.steps if isinstance(layer, Segment) else (layer.step,)
@@ -157,7 +157,7 @@ class Cut:
 
 @dataclass
 class Call:
-    """The arguments of a call."""
+    """The arguments of a call, by position and by name."""
 
     given: list[Any]
     named: dict[str, Any]
@@ -207,7 +207,7 @@ class _Reached(Exception):
 
 
 class Part(nn.Module):
-    """The modules and parameters of a model that run beside its blocks, as one layer."""
+    """The modules and parameters of a model outside its blocks that run in one layer."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Part(nn.Module):
 
     @property
     def training(self) -> bool:
-        """The mode of the model."""
+        """Whether the model is in training mode."""
         return bool(self.__dict__["model"].training)
 
     @training.setter
@@ -330,11 +330,11 @@ class Blocks:
         return dict(zip(self.cut.entering[place], tensors, strict=True))
 
     def _handed(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
-        """What the layer behind `place` gets."""
+        """The input of the layer behind `place`."""
         return Stream(tuple(values[number] for number in self.cut.entering[place + 1]), batch)
 
     def _keep(self, step: Step, output: Any, values: dict[int, Any]) -> None:
-        """Add what later layers take of an output to `values`."""
+        """Add the tensors of an output that later layers use to `values`."""
         wanted = self.cut.outputs[step].values
         leaves = tree_leaves(output) if wanted else []
         values.update({number: leaves[at] for at, number in wanted.items()})
@@ -400,7 +400,7 @@ class Blocks:
         return self.cut.outputs[block.step].imitated(block, leaves, {})
 
     def _again(self, step: Step, at: int, call: Call, now: _Pass) -> Any:
-        """What a module of an earlier layer gave, as far as it came in."""
+        """The output of a module of an earlier layer, as far as its tensors were passed on."""
         output, block = self.cut.outputs[step], self.cut.layers[at]
         found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
         if isinstance(block, Block):
@@ -437,7 +437,7 @@ def left_out(model: nn.Module) -> str | None:
 
 
 FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Settings by which a model returns what its blocks hold."""
+"""Names of settings that make a model return activations of its blocks."""
 CACHES = ("use_cache", "past_key_values")
 
 
@@ -454,7 +454,8 @@ def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
 
 
 _NOT_KEPT = (
-    "a model that is run in layers does not collect what its blocks hold; leave it out, or set it in the model's config before"
+    "a model that is run in layers does not collect activations of its blocks; leave it out, or "
+    "set it in the model's config before"
     " initialize, so that the model stays one layer"
 )
 _NO_CACHE = (
@@ -468,7 +469,7 @@ _OUT_OF_TURN = (
 
 @contextmanager
 def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
-    """While inside, the modules of `others` are in the places of their names."""
+    """Context in which the modules of `others` replace the modules of these names."""
     places = [
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)
         for name, other in others.items()

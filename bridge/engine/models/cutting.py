@@ -25,7 +25,7 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 
 SHAPE = (2, 8)
-"""Samples and tokens of the trial."""
+"""Number of samples and of tokens in the trial."""
 
 
 def planned(
@@ -83,8 +83,8 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
 
 
 def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> None:
-    """Run the layers one by one, each as if it were alone on a rank. Raise unless they give the
-    model's output, bit by bit.
+    """Run the layers one by one, each as if it were alone on a rank. Raise `Uncut` unless their
+    output equals the model's, bit by bit.
     """
     blocks = Blocks(model, found)
     value: Any = given
@@ -116,7 +116,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _named(model: nn.Module) -> list[dict[str, Tensor]]:
-    """A few tokens, with labels first, as a model is called in training. Not every one takes them.
+    """Arguments with a few tokens: first with labels, as a model is called in training, then
+    without, as not every model accepts labels.
     """
     try:
         ids = tokens(model)
@@ -129,7 +130,7 @@ def ran(
     model: nn.Module, tries: Sequence[Arguments], fixed: Mapping[str, Any]
 ) -> tuple[Arguments, Any]:
     """The first of some arguments on which the model runs, and its output. Raises `Uncut`."""
-    found = f"{type(model).__name__}: has no embedding of words to begin with"
+    found = f"{type(model).__name__}: has no input embedding for tokens"
     for given in tries:
         try:
             # With gradients torch has other kernels, which round otherwise than in the proof.
@@ -183,8 +184,8 @@ def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """While inside, the model is in evaluation mode. Afterwards modes, buffers and torch's
-    generators are as they were.
+    """Context in which the model is in evaluation mode. Afterwards modes, buffers and torch's
+    generators are restored.
     """
     modes = [(module, module.training) for module in model.modules()]
     held = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -201,7 +202,7 @@ def still(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _trained(model: nn.Module) -> Iterator[None]:
-    """While inside, every weight takes part in backward."""
+    """Context in which every weight takes part in backward."""
     held = [
         (weight, weight.requires_grad)
         for weight in model.parameters()
@@ -218,7 +219,7 @@ def _trained(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _alone(model: nn.Module, module: nn.Module) -> Iterator[None]:
-    """While inside, all weights but those of `module` are NaN."""
+    """Context in which all weights except those of `module` are NaN."""
     own = {id(weight) for weight in module.parameters()}
     others = [
         (weight, weight.data)

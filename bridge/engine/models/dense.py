@@ -33,7 +33,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "squared_relu": lambda x: F.relu(x).square(),
 }
 EPS, BASE = 1e-5, 10_000.0
-"""The epsilon of norms and the base of rotary positions, if the plan does not set them."""
+"""Defaults for the epsilon of norms and the base of rotary positions, if the plan does not set
+them.
+"""
 SPREAD = 0.02
 """Standard deviation of initial weights, if the plan does not set it."""
 
@@ -90,19 +92,21 @@ def native(workload: Workload) -> Any:
 
 
 def called(workload: Workload) -> Any:
-    """The same model. If the workload has rows of its own, it takes microbatches of them whole."""
+    """The model that is trained. If the workload has rows of its own, the model accepts whole
+    microbatches of them.
+    """
     return native(workload) if workload.rows is None else workload.rows.fed(native(workload))
 
 
 WHOLE = {
-    "model.attention.norm": "its weights are those of all heads, and no rank has all",
-    "model.embedding.softcap": "logits that are split by vocabulary are not capped",
+    "model.attention.norm": "its weights extend over all heads, and no tensor rank has all heads",
+    "model.embedding.softcap": "the engine does not cap logits that are split by vocabulary",
 }
 """The fields that keep a model from being split over tensor ranks, and why."""
 
 
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
-    """A problem for each field of the plan that this model does not have."""
+    """A problem for each field of the plan that this model does not support."""
     scaling = model.rotary.scaling.kind
     found = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
@@ -123,7 +127,7 @@ def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
         "model.embedding.logit_scale": model.embedding.logit_scale if shape.logits_bias else None,
     }
     yield from (
-        f"{path}: the engine's dense model does not have it; bring one that does"
+        f"{path}: the engine's dense model does not have it; pass a model that does"
         for path in found
         if found[path]
     )
@@ -363,8 +367,8 @@ def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
-    """The same with a ramp over the pairs, between those that turn `fast` and `slow` times over the
-    length that the model was trained on (_compute_yarn_parameters of transformers).
+    """Rates of turning scaled with a ramp over the pairs, between those that turn `fast` and `slow`
+    times over the length that the model was trained on (_compute_yarn_parameters of transformers).
     """
     width, original = 2 * len(rates), scaling.original or 4096
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
@@ -401,7 +405,7 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
 
 
 def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
-    """The part of a block beside attention: an MLP, or experts."""
+    """The feed-forward part of a block: an MLP, or experts."""
     if shape.experts is None or not shape.routed(index):
         return MLP(model, shape, shape.ffn)
     return Routed(shape.hidden, shape.experts, model.moe, partial(MLP, model, shape))

@@ -13,7 +13,7 @@ from bridge.layout.architecture import Experts
 from bridge.model import Moe
 
 TINY = 1e-20
-"""Added to a sum of scores, so that a token whose scores are all 0 is not divided by 0."""
+"""Term added to a sum of scores, so that a token whose scores are all 0 causes no division by 0."""
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,

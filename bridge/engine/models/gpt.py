@@ -51,7 +51,7 @@ class GPT(nn.Sequential):
 
 
 def _beyond(architecture: Architecture) -> Iterator[str]:
-    """A problem for each part of the architecture that this model does not have."""
+    """A problem for each part of the architecture that this model does not support."""
     found = {
         "model.experts": architecture.experts,
         "model.attention.latent": architecture.latent,
@@ -64,7 +64,7 @@ def _beyond(architecture: Architecture) -> Iterator[str]:
         "model.embedding.output_bias": architecture.logits_bias,
     }
     yield from (
-        f"{path}: the engine's own model has none; bring a model that has, or leave it out"
+        f"{path}: the engine's own model does not have it; pass a model that does, or leave it out"
         for path in found
         if found[path]
     )
@@ -246,7 +246,7 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
-    """Mean loss of the tokens whose target is not `IGNORED`. Takes the same as
+    """Mean loss of the tokens whose target is not `IGNORED`. The arguments are those of
     `summed_cross_entropy`.
     """
     total, count = summed_cross_entropy(logits, targets)

@@ -1,4 +1,6 @@
-"""A model of Hugging Face from a folder on this machine: its weights if they are there, else random ones."""
+"""A model of Hugging Face from a folder on this machine, with the folder's weights if it has any,
+else with random ones.
+"""
 
 from __future__ import annotations
 
@@ -58,5 +60,5 @@ def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
             return made
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"{folder}: transformers makes no model of it ({str(error).splitlines()[0]})"
+            f"{folder}: transformers cannot build a model from it ({str(error).splitlines()[0]})"
         ) from error

@@ -22,7 +22,9 @@ from bridge.errors import ConfigError
 from bridge.layout.tensor import Tokens
 
 CLOSE = 1e-4
-"""The largest distance between a block's output for half of the tokens and half of its output, in parts of the largest number."""
+"""The largest allowed difference between a block's output for half of the tokens and half of its
+output, as a share of the largest element.
+"""
 
 
 def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
@@ -63,7 +65,7 @@ class _Unit:
 
 @dataclass
 class _Run:
-    """A block's call on whole sequences, what it gave, and the modules in it."""
+    """A block's call on whole sequences, its output, and the modules in the block."""
 
     call: Call
     stream: Tensor
@@ -72,7 +74,7 @@ class _Run:
 
 
 Note = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
-"""What is done with the arguments and the output of a call."""
+"""Functions that change the arguments and the output of a call."""
 
 
 def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:

@@ -41,7 +41,9 @@ CLOSE = 1e-3
 largest logit.
 """
 ROUNDINGS = 4
-"""The same for coarser formats, in roundings of the weights' format."""
+"""The largest difference of logits that rounding explains for coarser formats, in units of the
+rounding of the weights' format.
+"""
 
 
 def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
@@ -56,7 +58,8 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     stacks = tuple(stacks_of(model, [name for name, style in styles.items() if style == EXPERTS], ranks))
     if not split and not stacks:
         raise ConfigError(
-            f"parallel.tensor: {type(model).__name__} has no plan that the engine can follow; leave it at 1"
+            f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can "
+            "follow; leave it at 1"
         )
     named = {
         kind: tuple(name for name, style in split.items() if style == kind)
@@ -143,8 +146,9 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
 
 @contextmanager
 def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
-    """Raise unless `model` gives the same logits at the end of the block as before it, for a few
-    tokens or for the sample. Models that are not of Hugging Face are not looked at.
+    """Context that raises `ConfigError` unless `model` gives the same logits at the end of the
+    block as before it, for a few tokens or for the sample. Models that are not of Hugging Face are
+    not checked.
     """
     if not is_hugging_face(model):
         yield

@@ -19,17 +19,17 @@ from bridge.engine.models.cutting import still, tokens, uncached
 from bridge.layout.tensor import Stack, cut
 
 CLOSE = 1e-4
-"""The largest distance between a stack's output and the sum of its parts' outputs, as a share of the
-largest number.
+"""The largest allowed difference between a stack's output and the sum of its parts' outputs, as a
+share of the largest element.
 """
 TRIES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
-"""What a stack raises that cannot run in parts."""
+"""Exceptions that a stack raises if it cannot run in parts."""
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 """Arguments by place and by name, and the output."""
 
 
 def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[Stack]:
-    """Those of the named modules that `ranks` ranks can share."""
+    """The modules among those named that `ranks` ranks can share."""
     if not names:
         return
     calls: dict[str, Call] = {}

@@ -1,5 +1,5 @@
-"""Trial: a model is run on a few samples, and what its modules take and give shows where it can be
-cut and what passes from layer to layer.
+"""Trial: a model is run on a few samples, and the inputs and outputs of its modules show where it
+can be cut and which tensors pass from layer to layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from bridge.errors import ConfigError
 
 WHOLE = "it can only be run as one layer"
 Source = tuple[int, int]
-"""A tensor that a call gave: the number of the call, and the place in its output."""
+"""A tensor in the output of a call: the number of the call, and the tensor's position in the
+output.
+"""
 
 
 class Uncut(ConfigError):
@@ -87,11 +89,11 @@ class Trial:
         return tree_unflatten(leaves, form)
 
     def origin(self, value: Any) -> Source | None:
-        """The call that gave `value` as it is, if one did."""
+        """The call whose output has `value` itself, if there is one."""
         return self._origins.get(id(value)) if isinstance(value, Tensor) else None
 
     def sources(self, value: Any) -> set[Source]:
-        """What `value` was computed from, of all that the calls gave."""
+        """The outputs of calls from which `value` was computed."""
         own = self.origin(value)
         if own is not None or not isinstance(value, Tensor):
             return set() if own is None else {own}
@@ -301,7 +303,7 @@ class _Cutting:
         return numbers[key]
 
     def _given(self, number: int) -> dict[int, int]:
-        """The numbers of what a call gives, by places in its output."""
+        """The numbers of the tensors in a call's output, by position."""
         return {at: value for (call, at), value in self.outputs.items() if call == number}
 
     def _segment(self, at: int) -> Segment:
@@ -317,7 +319,7 @@ class _Cutting:
         call, taken = self.trial.calls[number], self.taken.get(at, {})
         tensors = [n for n, leaf in enumerate(call.output) if isinstance(leaf, Tensor)]
         if not tensors or not taken:
-            what = "gives no tensor" if taken else "takes nothing that is computed from weights"
+            what = "gives no tensor" if taken else "gets no input that is computed from weights"
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
         following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
         out = self._given(number)
@@ -353,7 +355,7 @@ class _Cutting:
             yield leaf if isinstance(leaf, bool | str) else None
 
     def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
-        """The numbers of what enters each layer, with the stream first."""
+        """The numbers of the tensors that enter each layer, with the stream first."""
         found: list[tuple[int, ...]] = []
         live = set[int]()
         for at in reversed(range(len(layers))):
@@ -366,7 +368,7 @@ class _Cutting:
         return tuple(reversed(found))
 
     def _blanks(self) -> dict[str, Zeros | Shapes]:
-        """What stands for each module beside the blocks on ranks that do not have it."""
+        """The stand-in for each module outside the blocks, on ranks that do not have it."""
         found: dict[str, Zeros | Shapes] = {}
         for number, call in enumerate(self.trial.calls):
             # A module that once needs shapes of its own always gets them.
@@ -391,7 +393,7 @@ def _alike(call: Called) -> dict[int, int]:
 
 
 def _trained(value: Any) -> bool:
-    """Whether a value is a tensor that is computed from weights."""
+    """Whether a value is a tensor computed from weights."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
@@ -420,7 +422,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Zeros of the shapes that a copy of the module without memory gives."""
+    """Zeros of the shapes that a copy of the module on the meta device returns."""
 
     module: nn.Module
 
