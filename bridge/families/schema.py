@@ -79,13 +79,13 @@ class ModelKeys(Section):
         None, description="Standard deviation of initial weights, as OPT calls it."
     )
     # Names of sizes in older families
-    n_layer: Count | None = field(None, description="Layers, as GPT-2 calls them.")
+    n_layer: Count | None = field(None, description="Number of layers, as GPT-2 calls it.")
     n_embd: Count | None = field(None, description="Hidden size, as GPT-2 calls it.")
     n_embed: Count | None = field(
         None, description="Hidden size, as older files of Bloom and Falcon call it."
     )
-    n_head: Count | None = field(None, description="Attention heads, as GPT-2 calls them.")
-    n_positions: Count | None = field(None, description="Positions, as GPT-2 calls them.")
+    n_head: Count | None = field(None, description="Number of attention heads, as GPT-2 calls it.")
+    n_positions: Count | None = field(None, description="Number of positions, as GPT-2 calls it.")
     n_inner: Count | None = field(
         None, description="Width of the feed-forward layer, as GPT-2 calls it; open: 4 x hidden."
     )
@@ -256,25 +256,26 @@ class ModelKeys(Section):
     )
     # Experts
     num_experts: Count | None = field(
-        None, description="Experts in a layer, as Qwen models call it."
+        None, description="Number of experts in a layer, as Qwen models call it."
     )
     num_local_experts: Count | None = field(
-        None, description="Experts in a layer, as Mixtral and GPT-OSS call it."
+        None, description="Number of experts in a layer, as Mixtral and GPT-OSS call it."
     )
     n_routed_experts: Count | None = field(
-        None, description="Experts in a layer, as DeepSeek calls it."
+        None, description="Number of experts in a layer, as DeepSeek calls it."
     )
     moe_num_experts: Count | None = field(
-        None, description="Experts in a layer, as Ernie calls it."
+        None, description="Number of experts in a layer, as Ernie calls it."
     )
     num_experts_per_tok: Count | None = field(
-        None, description="Experts that each token is routed to."
+        None, description="Number of experts that each token is routed to."
     )
     experts_per_token: Count | None = field(
-        None, description="Experts that each token is routed to, as early files of GPT-OSS call it."
+        None,
+        description="Number of experts that each token is routed to, as early GPT-OSS files call it.",
     )
     moe_k: Count | None = field(
-        None, description="Experts that each token is routed to, as Ernie calls it."
+        None, description="Number of experts that each token is routed to, as Ernie calls it."
     )
     moe_intermediate_size: Count | None = field(None, description="Width of an expert.")
     shared_expert_intermediate_size: Size | None = field(

@@ -28,7 +28,7 @@ class Key:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One model type.
+    """The row of a model type.
 
     `facts`: fields that never change in it. `keys`: fields with a key of their own. `parts`: fields that several keys set
     together. `config`: its class in transformers (empty if its code comes with the model). `foreign`: the layers that a plan

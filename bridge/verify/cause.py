@@ -1,4 +1,4 @@
-"""Causes, found by measuring: the smallest changes after which two runs no longer differ."""
+"""Finds causes of differences by measuring: the smallest changes after which two runs agree."""
 
 from __future__ import annotations
 

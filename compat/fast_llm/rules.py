@@ -458,7 +458,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             "optimizer.eps",
             lambda values, context: {"optimizer.eps": values.get("optimizer.epsilon")},
             lambda values, context: {"optimizer.epsilon": values.get("optimizer.eps") or None},
-            lossy="Fast-LLM has a default epsilon of 1e-8, and its epsilon is above 0",
+            lossy="Fast-LLM's epsilon is above 0, with a default of 1e-8",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
         spared("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),

@@ -79,7 +79,7 @@ class TensorLogs(Section):
     save: bool = _has(False, "logging", "Keep logged tensors in the experiment directory.")
     show: bool = _has(True, "logging", "Print logged tensors.")
     max_elements: Positive | None = _has(8, "logging", "Number of shown elements of each tensor.")
-    full_tensors: bool = _has(False, "logging", "Keep whole tensors beside the samples.")
+    full_tensors: bool = _has(False, "logging", "Keep whole tensors in addition to samples.")
 
 
 class Run(Section):

@@ -1,4 +1,4 @@
-"""Generated configs of models: a family with valid sizes, and any key of any family beside them."""
+"""Strategies of models' configs: a family with valid sizes, and any keys of other families."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def _gone(
     return (Removed(option, _sets(), source, takes, effect, note) for option in options)
 
 
-DEFAULT = "it asks for today's default"
+DEFAULT = "the flag asks for today's default"
 LOG, DATA, KERNEL = (
-    "it only changes logs",
-    "it only changes how data is read",
+    "the flag only changes logs",
+    "the flag only changes how data is read",
     "it chooses a kernel",
 )
 ROWS: tuple[Removed, ...] = (
@@ -107,25 +107,25 @@ ROWS: tuple[Removed, ...] = (
     ),
     *_gone(
         "v2.6",
-        "it only changes where gradients are stored",
+        "the flag only changes where gradients are stored",
         "--no-contiguous-buffers-in-local-ddp",
         effect=Effect.COST,
     ),
     *_gone(
         "v2.5",
-        "it only changes where gradients are stored",
+        "the flag only changes where gradients are stored",
         "--use-contiguous-buffers-in-ddp",
         effect=Effect.COST,
     ),
     *_gone(
         "v2.6",
-        "it only changes how stages send activations",
+        "the flag only changes how stages send activations",
         "--no-scatter-gather-tensors-in-pipeline",
         effect=Effect.COST,
     ),
     *_gone(
         "2024-03",
-        "it only changes when ranks communicate",
+        "the flag only changes when ranks communicate",
         "--delay-param-gather",
         "--no-delay-grad-reduce",
         effect=Effect.COST,
@@ -135,7 +135,7 @@ ROWS: tuple[Removed, ...] = (
     ),
     *_gone("v2.6", DATA, "--data-impl", takes=True),
     *_gone("23.06", DATA, "--mmap-warmup"),
-    *_gone("v2.6", "the launcher passes it to each process", "--local_rank", takes=True),
+    *_gone("v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True),
 )
 """All removed flags.
 

@@ -166,7 +166,7 @@ class Older:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def covers(self, spot: flags.Spot) -> bool:
-        """Whether the flag at `spot`, which the parser took, is a removed one."""
+        """Whether the flag at `spot`, which the parser accepted, is one of the removed flags."""
         return any(flag.place == spot.index for flag in self.found)
 
 
@@ -209,7 +209,7 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
 def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
     """The finding on a removed flag: overruled by a newer flag, left out, or translated."""
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
-    gone = f"Megatron-LM had it until {flag.row.source}"
+    gone = f"Megatron-LM had this flag until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
     if rival is not None:
         return Finding(

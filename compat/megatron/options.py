@@ -124,7 +124,8 @@ def _takes(flag: Flag) -> str:
 
 
 def spellings(dest: str) -> tuple[str, ...]:
-    """The newest options that set an argument, negations included."""
+    """Option strings that set an argument, including negations, in the newest release that has any.
+    """
     return tuple(dict.fromkeys(option for flag in newest(dest) for option in flag.options))
 
 

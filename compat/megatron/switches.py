@@ -109,7 +109,7 @@ EXCHANGE = convert(
     sees=("context_parallel_size", "parallel.context"),
     blurs=lambda values: len(set(listed(values, "cp_comm_type"))) > 1,
     lossy="a Plan has one communication type for all layers, not one for each layer",
-    note="how context-parallel ranks exchange keys and values",
+    note="the exchange of keys and values between context-parallel ranks",
     source="transformer_config.py: cp_comm_type",
 )
 

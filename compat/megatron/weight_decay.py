@@ -1,4 +1,4 @@
-"""Which parameters Megatron decays, and how the decay changes over the steps."""
+"""Rules for the parameters that Megatron decays, and for the change of the decay over the steps."""
 
 from __future__ import annotations
 

@@ -124,13 +124,13 @@ class Leaves:
         return value
 
     def count(self, path: str, default: int | None = None) -> Any:
-        """A whole number of at least 1."""
+        """The value at `path` if it is a whole number of at least 1, else the default."""
         return self.take(path, default, lambda value: type(value) is int and value > 0)
 
     def real(
         self, path: str, default: float | None = None, least: float = 0.0, most: float = inf
     ) -> Any:
-        """A number from `least` to `most`."""
+        """The value at `path` if it is a number from `least` to `most`, else the default."""
         return self.take(
             path,
             default,
@@ -140,7 +140,7 @@ class Leaves:
         )
 
     def share(self, path: str) -> Any:
-        """A number from 0 to 1."""
+        """The value at `path` if it is a number from 0 to 1, else 0."""
         return self.real(path, 0.0, most=1.0)
 
     def flag(self, path: str, default: bool | None) -> Any:

@@ -476,7 +476,9 @@ def _widths(layers: list[Facts], odd: list[str]) -> Facts:
 
 
 def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
-    """Recomputation of the whole feed-forward layer (functional/config.py, MLPRecomputeLevel)."""
+    """Plan fields for recomputation of whole feed-forward layers
+    (functional/config.py, MLPRecomputeLevel).
+    """
     full = [block for block in layers if block.get("recompute")]
     if full and len(full) < len(layers):
         odd.append("mlp.recompute_level")

@@ -154,7 +154,7 @@ class Saved(Naming):
         return (GPT2, BARE_GPT2, LLAMA, MIXTRAL_SAVED, EXPERTS_SAVED)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table for these parameters."""
+        """The table to write these parameters with."""
         return _family(shapes, facts, experts_of(facts, shapes))
 
 
@@ -170,7 +170,7 @@ class Runtime(Naming):
         return (EXPERTS_RUNNING,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table for these parameters."""
+        """The table to write these parameters with."""
         return _family(shapes, facts, EXPERTS_RUNNING)
 
 

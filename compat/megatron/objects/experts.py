@@ -571,7 +571,8 @@ ROUTER_STEPS: tuple[Step, ...] = (
             and not c.moe_router_pre_softmax
             and c.moe_router_load_balancing_type != "sinkhorn"
         ),
-        "moe_router_topk: found 1 with a softmax over the chosen expert alone; add --moe-router-pre-softmax",
+        "moe_router_topk: found 1 with a softmax over only the chosen expert; "
+        "add --moe-router-pre-softmax",
         since="0.11.0",
         name="found-1-with-softmax-scores",
     ),

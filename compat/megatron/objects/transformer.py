@@ -192,7 +192,8 @@ SIZE_STEPS: tuple[Step, ...] = (
             and (c.dsa_indexer_topk_freq < 1 or c.dsa_indexer_skip_topk_offset < 0)
         ),
         "dsa_indexer_topk_freq: found {dsa_indexer_topk_freq}, and dsa_indexer_skip_topk_offset"
-        " {dsa_indexer_skip_topk_offset}; expected at least 1, and at least 0",
+        " {dsa_indexer_skip_topk_offset}; expected at least 1 for the first, and at least 0 for "
+        "the second",
         since="0.19.0",
     ),
 )

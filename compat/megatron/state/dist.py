@@ -116,7 +116,9 @@ class TorchDist(Format):
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Verify checksums; without a file of sums, those inside each archive."""
+        """Verify the checksums of the file of sums, or, without this file, those inside each
+        archive.
+        """
         super().verify(place, used)
         if not (place / SUMS).is_file():
             dcp.verified(place, KNOWN, used)
