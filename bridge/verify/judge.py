@@ -178,9 +178,10 @@ def verify(
     """Run both sides on every engine that can, on the ranks of this process group. All ranks get
     the same report.
 
-    The reference is the plan of the source on the native engine. If that cannot run, `BridgeError`
-    is raised. `steps` defaults to the number after which everything that moves has moved. `engines`
-    replace the engines of the sides' own stacks. A given `bench` decides what is trained.
+    The reference is the plan of the source on the native engine. Raises `BridgeError` if this
+    reference cannot run. `steps` defaults to a number in which schedules and loss scale take
+    effect. `engines` replace the engines of the sides' own stacks. A given `bench` decides what is
+    trained.
     """
     plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
     # Two ways to average a loss differ only if microbatches have different numbers of tokens.

@@ -194,8 +194,8 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
 def joined(found: Sequence[Meant]) -> dict[str, Any]:
     """The arguments that several removed flags set together.
 
-    A given number of layers takes precedence over the 1 that a method implies. Without a method, it
-    has no effect.
+    A given number of layers takes precedence over the 1 that a method implies. Without a method,
+    the number has no effect.
     """
     values: dict[str, Any] = {}
     # A method sets three values, a number of layers one: sorted this way, the given number comes

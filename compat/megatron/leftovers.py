@@ -244,7 +244,10 @@ _SINGLE: Mapping[str, Why] = {dest: why for why, dests in SINGLE.items() for des
 
 
 def why(dest: str) -> Why:
-    """Why no plan field stands for an argument: the most specific reason, of the argument, of its prefix, or of its group."""
+    """The reason why no plan field stands for an argument.
+
+    It is the reason of the argument itself, else of its prefix, else of its group.
+    """
     if dest in _SINGLE:
         return _SINGLE[dest]
     group = options.groups().get(dest, "")

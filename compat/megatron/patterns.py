@@ -14,7 +14,7 @@ Every = Callable[[int, int], bool]
 
 
 def listed(values: Mapping[str, Any], name: str) -> list[Any]:
-    """The values of an argument that takes one, or one for each of several."""
+    """The values of an argument as a list, even if it has a single value."""
     found = values.get(name)
     return list(found) if isinstance(found, list | tuple) else [found]
 

@@ -66,7 +66,8 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
 def problems(
     parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str
 ) -> Iterator[str]:
-    """The problems of a layout's stages on `ranks` pipeline ranks, each in words (validate_layer_layout).
+    """The problems of a layout's stages on `ranks` pipeline ranks, each as a message
+    (validate_layer_layout).
 
     If `layers` is None, the number of decoder layers is not checked.
     """

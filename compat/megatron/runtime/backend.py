@@ -66,7 +66,7 @@ class MegatronBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """The installed release; None, so that the newest one is assumed, if the tables lack it."""
+        """The installed release; None if the tables lack it, which selects their newest release."""
         return self.release if self.release in DIALECT.versions else None
 
     @override
@@ -117,7 +117,8 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     ),
 }
 """By plan field: the values that this backend can run (the config allows more), and the reason
-why it cannot run others."""
+why it cannot run others.
+"""
 
 
 UNDRIVEN: Mapping[str, str] = {
@@ -150,7 +151,8 @@ FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     ),
 }
 """By argument: the values with which this backend runs Megatron-FSDP, and the reason why it
-cannot run others."""
+cannot run others.
+"""
 
 
 def _described(workload: Workload) -> dict[str, Any]:
@@ -276,10 +278,12 @@ NATIVE: Mapping[str, Any] = {"num_experts": None, "multi_latent_attention": Fals
 """Values of arguments that the native GPT requires, and a model described by a plan does not."""
 WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 0.0}
 """Values of plan fields for the model that provides the initial weights: it has no losses of
-experts. Megatron takes their coefficients from its own flags."""
+experts. Megatron takes their coefficients from its own flags.
+"""
 UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 """Values of arguments of dropout. Each engine draws its own random numbers, so runs with dropout
-cannot be compared."""
+cannot be compared.
+"""
 
 
 BACKEND = MegatronBackend()

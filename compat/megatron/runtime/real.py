@@ -1,4 +1,6 @@
-"""What the installed Megatron-Core makes of a config: its classes' fields as plain data, before and after `__post_init__`."""
+"""Reads the fields of the installed Megatron-Core's config classes as plain data, before and after
+`__post_init__`.
+"""
 
 from __future__ import annotations
 
@@ -113,9 +115,9 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Any) -> Parts | None:
-    """Fields to build a class with from flags that we refuse in its name.
+    """Fields to build a class with, from flags that we refuse because the class would.
 
-    None if the refusal does not stand for one of the class.
+    None if we refuse them for another reason.
     """
     version = config.version
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints that Megatron-Core writes, read and written without it."""
+"""Reads and writes Megatron-Core's checkpoints without Megatron-Core."""
 
 from __future__ import annotations
 

@@ -437,14 +437,14 @@ class Layout:
 
 
 def torch_number(value: float) -> Any:
-    """A number as a tensor."""
+    """The number as a tensor."""
     import torch
 
     return torch.tensor(float(value))
 
 
 def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
-    """Weights, masters, moments and extra states; each layer is a box of a stacked tensor."""
+    """Yield weights, masters, moments and extra states; each layer is a box of a stacked tensor."""
     hub, dtype = layout.hub, layout.dtype
     master = "param" if layout.level else "fp32_param"
     layers, numbered = _layers(hub)

@@ -153,6 +153,9 @@ def _in_place(
     parallel: Parallel,
 ) -> None:
     """Raise `SourceError` for a file of another rank or of another step.
+
+    The rank is known from the saved arguments, if the file has them. The first and the last stage
+    are known from the names of their parameters.
     """
     # By stage, then by tensor rank: in this order the numbers of Megatron's ranks rise.
     order = sorted(files, key=lambda key: (key[1], key[0]))

@@ -50,7 +50,7 @@ KNOWN = {
         *ENUMS,
     ),
 }
-"""Classes in Megatron-LM's files that are read as records (core/safe_globals.py)."""
+"""Names of classes in Megatron-LM's files that are read as records (core/safe_globals.py)."""
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 """Names of settings that identify a group of Megatron's optimizer
 (optimizer/optimizer.py: param_group_identifier_keys).
@@ -211,7 +211,7 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) -> Where:
-    """The progress of the run. Megatron's iterations include skipped steps."""
+    """The progress of the run; Megatron's count of iterations includes skipped steps."""
     args, iteration = arguments(common), common.get("iteration")
     made = int(step) if step is not None else iteration
     # An iteration whose gradients overflow makes no update.
@@ -223,9 +223,11 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
 
 
 def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Megatron's arguments, counters and scheduler as the script's own state, which other formats carry; and what was lost.
+    """Megatron's arguments, counters and scheduler as the script's own state, and findings on
+    losses.
 
-    The scheduler is carried too, because no other stack has the same. Arguments that are objects are left out.
+    Other formats carry the script's own state. The scheduler is part of it, because no other stack
+    has the same scheduler. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
     args, _ = plain(
@@ -310,9 +312,11 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
 
 def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
-    """Settings of the groups that Megatron makes of this model: those of the source's group with most of their parameters.
+    """Settings of Megatron's groups for this model.
 
-    What the others had is in the findings of `unsaid`. Raises `SourceError` if the source has no settings at all.
+    Each group gets the settings of the source's group that has most of its parameters. The findings
+    of `unsaid` name the settings of the source's other groups. Raises `SourceError` if the source
+    has no settings at all.
     """
     kinds = _kinds(hub)
     if not kinds:
