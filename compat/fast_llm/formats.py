@@ -285,7 +285,10 @@ class _Reader:
         """Check a section against the classes of the release; if lenient, a refusal is a finding."""
         found = list(signatures.problems(data, section, self.release.version))
         if found and (other := signatures.of_another_release(data, section, self.release.version)):
-            message = f"has the layout of Fast-LLM {other}, and this is {self.release.version}, which refuses it: {found[0][1]}"
+            message = (
+                f"has the layout of Fast-LLM {other}, but this is {self.release.version}, which "
+                f"refuses it: {found[0][1]}"
+            )
             self.findings.append(
                 Finding(
                     found[0][0],
@@ -361,9 +364,15 @@ def _elsewhere(path: str, release: Release) -> str:
     if all(release.since(row.since) for row in rows):
         instead = next((row.instead for row in rows if row.instead), "")
         last = RELEASES.last(rows[0].until)
-        return f"removed after Fast-LLM {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+        return (
+            f"removed after Fast-LLM {last}, but this is {release.version}; "
+            f"{f'use {instead}' if instead else 'drop it'}"
+        )
     before = next((row.before for row in rows if row.before), "")
-    return f"new in Fast-LLM {rows[0].since}, and this is {release.version}; {f'use {before}' if before else 'drop it'}"
+    return (
+        f"new in Fast-LLM {rows[0].since}, but this is {release.version}; "
+        f"{f'use {before}' if before else 'drop it'}"
+    )
 
 
 def _nearest(path: str, parent: str, release: Release, before: int) -> str:

@@ -147,7 +147,8 @@ class MultiStage(Section):
     zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
         None,
         "performance",
-        "ZeRO level: 2 sets two gradient buffers, 3 two weight buffers as well; 1 is the same as none.",
+        "ZeRO level: 2 sets two gradient buffers, 3 also two weight buffers; "
+        "1 is the same as none.",
     )
     pipeline_delay: NonNegative = _has(
         0.0, "expert", "Estimated delay of a pipeline round, in steps; not used."
@@ -307,7 +308,7 @@ class Schedule(Section):
     pipeline_overlap: bool = _has(True, "testing", "Pipeline messages overlap compute.")
     data_overlap: bool = _has(True, "testing", "Gathering and reducing overlap compute.")
     data_batch_warn_time_ms: PositiveReal = _has(
-        1000.0, "optional", "Warn when a batch takes longer, in milliseconds."
+        1000.0, "optional", "Warn when a batch takes longer than this, in milliseconds."
     )
     throttle_cpu: bool = _has(True, "expert", "Keep the CPU from running far ahead of the GPU.")
     throttle_cpu_rate: Positive = _has(
@@ -344,7 +345,7 @@ class Data(Section):
     format: str = _has(None, "core", "Kind of dataset.")
     path: str | list[str] = _has(None, "core", "Paths of datasets.")
     data_sample_warn_time_ms: PositiveReal = _has(
-        1000.0, "feature", "Warn when a sample takes longer, in milliseconds."
+        1000.0, "feature", "Warn when a sample takes longer than this, in milliseconds."
     )
     multiprocessing_context: Literal["fork", "spawn"] = _has(
         "spawn", "expert", "How loader processes start."
@@ -411,7 +412,7 @@ class FastLLM(Section):
     batch: Batch = field(Batch(), description="Batch, before 0.4.0.")
     schedule: Schedule = field(Schedule(), description="Order of microbatches.")
     data: Data = field(Data(), description="Datasets and sampling.")
-    profiling: Free = _has(None, "logging", "When the profiler runs, and what it records.")
+    profiling: Free = _has(None, "logging", "Profiled steps, and the data that is recorded.")
     optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
     reference_models: Free = _has(None, "feature", "Further models by name, as for distillation.")
     callbacks: Free = _has(None, "feature", "Callbacks by name.")

@@ -96,7 +96,9 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
             continue
         # A misspelled key changes the model that the user meant; any other unread key is harmless.
         meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
-        message = f"has no effect: transformers keeps it, but no {family} model reads it{meant}"
+        message = (
+            f"has no effect: transformers keeps the key, but no {family} model reads it{meant}"
+        )
         yield Finding(
             key,
             message,

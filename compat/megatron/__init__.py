@@ -49,8 +49,8 @@ The written checkpoint has no random states. Its scheduler state is only the num
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """Arguments that are set together with FSDP and only for it."""
 REPLACED = (
-    "cannot load the written checkpoint; the distributed optimizer replaces it, with the same "
-    "numbers"
+    "cannot load the written checkpoint; the distributed optimizer replaces this setting, with "
+    "the same numbers"
 )
 KEPT = (
     *(

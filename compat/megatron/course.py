@@ -70,7 +70,7 @@ TIMEOUT = convert(
     ),
     effect=EFFECTS["run.timeout"],
     blurs=lambda values: (values.get(MINUTES) or 1) < 1,
-    lossy="Megatron takes the timeout in whole minutes",
+    lossy="Megatron's timeout is a whole number of minutes",
     source="initialize.py: timedelta(minutes=args.distributed_timeout_minutes)",
 )
 

@@ -24,7 +24,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "batch_p2p_comm",
-        "it must be off if overlap_p2p_comm is on",
+        "batch_p2p_comm must be off if overlap_p2p_comm is on",
         "the config class allows both to be on; "
         "only the command line sets one to the opposite of the other",
         f"{PAGE}, and the docstring",

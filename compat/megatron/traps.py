@@ -158,7 +158,8 @@ TRAPS = Checks(
         lambda args: (
             bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0)
         ),
-        "has no effect: Megatron-LM's own GPT builder does not pass it to the model, which scales positions by 8",
+        "has no effect: Megatron-LM's own GPT builder does not pass this argument to the model, "
+        "which scales positions by 8",
         "gpt_builders.py: gpt_builder; before, pretrain_gpt.py: model_provider",
         Effect.NUMBERS,
         name="is-not-handed-to-the",

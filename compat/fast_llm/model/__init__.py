@@ -58,8 +58,11 @@ REASONS = {
         "embedding.norm": "Fast-LLM has no norm after the embedding",
         "embedding.output_bias": "Fast-LLM's output layer has no bias",
         "embedding.offset": "Fast-LLM's table of positions has position 0 in row 0",
-        "moe.score": "Fast-LLM's router takes the softmax over the chosen experts of a token",
-        "moe.normalised": "Fast-LLM's router takes the softmax over the chosen experts of a token, which sums to one",
+        "moe.score": "Fast-LLM's router computes the softmax over a token's chosen experts",
+        "moe.normalised": (
+            "Fast-LLM's router computes the softmax over a token's chosen experts, whose weights "
+            "sum to one"
+        ),
         "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the routed experts",
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
         "moe.balance": "Fast-LLM balances experts by a loss in each block over each microbatch, or by sinkhorn",

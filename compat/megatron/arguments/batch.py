@@ -75,7 +75,8 @@ DATA_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: data sources",
         lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
-        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; keep one of the two ways",
+        "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; "
+        "keep either the file or the paths",
         since="0.10.0",
     ),
     derive("validate_args: phases", _phases, since="0.16.0"),

@@ -163,7 +163,7 @@ SAVING_STEPS: tuple[Step, ...] = (
         ),
         "ckpt_pg_tensors_cache_path: found with other groups to save"
         " ({ckpt_fully_parallel_save_process_group}) than to load"
-        " ({ckpt_fully_parallel_load_process_group}); make them the same",
+        " ({ckpt_fully_parallel_load_process_group}); use the same groups for both",
         since=MAIN,
     ),
     derive(

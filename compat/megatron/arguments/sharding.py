@@ -316,7 +316,8 @@ FSDP_STEPS: tuple[Step, ...] = (
     ),
     _fsdp(
         lambda a: a.init_model_with_meta_device and a.data_parallel_sharding_strategy == "no_shard",
-        "init_model_with_meta_device: found with data_parallel_sharding_strategy no_shard; drop it, or shard",
+        "init_model_with_meta_device: found with data_parallel_sharding_strategy no_shard; "
+        "drop it, or choose a strategy that shards",
         since="0.18.0",
     ),
     check(

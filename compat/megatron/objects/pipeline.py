@@ -127,7 +127,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: given(FIRST, LAST)(c) and _accounts(c),
         f"{FIRST}: found (or {LAST}) with account_for_embedding_in_pipeline_split or"
-        " account_for_loss_in_pipeline_split; keep one of the two ways",
+        " account_for_loss_in_pipeline_split; keep one of the two kinds of settings",
         name="named-layers-of-the-first",
         since="0.11.0",
     ),
