@@ -30,9 +30,9 @@ class Carry:
     way back a group of fields is restored as it was if the target still means the same by it. An
     edit of the target since then wins.
 
-    `secrets` never get into a sidecar: it holds marks in their place, and `source` names the file
-    that has them. Without a file (None) the sidecar is the only place that holds what was given.
-    `files` are the digests of the other files that were written, by name.
+    `secrets` are never written to a sidecar: it holds marks in their place, and `source` names the
+    file that has them. If `secrets` is None, the sidecar holds all given values. `files` are the
+    digests of the other files that were written, by name.
     """
 
     dialect: str

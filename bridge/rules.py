@@ -388,7 +388,9 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
 
 def _lost(path: str) -> Effect:
     if path not in EFFECTS:
-        raise KeyError(f"{path}: has no effect yet; name it in _LOSSES, by what a run without it is")
+        raise KeyError(
+            f"{path}: has no effect yet; list it in _LOSSES under the effect of losing it"
+        )
     return EFFECTS[path]
 
 

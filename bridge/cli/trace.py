@@ -207,8 +207,8 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
     if not places:
         say(
-            "trace run: nothing was watched: no module ran forward in training mode that an optimizer or an engine holds;"
-            " processes that start with -I or -E see nothing of this"
+            "trace run: nothing was watched: no module whose weights an optimizer or an engine holds"
+            " ran forward in training mode; processes started with -I or -E cannot be watched"
         )
         # A training that failed keeps its own code: schedulers of jobs go by it.
         return code or Exit.UNPROVED

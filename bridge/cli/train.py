@@ -108,7 +108,7 @@ class Options:
 
     @property
     def number(self) -> int:
-        """Number of steps if the config names no model and data of its own."""
+        """Number of steps if the config does not name a model and data of its own."""
         return self.steps or STEPS
 
     @property

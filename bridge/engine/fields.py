@@ -74,9 +74,8 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
     "recompute.modules": Limit((), "whole layers are computed again"),
 }  # fmt: skip
-"""Every field that the engine does not honour for each of its values.
-
-If the effect is on numbers, other values are refused; otherwise they are findings.
+"""Every field of which the engine does not honour all values. If other values change the numbers,
+they are refused; otherwise they are findings.
 """
 
 

@@ -203,7 +203,7 @@ register_pytree_node(
 
 
 class _Reached(Exception):
-    """The last block of a row was called."""
+    """Raised when the last block of a row is called."""
 
 
 class Part(nn.Module):

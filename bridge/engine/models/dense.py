@@ -41,9 +41,11 @@ SPREAD = 0.02
 
 
 class Dense(nn.Sequential):
-    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence, vocab).
+    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence,
+    vocab).
 
-    Its parameters have the names and shapes of `Architecture`. Weights depend on `seed` and each one's name only.
+    Its parameters have the names and shapes of `Architecture`. Each initial weight depends only on
+    `seed` and its name.
     """
 
     leading = 1

@@ -101,7 +101,7 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
 
 
 def _watch(module: nn.Module, note: Note) -> Callable[[], None]:
-    """Have `note` see every call of a module; what ends that."""
+    """Call `note` for every call of a module. Returns the function that ends this."""
 
     def hook(module: nn.Module, given: Any, named: Any, output: Any) -> None:
         note(given, named, output)
@@ -234,7 +234,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _random(tensor: Tensor) -> Tensor:
-    """The state of the generator that dropout on this tensor draws from."""
+    """The state of the random generator that dropout on this tensor uses."""
     return (
         torch.cuda.get_rng_state(tensor.device)
         if tensor.device.type == "cuda"

@@ -111,8 +111,8 @@ class Trial:
 def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
     """The names of the lists whose modules are blocks: each takes what the one before it gives.
 
-    Lists that the model's own plan for pipelines names come before others. Where no list is of that
-    kind, it is the largest that is called.
+    Lists that the model's own plan for pipelines names come before others. If there is no such
+    list, the name is that of the largest list that is called.
     """
     outer = _outer(model)
     children = {
@@ -275,7 +275,7 @@ class _Cutting:
         return direct
 
     def _argument(self, at: int, row: int, leaf_at: int, leaf: Any) -> None:
-        """An argument of a block: it may have to travel."""
+        """Record an argument of a block, which other ranks may have to receive."""
         own = self.trial.origin(leaf)
         if own is not None and self.home[own[0]] >= row:
             value = self._number(self.outputs, own, self.home[own[0]])
@@ -290,7 +290,7 @@ class _Cutting:
         self.taken.setdefault(at, {})[leaf_at] = value
 
     def _beside(self, at: int, leaf: Any) -> None:
-        """A segment uses outputs of earlier layers."""
+        """Record that a segment uses outputs of earlier layers."""
         for source in self.trial.sources(leaf):
             home = self.home[source[0]]
             if home < at:

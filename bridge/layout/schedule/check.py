@@ -10,7 +10,7 @@ from bridge.layout.schedule.program import MATCH, program
 from bridge.layout.schedule.timeline import needs
 
 SHOWN = 8
-"""Largest number of problems of one sort to list. One gap in a schedule causes many."""
+"""Largest number of problems of one kind to list. One gap in a schedule causes many."""
 
 
 def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, .
         found = tuple(check(schedule, rows))
         if found:
             return found[:SHOWN] + (
-                (f"and {len(found) - SHOWN} more of this sort",) if len(found) > SHOWN else ()
+                (f"and {len(found) - SHOWN} more of this kind",) if len(found) > SHOWN else ()
             )
     return ()
 
