@@ -369,7 +369,7 @@ OTHER: Mapping[str, Any] = {
 GIVEN: Mapping[str, str] = {
     **dict.fromkeys(("save_steps", "logging_steps", "per_device_train_batch_size"), "1"),
     "gradient_accumulation_steps": "4",
-    "resume_from_checkpoint": "saved",
+    "resume_from_checkpoint": "saved/iter_0000002",
     "num_train_epochs": "2",
     "learning_rate": "0.01",
 }
@@ -435,7 +435,10 @@ def _flag(pool: Pool, name: str, value: str) -> Use:
     path = f"args.{name}"
     if "refused" in seen[0]:
         return Use("", name, "", name in seen[0]["refused"])
-    return Use("", name, different(*seen, KINDS), path in seen[0]["findings"])
+    how = different(*seen, KINDS)
+    # Of a value that nobody knows only the refusal is seen.
+    told = path in seen[0]["findings"] and ("refused" in seen[1] or how in ("", "findings"))
+    return Use("", name, how, told)
 
 
 def _number(value: str) -> Any:

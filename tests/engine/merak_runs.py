@@ -162,7 +162,8 @@ def flagged(rank: int, world: int, folder: Path, words: Sequence[str]) -> dict[s
         found["lines"] = trainer.log_history
         found["stages"] = [[*stage] for stage in trainer.engine.pipeline.layers]
         found["chunks"] = [stage.recomputes for stage in trainer.engine.executor.stages.values()]
-        found["own"] = (trainer.train_dataloader.num_workers, trainer.engine.accumulation, trainer.max_steps)
+        workers = getattr(trainer.train_dataloader, "num_workers", None)
+        found["own"] = (workers, trainer.engine.accumulation, trainer.max_steps)
         found["plan"] = {name: str(value) for name, value in trainer.plan.values().items()}
         found["findings"] = sorted(finding.path for finding in trainer.findings)
     except SystemExit:
