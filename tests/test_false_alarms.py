@@ -126,7 +126,7 @@ def test_a_schedule_that_no_plan_holds_is_not_called_open(target: str) -> None:
     row = next(finding for finding in findings if finding.path == "scheduler.type")
     assert (row.how, row.message) == (How.DROPPED, "a Plan has no schedule like OneCycle")
     assert not any("leaves optimizer.schedule" in finding.message for finding in findings)
-    assert any("what scheduler.type says" in finding.message for finding in findings)
+    assert any("the value of scheduler.type" in finding.message for finding in findings)
 
 
 def test_the_base_of_rotary_positions_is_shown() -> None:
