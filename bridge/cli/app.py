@@ -752,48 +752,51 @@ Traced = Annotated[
         ),
     ),
 ]
+StepsInAll = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=1,
+        help=(
+            "Number of steps in all, those before a resume included; default: as a recipe "
+            "says, else 20."
+        ),
+    ),
+]
+ModelToTrain = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help=(
+            "tiny, file (the model that FILE states), or a model's folder; a recipe names its "
+            "own model."
+        ),
+    ),
+]
+EngineToRun = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Engine to run on: native, a stack with an engine of its own, or auto.",
+    ),
+]
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
 @reads_file(as_json=JsonSteps)
 def train(
     job: Job,
-    steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--steps",
-            metavar="N",
-            min=1,
-            help=(
-                "Number of steps in all, those before a resume included; default: as a recipe "
-                "says, else 20."
-            ),
-        ),
-    ] = None,
-    model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help=(
-                "tiny, file (the model that FILE states), or a model's folder; a recipe names its "
-                "own model."
-            ),
-        ),
-    ] = None,
+    steps: StepsInAll = None,
+    model: ModelToTrain = None,
     data: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--data", metavar="TEXT", help="File to train on, byte by byte; a bundled text by default."),
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Shrink sizes that do not fit the ranks launched, and say which.")] = False,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            metavar="NAME",
-            help="Engine to run on: native, a stack with an engine of its own, or auto.",
-        ),
-    ] = "native",
+    engine: EngineToRun = "native",
     save: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--save", metavar="DIR", callback=own_place, help="Write a checkpoint at the end."),
