@@ -181,7 +181,7 @@ class AutoModelDialect(PackagedDialect):
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
 
     def nullable(self, path: str, version: str) -> bool:
-        """Never: None stands for unset."""
+        """False, because None stands for an unset value."""
         return False
 
     def to_object(self, config: Config) -> Any:

@@ -102,7 +102,7 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
         if name not in taken:
             owners = [other for other, options in release.strategies.items() if name in options]
             advice = f"; it belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
-            yield f"{D}{name}: strategy {kind} does not take it{advice}"
+            yield f"{D}{name}: strategy {kind} does not have this option{advice}"
     selective = given.get(D + "activation_checkpointing") == "selective"
     if selective and not release.since("0.5.0"):
         yield f"{D}activation_checkpointing: found selective, which {release.version} does not know; use true or false"

@@ -280,7 +280,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         blurs=_unread_by_family(keys) if keys else None,
         lossy="AutoModel refuses tied embeddings in a pipeline; train without a pipeline, or untie them"
         if tied
-        else "the family of the model decides",
+        else "the family of the model determines it",
         note="a key of the model's own config",
         source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support" if tied else "",
     )

@@ -141,7 +141,10 @@ SWITCHED: Rule = convert(
     _write_switches,
     sees=("optimizer._target_", MODE, "optimizer.name"),
     carries={f"optimizer.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
-    lossy="SGD takes nesterov, Adam takes amsgrad, and Transformer Engine's Adam takes bias_correction",
+    lossy=(
+        "only SGD has nesterov, only Adam amsgrad, and only Transformer Engine's Adam"
+        " bias_correction"
+    ),
     source="arguments of the class that the recipe names",
 )
 

@@ -676,9 +676,9 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
     "optimizer.foreach": ("the kernels of the optimizer's step", Effect.ROUNDING),
     "optimizer.fused": ("the kernels of the optimizer's step", Effect.ROUNDING),
-    "model": ("the choice of the model and of its first weights", Effect.NUMBERS),
+    "model": ("the choice of the model and of its initial weights", Effect.NUMBERS),
     "model.*": (
-        "the choice of the model and of its first weights",
+        "the choice of the model and of its initial weights",
         lambda values: _beyond(values, "model.*", KERNELS),
     ),
     "model.backend": ("the implementation of the model's parts", Effect.ROUNDING),
@@ -735,7 +735,7 @@ def _why(path: str) -> Why:
 
 
 LACKS = {
-    "model": "the family of the model decides",
+    "model": "the family of the model determines it",
     "parallel": "AutoModel has no such switch",
     "zero": "AutoModel has no such switch",
     "precision": "AutoModel has no such switch",

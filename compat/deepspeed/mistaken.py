@@ -26,7 +26,7 @@ TRAINER = frozenset(
 )
 """Names of TrainingArguments."""
 ENOUGH = 3
-"""Number of these names from which a file is taken for a dump of TrainingArguments."""
+"""Smallest number of these names with which a file is taken for a dump of TrainingArguments."""
 
 
 def mistaken(data: Any) -> str:

@@ -83,7 +83,7 @@ def layout_rules() -> tuple[Rule, ...]:
         ),
         only_ours("parallel.expert_tensor", note="DeepSpeed has no tensor size of its own for experts", effect=Effect.ROUNDING),
         only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
-        only_ours("parallel.order", note="DeepSpeed's process groups have one order", effect=Effect.COST),
+        only_ours("parallel.order", note="DeepSpeed has a fixed order of axes", effect=Effect.COST),
     )
 
 
@@ -934,7 +934,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "code": ("a setting of the training script", Effect.NONE),
     "code.manual_accumulation": (
         "only the script knows how often it calls backward before a step; multiply"
-        " gradient_accumulation_steps by that number",
+        " the number of micro batches in a step by that number",
         Effect.NUMBERS,
     ),
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),

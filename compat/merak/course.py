@@ -78,7 +78,7 @@ def split(theirs: str, ours: str, source: str) -> Rule:
         ),
         effect=EFFECTS[ours],
         sees=(TP, "parallel.tensor"),
-        lossy="Merak uses it only if tensor ranks split layers",
+        lossy="Merak uses this setting only if tensor ranks split layers",
         source=source,
     )
 

@@ -57,7 +57,10 @@ def model_rules() -> tuple[Rule, ...]:
                 {"model.tied": False} if values.get("args.no_tie_modules") else {}
             ),
             _write_tied,
-            lossy="Merak ties weights of equal shape if the model does; only no_tie_modules prevents it",
+            lossy=(
+                "Merak ties weights of equal shape if the model ties them; only no_tie_modules"
+                " prevents it"
+            ),
             source="core/merak_engine.py: tie_modules",
         ),
         course.split(

@@ -75,7 +75,7 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
 
 @st.composite
 def _model(draw: DrawFn, degrees: Group) -> Group:
-    """Facts about a model that other stacks can also split."""
+    """Sizes of a model that the ranks of `degrees` divide, also in other stacks."""
     heads = draw(st.sampled_from((1, 2, 8))) * (degrees.get("init.tp") or 1)
     layers, width, tokens = draw(SMALL), draw(SMALL), draw(SMALL)
     facts = {

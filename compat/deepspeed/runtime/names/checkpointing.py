@@ -49,8 +49,8 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Note that checkpointing is configured, and warn of settings about the place of saved
-    activations. They would change only memory.
+    """Note that checkpointing is configured. Settings about the place of saved activations, which
+    would change only memory, have no effect; each gives a warning.
     """
     named = dict(
         zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)

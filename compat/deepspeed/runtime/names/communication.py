@@ -23,8 +23,8 @@ SAME = (
     "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend",
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
-"""Functions of torch.distributed whose arguments DeepSpeed's functions take too. DeepSpeed's take
-further ones for its log.
+"""Functions of torch.distributed that DeepSpeed has too. DeepSpeed's versions have further
+arguments for its log, which are ignored here.
 """
 LOGGED = ("prof", "log_name", "debug")
 
