@@ -157,7 +157,7 @@ def test_only_a_converted_file_goes_to_standard_output(
     Path("launch.args").write_text(LAUNCH)
     file = [] if words[0] == "demo" else ["launch.args"]
     assert run([words[0], *file, *words[1:], "-"]) == 1
-    assert "-: standard output" in capsys.readouterr().err and os.listdir() == ["launch.args"]
+    assert "write to standard output" in capsys.readouterr().err and os.listdir() == ["launch.args"]
 
 
 @pytest.mark.parametrize("command", [["convert", "--to", "deepspeed"], ["drift", "--to-version", "0.16.1"]])
