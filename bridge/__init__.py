@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bridge.plan import Plan
     from bridge.translation import Result, lift, lower, translate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BridgeError",
     "ConfigError",
