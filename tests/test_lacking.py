@@ -13,7 +13,7 @@ from bridge.cli.demo import launch
 
 pytestmark = pytest.mark.once
 
-NAMED = "ds.code.json: no such file; if ds.json was copied, copy ds.code.json too"
+NAMED = "ds.code.json: not found; if ds.json was copied, copy ds.code.json too"
 Said = Callable[[str], str]
 
 

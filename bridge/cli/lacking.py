@@ -48,6 +48,6 @@ def named() -> Iterator[None]:
 def _line(file: Path) -> str:
     beside = code_beside(file)
     return (
-        f"{beside}: no such file; if {file.name} was copied, copy {beside.name} too: it holds the "
+        f"{beside}: not found; if {file.name} was copied, copy {beside.name} too: it holds the "
         "number of ranks that share a batch"
     )

@@ -98,12 +98,12 @@ def own_of(
     BridgeError.raise_if(
         []
         if config.is_file()
-        else [f"{config}: no such file; expected the config.json of a Hugging Face model"]
+        else [f"{config}: not found; expected the config.json of a Hugging Face model"]
     )
     BridgeError.raise_if(
         []
         if batch.is_file()
-        else [f"{batch}: no such file; bridge.trace.batch({batch.name!r}, batch) writes one"]
+        else [f"{batch}: not found; bridge.trace.batch({batch.name!r}, batch) writes one"]
     )
     names = tuple(on.split(",")) if on else None
     BridgeError.raise_if(

@@ -180,7 +180,7 @@ def _publish(
     if missing is not None:
         path = saving.temporary / missing
         raise BridgeError(
-            f"{path}: no such file, though its rank wrote it; choose a folder that all ranks share"
+            f"{path}: not found, though its rank wrote it; choose a folder that all ranks share"
         )
     text = _state(engine, client, copies)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
