@@ -53,8 +53,7 @@ def attach(
     keep: Keep | None = None,
     done: int = 0,
 ) -> Tracer:
-    """Attach a tracer to `target`: log what `debug` selects into the folder `run` (default: trace),
-    and compare ranks.
+    """Log what `debug` selects of `target` into the folder `run` (default: trace), compare ranks.
 
     `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the
     engine of a stack in `compat`, or a `Source`. A module is trained by `optimizer` (torch's, one
@@ -83,8 +82,7 @@ def attach(
         source.done = done
     # Without a plan nobody asked for checks: they neither stop the training nor slow it down much.
     policy = policy or Policy(action="raise" if debug else "log", thorough=1 if debug else THOROUGH)
-    # Only now: the line above asks whether `debug` was given.
-    debug = Debug(tensor_parallel=True) if debug is None else debug
+    debug = Debug(tensor_parallel=True) if debug is None else debug  # the line above asked for it
     observers: list[Observer] = []
     logged = any(getattr(debug, name) for name in LOGS)
     folder = Path(run or "trace") if logged or run is not None else None

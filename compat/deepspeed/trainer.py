@@ -193,15 +193,7 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     """The changes that the arguments `given` make, on `world` ranks and in a run of `total`
     optimizer steps (None: not known).
     """
-    # A dump of JSON may hold 8.0 for a batch of 8, and the sizes below go into messages and files.
-    sizes = {
-        name
-        for name, usual in DEFAULTS.items()
-        if isinstance(usual, int) and not isinstance(usual, bool)
-    }
-    args: dict[str, Any] = {
-        name: int(value) if name in sizes else value for name, value in {**DEFAULTS, **given}.items()
-    }
+    args = _filled(given)
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
@@ -251,6 +243,19 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     return Filling(
         values, known, demands, sets, schedule, _unscheduled(args, total), optimizer, said
     )
+
+
+def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments, those that are not given at their defaults."""
+    # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
+    sizes = {
+        name
+        for name, usual in DEFAULTS.items()
+        if isinstance(usual, int) and not isinstance(usual, bool)
+    }
+    return {
+        name: int(value) if name in sizes else value for name, value in {**DEFAULTS, **given}.items()
+    }
 
 
 def _optimizer(

@@ -339,14 +339,7 @@ class AutoPipeline:
             raise ConfigError(
                 "AutoPipeline.build: found no loss_fn; pass a function of logits and target"
             )
-        if not is_hugging_face(model):
-            raise ConfigError(
-                f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face"
-            )
-        if any(weight.is_meta for weight in model.parameters()):
-            raise ConfigError(
-                "AutoPipeline.build: the model has weights without values (meta); load it without init_empty_weights"
-            )
+        _check(model)
         chain, sizes = chained(model, cut_of(model)), self._sizes()
         plan = self._plan(model, sizes, len(chain.layers) - chain.leading - chain.trailing)
         parts = self.module_fqns_per_model_part
@@ -575,3 +568,15 @@ def _number(module: nn.Module, trainable_only: bool) -> int:
         for weight in module.parameters()
         if weight.requires_grad or not trainable_only
     )
+
+
+def _check(model: nn.Module) -> None:
+    if not is_hugging_face(model):
+        raise ConfigError(
+            f"AutoPipeline.build: found {type(model).__name__}, expected a model of Hugging Face"
+        )
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ConfigError(
+            "AutoPipeline.build: the model has weights without values (meta); load it without"
+            " init_empty_weights"
+        )
