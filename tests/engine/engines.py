@@ -283,7 +283,11 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "a sum over tokens, not their mean": Cause(summed_tokens, ("FSDP2", "DDP"), r"16 times B's", "miles#3231"),
     "a scale applied to what was added up": Cause(
-        plants("passed", halved_before, None), ("DDP", "DeepSpeed ZeRO 0"), "microbatch", "Megatron-LM#3023"
+        plants("passed", halved_before, None),
+        ("DDP", "DeepSpeed ZeRO 0"),
+        # What backward left is changed before the optimizer gets it, as one run finds in itself.
+        "microbatch|gets other gradients than backward computed",
+        "Megatron-LM#3023",
     ),
     "norms not summed over tensor ranks": Cause(
         plants("begins", planting.without("_allreduce_non_tensor_model_parallel_grads")),

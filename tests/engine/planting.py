@@ -625,7 +625,7 @@ FAULTS: dict[str, Planted] = {
     ),
     "A3": Planted(sets(group=without_block), r"1/update/blocks\.1", r"blocks\.1.* not updated", ("not-in-optimizer",)),
     "A5": Planted(sets(alike=True), r"1/forward/.*input", "different data", ("same-data",)),
-    "A12": Planted(plants("built", moves_buffer, 0, 1), r"0/init/.*scale", "other buffers on rank 1", ("buffers-differ",)),
+    "A12": Planted(plants("built", moves_buffer, 0, 1), r"0/init/.*scale", "different buffers on rank 1", ("buffers-differ",)),
     "A14": Planted(sets(decay=0.1), r"1/update/", "weight.decay", ("decay-on-norms",)),
     "A17": Planted(
         both(

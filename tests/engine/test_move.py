@@ -224,7 +224,7 @@ def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(be
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
     words = ("--prove", "1", "--model", str(begun / "model"))
     code, said = moved(begun / "ds_config.json", tmp_path / "weights", "native", tmp_path / "out", *words)
-    assert code == 1 and "weights alone" in said
+    assert code == 1 and "only weights" in said
     code, _ = moved(begun / "ds_config.json", begun / "run", "native", tmp_path / "out", "--dry-run")
     assert code == 0 and not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()

@@ -107,7 +107,7 @@ def test_options_of_the_native_engine_are_refused_for_others(tmp_path: Path, cap
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}))
     assert stagebridge(["train", str(path), "--engine", "deepspeed", "--save", str(tmp_path / "run")]) == 1
-    assert "--save: only the native engine has it" in capsys.readouterr().err
+    assert "--save: only the native engine has this option" in capsys.readouterr().err
 
 
 def test_rounding_is_told_from_a_difference() -> None:

@@ -192,7 +192,7 @@ def test_a_batch_that_no_engine_takes_is_refused(tensors: dict[str, torch.Tensor
         (["a.json", "b.json"], "a second config needs --model FOLDER too"),
         (["a.json", "--to", "megatron", "--model", "."], "--model: needs a second config"),
         (["a.json"], "expected --to DIALECT, or a second config"),
-        (["a.json", "b.json", "--model", "nowhere", "--batch", "x"], "config.json: not there"),
+        (["a.json", "b.json", "--model", "nowhere", "--batch", "x"], "config.json: not found"),
     ],
 )
 def test_half_of_what_it_takes_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,26 @@ def test_gradients_of_autograd_grad_that_are_set_by_hand_are_not_stale(tmp_path:
     assert faults(found(tmp_path, small, lambda model: adam(model.parameters()), by_hand)) == []
 
 
+@pytest.mark.parametrize("clears", [True, False])
+def test_gradients_that_autograd_grad_and_backward_add_up_are_stale_if_left(tmp_path: Path, clears: bool) -> None:
+    def added(model: nn.Module, optimizer: Any) -> list[float]:
+        # As torch's pipelines do: gradients of one microbatch by hand, those of the next by backward.
+        losses, weights = [], list(model.parameters())
+        for step in range(4):
+            if clears:
+                optimizer.zero_grad()
+            for weight, gradient in zip(weights, torch.autograd.grad(lost(model, step), weights), strict=True):
+                weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+            loss = lost(model, step + 4)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    ids = {one.id for one in found(tmp_path, small, lambda model: adam(model.parameters()), added)}
+    assert ("gradient-stale" in ids) is not clears
+
+
 def test_one_optimizer_for_each_parameter_that_steps_in_backward_is_right(tmp_path: Path) -> None:
     def made(model: nn.Module) -> list[Any]:
         return [adam([weight]) for weight in model.parameters()]

@@ -41,6 +41,8 @@ class Cleared(Check):
         """Number of backward passes since the last step of each optimizer that has stepped."""
         self.left: dict[str, nn.Parameter] = {}
         """Parameters whose gradient was left when such a pass began, and was not cleared since."""
+        self.same: dict[str, Tensor] = {}
+        """The gradients of those that were left when the pass was one of `autograd.grad`."""
         self.stale: list[str] = []
         self.missing: list[str] = []
         self.parameters = 0
@@ -50,16 +52,20 @@ class Cleared(Check):
         source.stepping.append(self.safe(self._stepping))
 
     def backward(self) -> None:
-        # What `autograd.grad` returns is added to no gradient.
-        if self.grades.inside:
-            self.graded = True
-            return
         self.left = {name: weight for name, weight in self.left.items() if _any(weight.grad)}
         # Only as a step begins: within it, gradients of its passes add up as they should.
         for number in [number for number, count in self.since.items() if not count]:
-            self.left |= {name: weight for name, weight in self._of(number) if _any(weight.grad)}
+            left = {name: weight for name, weight in self._of(number) if _any(weight.grad)}
+            self.left |= left
+            # What `autograd.grad` returns is added to no gradient. A loop may put it in the place of
+            # the one before, or add it, as torch's pipelines with split backward passes do.
+            if self.grades.inside:
+                self.same |= {name: weight.grad for name, weight in left.items() if weight.grad is not None}
         self.since = {number: count + 1 for number, count in self.since.items()}
-        self.backwards += 1
+        if self.grades.inside:
+            self.graded = True
+        else:
+            self.backwards += 1
 
     def _of(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
         """The trained parameters that an optimizer holds."""
@@ -68,7 +74,11 @@ class Cleared(Check):
 
     def _stepping(self, number: int) -> None:
         own = dict(self._of(number) if self.source.plain else ())
-        self.stale += [name for name in own if name in self.left]
+        self.stale += [
+            name
+            for name, weight in own.items()
+            if name in self.left and self.same.get(name, weight.grad) is weight.grad
+        ]
         got = {name for name, weight in own.items() if weight.grad is not None}
         self.missing += [name for name in own if name not in got]
         self.parameters += len(own)
@@ -120,6 +130,7 @@ class Cleared(Check):
             self.since[number] = 0
             held = self.source.owned([number])
             self.left = {name: weight for name, weight in self.left.items() if id(weight) not in held}
+        self.same = {name: gradient for name, gradient in self.same.items() if name in self.left}
         self.backwards, self.graded, self.parameters = 0, False, 0
         self.stale, self.missing = [], []
 
