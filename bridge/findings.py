@@ -64,8 +64,8 @@ class Finding:
 
     @property
     def matters(self) -> bool:
-        """Whether `--strict` refuses it: it is about a set field, changes the numbers, or stops the
-        run.
+        """Whether `--strict` refuses the finding: true if it is about a field that was given, changes
+        the numbers, or stops the run.
         """
         return self.given or self.effect.reaches(Effect.NUMBERS)
 

@@ -85,9 +85,9 @@ def test_a_broken_rule_is_found_and_shown_by_the_smallest_config(
     assert text and json.loads(text[1]) in smallest, done.stdout
 
     (tmp_path / "fuzz.json").write_text(text[1])
-    shown = re.search(r"It shows with\n  stagebridge (.*)\n", done.stdout)
+    shown = re.search(r"To see the failure:\n  stagebridge (.*)\n", done.stdout)
     assert shown and stagebridge(place, *shown[1].split(), folder=tmp_path).returncode in (0, 2)
-    again = re.search(r"found again with\n  stagebridge (.*)\n", done.stdout)
+    again = re.search(r"To find it again by fuzzing:\n  stagebridge (.*)\n", done.stdout)
     assert again
     repeated = stagebridge(place, *again[1].split(), "--json", folder=tmp_path)
     said = json.loads(repeated.stdout)

@@ -177,7 +177,7 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, c
     into = write(tmp_path / "into", {"known.json": '{"0.98.0": ""}'})
     root = write(tmp_path / "tree", {f"megatron/{file}": text for file, text in texts.items()})
     assert harvest("0.99.0", root, into, "megatron") == 1
-    assert "no folder training" in capsys.readouterr().err
+    assert "it has no folder named training" in capsys.readouterr().err
     write(root, {"megatron/training/arguments.py": SCRIPT})
     assert harvest("0.99.0", root, into, "megatron") == 0
     assert "not read from this release (1):\n  ['--unknown']: _StoreAction of words_of" in capsys.readouterr().out

@@ -556,8 +556,8 @@ def format_for(dialect: Dialect, output: Path) -> str | None:
     if format is None and suffix in LOADERS:
         fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
         raise SourceError(
-            f"{output}: found suffix {suffix}, a format without configs of {dialect.title}; use "
-            f"{fitting}"
+            f"{output}: found suffix {suffix}, in which configs of {dialect.title} cannot be written; "
+            f"use {fitting}"
         )
     return format
 

@@ -101,7 +101,7 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
         "",
         failure.text.rstrip(),
         *([f"\nand beside it {_beside(file)}:\n\n{_code(failure)}"] if _code(failure) else []),
-        f"\nIt shows with\n  {command(task, failure, file)}\nand is found again with\n  {_again(task)}",
+        f"\nTo see the failure:\n  {command(task, failure, file)}\nTo find it again by fuzzing:\n  {_again(task)}",
     ]
 
 

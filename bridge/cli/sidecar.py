@@ -20,7 +20,8 @@ from bridge.secrets import Secrets, keep_hidden
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The carry-over beside a file, findings on it, and the files that both were read from.
+    """What the sidecar of a file carries over, findings about the sidecar, and the files that were
+    read for both.
 
     `edited`: the file has changed since the sidecar was written.
     """

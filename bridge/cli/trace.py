@@ -207,8 +207,9 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
     if not places:
         say(
-            "trace run: nothing was watched: no module whose weights an optimizer or an engine holds"
-            " ran forward in training mode; processes started with -I or -E cannot be watched"
+            "trace run: nothing was watched: in training mode, no forward pass ran of a module with"
+            " weights in an optimizer or an engine; Python processes started with -I or -E cannot be"
+            " watched"
         )
         # A training that failed keeps its own code: schedulers of jobs go by it.
         return code or Exit.UNPROVED

@@ -51,11 +51,12 @@ def initialize(
     `device` defaults to the accelerator if there is one, `environment` to the ranks that the
     launcher started. `groups` of parameters have hyperparameters of their own. With
     `deterministic`, two runs are equal bit by bit; with `variable_shapes`, shapes that pass between
-    pipeline ranks may differ by microbatch. What `plan.debug` asks for is logged to the folder
-    `trace` (default: "trace"), whole with `full`; `policy` is that of `bridge.trace.attach`.
+    pipeline ranks may differ by microbatch. The engine logs what `plan.debug` selects to the folder
+    `trace` (default: "trace"), and with `full` it logs whole tensors. `policy` is that of
+    `bridge.trace.attach`. `alike` holds further values that must be equal on all ranks.
 
     Raises `BridgeError` before any process group exists if the plan cannot run, and `ConfigError`
-    on all ranks if they were started with different settings, `alike` included.
+    on all ranks if they were started with different settings.
     """
     import torch
 

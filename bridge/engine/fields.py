@@ -34,7 +34,7 @@ LIMITS: Mapping[str, Limit] = {
     "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "use adam, adamw, sgd or lion", Effect.NUMBERS),
-    "precision.fp8": Limit((), "the engine has no 8-bit products; leave it unset", Effect.NUMBERS),
+    "precision.fp8": Limit((), "the engine has no matrix products in 8 bits; leave it unset", Effect.NUMBERS),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
     "zero.bucket": Limit((), "gradients are reduced stage by stage"),
     "zero.overlap": Limit((True,), "reductions always overlap backward"),
@@ -57,8 +57,8 @@ LIMITS: Mapping[str, Limit] = {
     "adapters.rank": Limit((), "the engine has no adapters; leave it unset", Effect.NUMBERS),
     "adapters.alpha": Limit((), "the engine has no adapters"),
     "adapters.dropout": Limit((0,), "the engine has no adapters"),
-    "precision.fp8_recipe": Limit((), "the engine has no 8-bit products"),
-    "precision.fp8_weights": Limit((False,), "the engine has no 8-bit products"),
+    "precision.fp8_recipe": Limit((), "the engine has no matrix products in 8 bits"),
+    "precision.fp8_weights": Limit((False,), "the engine has no matrix products in 8 bits"),
     "precision.autocast": Limit((), "the engine does not use torch.autocast; leave it unset", Effect.NUMBERS),
     "precision.residual": Limit((), "the residual stream is in the format of compute", Effect.ROUNDING),
     "precision.router": Limit((), "the engine has no experts"),
@@ -69,7 +69,7 @@ LIMITS: Mapping[str, Limit] = {
     "zero.average_in_collective": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
     "zero.double_buffer": Limit((False,), "buffers are counted by `zero.weight_buffers`"),
     "zero.registered": Limit((False,), "buffers are not registered"),
-    "zero.fp8_transposes": Limit((False,), "the engine has no 8-bit products"),
+    "zero.fp8_transposes": Limit((False,), "the engine has no matrix products in 8 bits"),
     "zero.meta_init": Limit((False,), "the model is built in memory"),
     "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
     "recompute.modules": Limit((), "whole layers are computed again"),
@@ -119,8 +119,8 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Findings without effect on the limits of the native engine, for plans that run on another
-    engine.
+    """Findings about limits of the native engine, for plans that run on another engine. They have
+    no effect there.
     """
     return tuple(
         replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}")

@@ -275,7 +275,9 @@ class Architecture:
         return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
-        """Parameters of the layers in `stages` on tensor rank `share`, in fp32. `stages` has the stage of each layer."""
+        """The fp32 parameters that the tensor rank of `share` holds of some layers. `stages` maps each of
+        these layers to its stage.
+        """
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
             for parameter in self._held(layer, share):

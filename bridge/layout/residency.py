@@ -1,4 +1,6 @@
-"""Residency: the flat that each weight buffer holds, and the time when the next one can be gathered into it."""
+"""Residency: which stage's flat tensor of weights each buffer holds, and when the next one can be
+gathered into the buffer.
+"""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ class LayerLog:
             self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
-        """The loss of the step in the unit that all layouts share: the engine's, else the tensor
-        that started backward.
+        """The loss of the step, in a unit that is the same for all layouts. It is the engine's loss if
+        there is one, else the tensor from which backward started.
         """
         if hasattr(self.source, "loss"):
             return float(self.source.loss)

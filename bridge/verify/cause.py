@@ -118,9 +118,9 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """The config with the smallest set of changes that cures it together.
+    """The config with the smallest set of changes that together remove the difference.
 
-    None if even all changes together do not.
+    None if even all changes together do not remove it.
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)

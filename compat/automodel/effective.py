@@ -94,7 +94,7 @@ def effective(
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
-    """Problems of options that another strategy has (distributed/config.py,
+    """Problems with options that belong to another strategy than the chosen one (distributed/config.py,
     _resolve_strategy_config).
     """
     taken = COMMON | release.strategies[kind]

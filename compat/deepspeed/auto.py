@@ -111,7 +111,7 @@ SAMPLES: Mapping[str, Any] = {
     "mixed_precision": "no",
     "save_16bit": False,
 }
-"""Facts whose TrainingArguments have a default, with that default."""
+"""Facts for which TrainingArguments has a default, each with that default."""
 WHOLE = frozenset(
     {
         "micro_batch",

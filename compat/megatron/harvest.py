@@ -79,7 +79,7 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
     """The parser of the release. Raises `SourceError` for a package without its scripts."""
     if not (tree.folder / "training").is_dir():
         raise SourceError(
-            f"{tree.folder}: no folder training; "
+            f"{tree.folder}: it has no folder named training; "
             "name the source tree of Megatron-LM, not the package that pip installs"
         )
     if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19

@@ -212,7 +212,7 @@ def _read_activation(values: Group, context: Context) -> Group:
 
 
 def _read_function(values: Group) -> Group:
-    """The activation of a config object, whose field is the name of a function."""
+    """The activation in a config object, which states it as the name of a function."""
     if "activation_func" not in values:
         return {}
     # The value may be a dotted name; None is the class's default, F.gelu.

@@ -207,7 +207,7 @@ class _Reached(Exception):
 
 
 class Part(nn.Module):
-    """The modules and parameters of a model outside its blocks that run in one layer."""
+    """One layer made of modules and parameters that lie outside the model's blocks."""
 
     def __init__(
         self,

@@ -57,9 +57,9 @@ def bare(row: Mapping[str, Any]) -> Row:
 
 
 def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
-    """The rows that hold for a release, without the entries for releases.
+    """The rows that hold for a release, with their `since` and `until` removed.
 
-    For an unknown release these are the rows without an end.
+    For an unknown release these are the rows that have no `until`.
     """
     if release not in releases.known:
         return [bare(row) for row in rows if not row.get("until")]

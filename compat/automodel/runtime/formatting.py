@@ -13,7 +13,7 @@ from bridge.errors import ConfigError
 IGNORED = -100
 """Label of a token that is left out of the loss."""
 PADS = "pads"
-"""Key of a sample for its padding values by field."""
+"""The key in a sample under which the padding value of each field is stored."""
 USUAL = {"labels": IGNORED, "attention_mask": 0, "loss_mask": 0, "input_ids": 0}
 BATCH = 1000
 """Number of samples that are tokenized together. The first sample decides for all of them whether

@@ -152,7 +152,9 @@ def _module(text: str, folder: Path) -> ModuleType:
 
 
 def _unstaged(name: str, family: str) -> str:
-    """The name in the whole model of `3.layer.mlp.up_proj.weight`, the name in a pipeline."""
+    """The name that a parameter has in the whole model. `name` is its name in a pipeline, such as
+    `3.layer.mlp.up_proj.weight`.
+    """
     at, _, rest = name.removeprefix("tied_modules.").partition(".")
     part, _, inner = rest.partition(".")
     before, layer, ends = STAGED.get(family, ROTARY)
@@ -215,7 +217,9 @@ STACKED = 3
 
 
 def _put_together(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The whole parameter, of which each rank holds everything, or a part along one dimension."""
+    """The whole parameter, put together from the ranks' `parts`. Each rank has either all of it or
+    a slice along one dimension.
+    """
     split = next((at for at, size in enumerate(shape) if parts[0].shape[at] != size), None)
     if split is None:
         return parts[0]

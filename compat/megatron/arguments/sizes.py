@@ -73,7 +73,7 @@ def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
     """Make the value of `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does.
 
     `wanted` names the number of parts that a weight is cut into, `size` the tensor ranks, and `extra` the further parts that
-    each tensor rank's part is cut into. A given `wanted` decides over `extra`.
+    each tensor rank's part is cut into. If `wanted` is given, it takes precedence over `extra`.
     """
     if getattr(a, wanted) is None:
         setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))

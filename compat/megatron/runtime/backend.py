@@ -184,7 +184,7 @@ def _undriven(args: Mapping[str, Any], workload: Workload) -> Iterator[str]:
         yield "lr: missing; without it Megatron stops when it builds the optimizer; add --lr"
     if args.get("use_custom_fsdp") and not args.get("use_megatron_fsdp"):
         yield (
-            "use_custom_fsdp: found True; this backend runs Megatron-FSDP since 0.14; "
+            "use_custom_fsdp: found True; this backend runs only the Megatron-FSDP of 0.14 and later; "
             "use the distributed optimizer"
         )
     if args.get("use_megatron_fsdp"):
