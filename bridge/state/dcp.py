@@ -581,7 +581,8 @@ def _left(hub: Hub) -> Iterator[Finding]:
     if hub.schedule is not None:
         yield lost(
             "schedule",
-            f"{shown(hub.schedule)} is not the state of a scheduler of torch; set the state of torch's scheduler by hand",
+            f"{shown(hub.schedule)} is not the state of a scheduler of torch; set the state of"
+            " torch's scheduler by hand",
             Effect.NUMBERS,
         )
     if hub.random:

@@ -258,7 +258,7 @@ def test_misuse_is_said() -> None:
             "schedule.depth_first: 3 does not divide the 1 microbatches",
         ),
         ({"optimizer__name": "lamb"}, "optimizer.name: found 'lamb'; use adam, adamw, sgd or lion"),
-        ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no matrix products in 8 bits; leave it unset"),
+        ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no matrix products in 8 bits"),
         ({"parallel__data": 2}, r"parallel: data \(2\) does not divide world size \(1\); use 2 ranks, or data=1"),
         ({"batch__micro": 3, "batch__global_": 4}, "batch: .* does not hold"),
     ],
