@@ -138,7 +138,7 @@ class TestConvert:
     ) -> None:
         done = cli("convert", megatron, "--to", to, "-o", name)
         assert done.code == 1
-        assert f"{name}: found {Path(name).suffix}, which" in done.err
+        assert f"{name}: found suffix {Path(name).suffix}, in which" in done.err
         assert not (tmp_path / name).exists()
 
     def test_without_carry_over_there_is_no_sidecar(self, cli: Cli, megatron: Path, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ class TestDemo:
         (tmp_path / "x").write_text("")
         done = cli("demo", "-o", "x/y")
         assert done.code == 1
-        assert "cannot be made" in done.err
+        assert "cannot be created" in done.err
 
 
 class TestUsage:
