@@ -73,9 +73,13 @@ def reports() -> Iterator[list[str]]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bridge.trace").addHandler(handler)
+    logger = logging.getLogger("bridge.trace")
+    level = logger.level
+    logger.setLevel(logging.NOTSET)  # another test may have silenced it in a process that tests share
+    logger.addHandler(handler)
     yield said
-    logging.getLogger("bridge.trace").removeHandler(handler)
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def traced_module(rank: int, world: int, case: Case, folder: Path, keep: Keep | None = None, odd: int | None = None) -> None:
