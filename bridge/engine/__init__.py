@@ -43,20 +43,19 @@ def initialize(
     """Return an engine that trains `model` as `plan` says.
 
     `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one
-    before, or a model of Hugging Face, which is cut into layers: by running it on a few tokens, or
-    on the batch `sample` if it takes other inputs. Any other module is one layer. `loss_fn(output,
-    targets)` returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names the
-    modules that tensor ranks split (default: `model.tensor_plan()`), and
-    `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
-    `device` defaults to the accelerator if there is one, `environment` to the ranks that the
-    launcher started. `groups` of parameters have hyperparameters of their own. With
-    `deterministic`, two runs are equal bit by bit; with `variable_shapes`, shapes that pass between
-    pipeline ranks may differ by microbatch. The engine logs what `plan.debug` selects to the folder
-    `trace` (default: "trace"), and with `full` it logs whole tensors. `policy` is that of
-    `bridge.trace.attach`. `alike` holds further values that must be equal on all ranks.
+    before, or a model of Hugging Face, which is cut into layers by a run on a few tokens, or on the
+    batch `sample` if it takes other inputs. Any other module is one layer. `loss_fn(output, targets)`
+    returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names the modules
+    that tensor ranks split (default: `model.tensor_plan()`), and `module_fqns_per_model_part` the
+    layers of each pipeline stage (default: the plan's rule).
+    `device` defaults to the accelerator if there is one, `environment` to the launcher's ranks.
+    `groups` of parameters have hyperparameters of their own. With `deterministic`, two runs are
+    equal bit by bit; with `variable_shapes`, shapes may differ by microbatch. The engine logs what
+    `plan.debug` selects to the folder `trace` (default: "trace"), with `full` whole tensors, by the
+    `policy` of `bridge.trace.attach`. The values in `alike` have to be equal on all ranks.
 
-    Raises `BridgeError` before any process group exists if the plan cannot run, and `ConfigError`
-    on all ranks if they were started with different settings.
+    Raises `BridgeError`, before a process group exists, if the plan cannot run, and `ConfigError` on
+    all ranks if they were started with different settings.
     """
     import torch
 
@@ -85,7 +84,9 @@ def initialize(
 
 
 def _joined(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
-    """All ranks, connected; `ConfigError` on each of them if their `facts` differ."""
+    """Connect all ranks and return this rank's communicator. Raises `ConfigError` on each rank if
+    their `facts` differ.
+    """
     from bridge import comm
     from bridge.engine.agreement import agree
     from bridge.engine.randomness import determine

@@ -1,4 +1,5 @@
-"""Agreement: before their first collective, ranks find out whether all were started alike."""
+"""Agreement: before their first collective, ranks compare the facts with which they were started.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ ALIKE = "start all ranks with the same file, script and packages"
 def facts_of(
     given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]
 ) -> Facts:
-    """Facts that must be equal on all ranks, as text by name: releases, `given` arguments, the
-    plan, groups of parameters, and names and shapes of the model.
+    """Return the facts that must be equal on all ranks, as text by name: releases, `given`
+    arguments, the plan, groups of parameters, and names and shapes of the model.
     """
     found: dict[str, Any] = {
         "stagebridge": __version__,
@@ -48,7 +49,9 @@ def facts_of(
 
 
 def agree(facts: Facts) -> None:
-    """Raise a `ConfigError` on every rank, with the first of `facts` that differs, unless they are alike everywhere."""
+    """Raise a `ConfigError` on every rank, with the first of `facts` that differs, if some ranks
+    have other facts.
+    """
     board = comm.board()
     if board is None:
         return

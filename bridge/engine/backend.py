@@ -100,8 +100,8 @@ class NativeTrainer:
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
     def _named(self, batch: Batch) -> Any:
-        """The arguments that the model is called with for a microbatch of the user's own rows, and
-        their targets.
+        """Return the arguments of the model for a microbatch of the user's own rows, and the
+        targets.
         """
         from bridge.engine.layers import Arguments
 
@@ -131,7 +131,7 @@ class NativeTrainer:
 
 
 EXPERTS = ("model.experts", "parallel.expert", "parallel.expert_tensor")
-"""Names of the plan fields that set how experts are divided. The engine ignores them for a model
-that has its own experts.
+"""Names of the plan fields that set how experts are divided among ranks. The engine ignores these
+fields if the model has experts of its own.
 """
 BACKEND = NativeBackend()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
-    """For every name of a tensor in a module's state, the first name of the same tensor."""
+    """Return, for every name of a tensor in a module's state, the first name of the same tensor."""
     first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
     # The tensors themselves: otherwise each name gets a copy with another identity.
     found = module.state_dict(keep_vars=True)
@@ -26,7 +26,7 @@ def aliases(module: nn.Module) -> dict[str, str]:
 
 
 def others(module: nn.Module) -> list[str]:
-    """Names in a module's state whose value is not a tensor."""
+    """Return the names in a module's state whose value is not a tensor."""
     return [
         name
         for name, value in module.state_dict(keep_vars=True).items()
@@ -35,14 +35,16 @@ def others(module: nn.Module) -> list[str]:
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a module's state, each once, by its first name."""
+    """Return the buffers in a module's state by name. A buffer with several names appears once,
+    under its first name.
+    """
     known = set(aliases(module).values())  # not persistent ones, which no state_dict has
     return {name: tensor for name, tensor in module.named_buffers() if name in known}
 
 
 def owners(engine: Engine) -> dict[str, int]:
-    """For each buffer, the first pipeline rank that updates it: the one whose stage has its layer
-    (0 if no layer has it).
+    """Return, for each buffer, the first pipeline rank that updates it. This is the rank whose
+    stage has the buffer's layer, or 0 if no layer has the buffer.
     """
     module, homes = engine.model, engine.pipeline.schedule.homes
     users: dict[int, list[int]] = {}
@@ -54,7 +56,7 @@ def owners(engine: Engine) -> dict[str, int]:
 
 
 def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """The buffers for which this rank is the first in its pipeline that updates them."""
+    """Return the buffers that this rank updates before any other rank of its pipeline."""
     found = owners(engine)
     yield from (
         (name, tensor)
@@ -64,8 +66,8 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """A digest of the buffers below 2**63, which is equal on two ranks if their buffers hold the
-    same bytes.
+    """Return a digest of the buffers below 2**63. It is equal on two ranks if their buffers hold
+    the same bytes.
     """
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in held(engine):
@@ -77,8 +79,8 @@ def digest(engine: Engine) -> int:
 
 
 def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Every buffer of the model by name, with the value of the rank that updates it. All ranks must
-    take part.
+    """Return every buffer of the model by name, with the value on the rank that updates it. All
+    ranks must take part.
     """
     found = owners(engine)
     for name, tensor in buffers(engine.model).items():

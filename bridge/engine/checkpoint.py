@@ -41,24 +41,25 @@ BUFFERS = "buffers"
 GENERATORS = "generators"
 SAID = "checkpoint"
 LONGEST = 256
-"""The most bytes of a text that one rank sends to the others."""
+"""Maximum number of bytes of a text that one rank sends to the others."""
 
 
 def save(
     engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool
 ) -> Path:
     """Write a checkpoint of `engine` to `folder`/`tag` (default: `step` and its number). Returns
-    that path.
+    the path of the checkpoint.
 
-    Each rank writes what it owns, and nothing is written twice. `client` is kept as JSON. If any
-    rank fails, `BridgeError` is raised on all, and the checkpoint before stays as it was.
+    Each rank writes the tensors that it owns, and each tensor is written once. `client` is stored
+    as JSON. If a rank fails, all ranks raise `BridgeError`, and the previous checkpoint stays as it
+    was.
     """
     tag = f"step{engine.progress.steps}" if tag is None else tag
     saving: list[Saving] = []
     if left := buffers.others(engine.model):
         warnings.warn(
-            f"model: {', '.join(left)} of its state is not a tensor, so it is not saved; keep it "
-            "in a buffer",
+            f"model: found {', '.join(left)} in the model's state, expected only tensors; other "
+            "values are not saved, so store them in buffers",
             stacklevel=3,
         )
     with together(engine):
@@ -89,11 +90,11 @@ def save(
 def load(
     engine: Engine, folder: Path, tag: str | None, optimizer: bool
 ) -> tuple[Path, dict[str, Any]]:
-    """Read `folder`/`tag` (default: the one that `latest` names) into `engine`. Returns the path
-    and the client's state.
+    """Read `folder`/`tag` into `engine` (default: the tag in `latest`). Returns the path and the
+    client's state.
 
-    Without `optimizer`, moments keep their values. Before anything changes, `BridgeError` is raised
-    that names the tensors which are missing, extra, of another shape, or damaged.
+    Without `optimizer`, moments keep their values. If tensors are missing, extra, of another shape,
+    or damaged, `BridgeError` names them, and the engine stays as it was.
     """
     with ExitStack() as held:
         name = ""
@@ -126,8 +127,8 @@ def load(
 
 
 def _otherwise(engine: Engine, state: State) -> str:
-    """A warning if this run's optimizer has other hyperparameters for some parameters than the run
-    of another stack that the checkpoint comes from; else empty.
+    """Return a warning if the checkpoint comes from a run of another stack, and this run's
+    optimizer has other hyperparameters for some parameters. Otherwise return an empty text.
     """
     rows: Any = tagged.decoded(state.carried.get("groups")) or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
@@ -169,8 +170,8 @@ def _publish(
     found: list[list[int]],
     latest: bool,
 ) -> None:
-    """Complete the checkpoint on the first rank, after all have written. `found` has the digest of
-    each rank's file.
+    """Complete the checkpoint on the first rank, after all ranks have written. `found` has the
+    digest of each rank's file.
     """
     sums = {
         file_of(rank): "".join(f"{number:08x}" for number in numbers)
@@ -233,8 +234,8 @@ def _parts(engine: Engine) -> Iterator[Part]:
 
 
 def _expected(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and whole shape of each weight and moment in a checkpoint of this model, on whatever
-    rank.
+    """Return name and whole shape of each weight and moment in a checkpoint of this model, over all
+    ranks.
     """
     for parameter in engine.parameters:
         for kind in (WEIGHTS, *(engine.optimizer.state_names if parameter.trainable else ())):
@@ -246,7 +247,7 @@ def _is_weight(name: str) -> bool:
 
 
 def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
-    """The owned slice of one flat and its optimizer state."""
+    """Yield the owned slice of one flat and the optimizer state of this slice."""
     yield WEIGHTS, engine.weights.shards[index]
     trained = engine.weights.trained()
     if index in trained:
@@ -254,7 +255,7 @@ def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
-    """The rectangular parts of a parameter that lie in one piece of `tensor`, a slice of a flat
+    """Yield the rectangular regions of a parameter that are in `tensor`, one slice of a flat
     buffer.
     """
     parameter, place = piece.parameter, piece.offset
@@ -278,8 +279,8 @@ def _whole(parameter: Parameter) -> tuple[int, ...]:
 
 
 def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
-    """The parts that this rank writes. Of replicas over data, tensor or pipeline ranks, the first
-    rank writes its own.
+    """Yield the regions that this rank writes. Of replicas over data, tensor or pipeline ranks,
+    only the first rank writes its copy.
     """
     for index, flat in enumerate(engine.layout.flats):
         if (flat.sharded or engine.data.index == 0) and engine.first_holder(flat):
@@ -298,13 +299,13 @@ def _complete(name: str, tensor: Tensor) -> Part:
 
 
 def _copy(engine: Engine) -> int:
-    """The number of this rank's copy of the buffers, of which each data and tensor rank has one."""
+    """The number of this rank's copy of the buffers. Each data and tensor rank has one copy."""
     return engine.data.index * engine.tensor.size + engine.tensor.index
 
 
 def _copies(engine: Engine) -> list[int]:
-    """The copies of buffers that are written: the first, and those that differ from it. A BatchNorm
-    makes them differ, since each data rank averages its own microbatches.
+    """Return the copies of buffers that are written: the first copy, and the copies that differ
+    from it. With a BatchNorm, copies differ, because each data rank averages its own microbatches.
     """
     if not buffers.buffers(engine.model):
         return []
@@ -314,8 +315,8 @@ def _copies(engine: Engine) -> list[int]:
 
 
 def _saved_copy(engine: Engine, state: State, name: str) -> str:
-    """The name under which this rank finds a buffer: that of its own copy, if the layout is the
-    same and there is one.
+    """Return the name under which this rank reads a buffer. This is the name of the rank's own
+    copy, if the layout is that of the checkpoint and the checkpoint has this copy.
     """
     own = f"{BUFFERS}/{_copy(engine)}/{name}"
     alike = state.copies == (engine.data.size, engine.tensor.size)
@@ -325,7 +326,7 @@ def _saved_copy(engine: Engine, state: State, name: str) -> str:
 def _check(
     engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
-    """Raise `BridgeError` unless the saved tensors are those that this engine expects."""
+    """Raise `BridgeError` if the saved tensors are not those that this engine expects."""
     wanted = {name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}
     for name, held in buffers.buffers(engine.model).items():
         wanted[_saved_copy(engine, state, name)] = tuple(held.shape)
@@ -365,8 +366,8 @@ def _misfits(
 
 
 def _list(path: Path, what: str, names: set[str]) -> Iterator[str]:
-    """A line for each name of the model. Moments come with every parameter, so that they get one
-    line with their number.
+    """Return one line for each name of the model. Moments exist for every parameter, so they get a
+    single line with their number.
     """
     for name in sorted(filter(_of_model, names)):
         yield f"{path}: {name} is {what}; build the model that was saved"
@@ -403,7 +404,9 @@ def _fill(
 
 @contextmanager
 def together(engine: Engine) -> Iterator[None]:
-    """Run a block without collectives on all ranks. If it fails on any, all raise `BridgeError`."""
+    """Context for a block without collectives, run on all ranks. If the block fails on one rank,
+    all ranks raise `BridgeError`.
+    """
     failed: BridgeError | None = None
     try:
         yield
@@ -425,8 +428,8 @@ def together(engine: Engine) -> Iterator[None]:
 
 
 def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
-    """The `numbers` of each rank, in order of ranks. All ranks give equally many numbers below
-    2**63.
+    """Return the `numbers` of all ranks, in order of ranks. All ranks must give equally many
+    numbers below 2**63.
     """
     # Each rank fills its own row of zeros, so that the sum over ranks is every row.
     comm = engine.comm
@@ -437,7 +440,7 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _told(engine: Engine, text: str) -> str:
-    """The `text` of the first rank, of which `LONGEST` bytes are kept."""
+    """Return the `text` of the first rank on all ranks, cut to `LONGEST` bytes."""
     encoded = text.encode()[:LONGEST]
     return (
         bytes(_everyones(engine, [*encoded, *(0 for _ in range(LONGEST - len(encoded)))])[0])

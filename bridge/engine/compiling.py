@@ -1,4 +1,6 @@
-"""Compiling: stacks ask for torch's compiler when they are loaded; on CPU they are loaded without it."""
+"""Compiling: stacks ask for torch's compiler when they are imported. On a CPU they are imported
+without the compiler.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,8 @@ import torch
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Context in which `torch.compile` returns functions unchanged, unless there is CUDA.
-
-    Loading the compiler takes longer than the rest of a stack, and the functions compute the same
+    """Context in which `torch.compile` returns functions unchanged, unless there is CUDA. Importing
+    the compiler takes longer than importing the rest of a stack, and the functions compute the same
     without it.
     """
     if torch.cuda.is_available():

@@ -1,5 +1,5 @@
-"""Data: samples of a text as functions of their index, so that a step's data depends only on the
-number of samples consumed before.
+"""Data: samples of a text as functions of their index. The data of a step depends only on the
+number of samples that were consumed before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Text:
-    """Byte-level samples of `sequence` tokens, each from a position that its index and `seed`
-    determine.
+    """Byte-level samples of `sequence` tokens. The position of each sample in the text follows from
+    the sample's index and `seed`.
     """
 
     content: Tensor
@@ -31,7 +31,9 @@ class Text:
 
     @classmethod
     def of(cls, path: Path | None, sequence: int, seed: int = 1234) -> Text:
-        """Samples of the file at `path`, or of the bundled text. Raises `SourceError` if it is too short."""
+        """Return samples of the file at `path`, or of the bundled text. Raises `SourceError` if the
+        text is too short.
+        """
         from bridge.engine.text import sonnets
 
         content = _read(path) if path else sonnets()
@@ -43,14 +45,15 @@ class Text:
         return cls(torch.frombuffer(bytearray(content), dtype=torch.uint8), sequence, seed)
 
     def sample(self, number: int) -> Tensor:
-        """Tokens (`sequence` + 1,) of sample `number`, int64."""
+        """Return the tokens (`sequence` + 1,) of sample `number`, int64."""
         # The last start leaves room for `sequence` + 1 bytes. Each input has a target, so there is
         # one byte more than inputs.
         start = seed_of(self.seed, "sample", number) % (len(self.content) - self.sequence)
         return self.content[start : start + self.sequence + 1].long()
 
     def microbatches(self, engine: Engine, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets (rows, sequence) of this rank's microbatches of the next step."""
+        """Yield inputs and targets (rows, sequence) of this rank's microbatches of the next step.
+        """
         ranks, rank = engine.data.size, engine.data.index
         for index in range(engine.accumulation):
             # Microbatch `index` of all ranks comes before microbatch `index` + 1 of any. A step
@@ -62,8 +65,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Samples of random tokens, drawn from their index and `seed`. Each of `vocab` tokens is
-    equally likely.
+    """Samples of random tokens. The tokens of a sample follow from its index and `seed`, and each
+    of `vocab` tokens is equally likely.
     """
 
     vocab: int
@@ -71,7 +74,7 @@ class Drawn:
     seed: int = 1234
 
     def sample(self, number: int) -> Tensor:
-        """Tokens (`sequence` + 1,) of sample `number`, int64."""
+        """Return the tokens (`sequence` + 1,) of sample `number`, int64."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, "sample", number))
         return torch.randint(0, self.vocab, (self.sequence + 1,), generator=generator)
 

@@ -16,7 +16,8 @@ from bridge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One process among those that a launcher started; `address` is host:port of the first."""
+    """One process among those that a launcher started. `address` is host:port of the first process.
+    """
 
     rank: int = 0
     world: int = 1
@@ -26,8 +27,8 @@ class Environment:
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """The process that the environment `variables` (default: this process's) describe. Raises
-    `ConfigError` if they are incomplete.
+    """Return the process that the environment `variables` describe (default: the environment of
+    this process). Raises `ConfigError` if they are incomplete.
     """
     found = os.environ if variables is None else variables
     # First torchrun: within a job of SLURM it starts several ranks in one task, and SLURM's
@@ -56,11 +57,13 @@ def neighbours() -> dict[int, int]:
 
 
 GRACE = 1.0
-"""Seconds that a process may take to end after its connections have ended."""
+"""Seconds that a process may take to end after its connections are closed."""
 
 
 def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks among `processes` (ids by rank) that have ended, or are ending now."""
+    """Return the ranks in `processes` (process ids by rank) that have ended, or that end within
+    `GRACE` seconds.
+    """
     until = time.monotonic() + GRACE
     while True:
         # Z: ended, but its parent has not asked yet; X: dead.
@@ -73,7 +76,9 @@ def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _variables(process: Path) -> dict[str, str]:
-    """The environment that a process was started with; empty if it cannot be seen."""
+    """Return the environment with which a process was started, or an empty one if it cannot be
+    read.
+    """
     try:
         said = (process / "environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -82,7 +87,9 @@ def _variables(process: Path) -> dict[str, str]:
 
 
 def _state(process: int) -> str:
-    """The letter of a process's state in /proc; empty if there is no such process."""
+    """Return the letter of a process's state in /proc, or an empty string if there is no such
+    process.
+    """
     try:
         # The name of the program, in parentheses, may itself hold spaces and parentheses. The state
         # follows the last one.
@@ -92,7 +99,9 @@ def _state(process: int) -> str:
 
 
 def _torch(found: Mapping[str, str]) -> Environment:
-    """torchrun and the deepspeed launcher set the same variables; the latter adds its own."""
+    """Return the environment that torchrun or the deepspeed launcher set. Both set the same
+    variables; the deepspeed launcher sets further ones.
+    """
     launcher = (
         "torchrun"
         if "TORCHELASTIC_RUN_ID" in found
@@ -122,7 +131,7 @@ def _slurm(found: Mapping[str, str]) -> Environment:
 
 
 def _first_host(nodes: str) -> str:
-    """The first host of a SLURM list such as `a[03-07,9],b1`."""
+    """Return the first host of a SLURM list such as `a[03-07,9],b1`."""
     match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
     if match is None:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,11 +30,11 @@ from bridge.layout.traffic import Visits, ahead
 
 @dataclass
 class Pass:
-    """One forward pass through a stage that waits for backward: its inputs, and where backward
-    starts.
+    """One forward pass through a stage that still needs its backward pass. `entered` are its
+    inputs, and `roots` the edges of the graph from which backward starts.
 
-    Outputs are not held, as backward starts from edges of the graph. With `again` there is no graph
-    yet, and the stage has to run once more. `turn` tells passes of the same microbatch apart.
+    Outputs are not stored, because backward starts from edges of the graph. With `again` there is
+    no graph yet, and the stage must run once more. `turn` distinguishes passes of one microbatch.
     """
 
     entered: Any
@@ -45,14 +46,14 @@ class Pass:
 
 @dataclass
 class Feed:
-    """Where a step's microbatches come from and where their outputs go.
+    """Functions that provide a step's microbatches and receive their outputs.
 
-    `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` takes the
-    output of the last stage, once more if it is recomputed. `root(microbatch)` returns the tensor
-    that backward starts from. `draw(microbatch)` returns the seeds of its random numbers.
-    `received(microbatch, tensors)` returns a stage's input, made of tensors from another rank.
-    `turn` is the number of the forward pass that runs, and `reached(turn)` tells whether backward
-    came to that pass.
+    `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` receives
+    the output of the last stage, and once more if it is recomputed. `root(microbatch)` returns the
+    tensor from which backward starts. `draw(microbatch)` returns the seeds of the microbatch's
+    random numbers. `received(microbatch, tensors)` returns the input of a stage, made of tensors
+    from another rank. `turn` is the number of the current forward pass, and `reached(turn)` returns
+    whether backward reached this pass.
     """
 
     inputs: Callable[[int], Any]
@@ -65,11 +66,11 @@ class Feed:
 
 
 class Executor:
-    """Runs `row`, a rank's part of a program, once a step. It notes each action in the ledger after
-    it is done.
+    """Runs `row`, a rank's part of a program, once a step. It records each action in the ledger
+    after the action is done.
 
-    `microbatch` is the one that runs, `again` tells whether its forward pass is recomputed, and
-    `peak` is the largest number of passes that waited for backward at a time.
+    `microbatch` is the current microbatch, `again` is true while a forward pass is recomputed, and
+    `peak` is the maximum number of forward passes that waited for backward at one time.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Executor:
         self.schedule, self.row, self.stages = schedule, row, stages
         self.weights, self.gradients, self.messages = weights, gradients, messages
         self.note = messages.comm.ledger.note
+        self.timed: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.local = {stage: place for place, stage in enumerate(sorted(stages))}
         self.last = schedule.stages - 1
         self.visits = Visits.of(row, self.local)
@@ -116,17 +118,18 @@ class Executor:
         return self._place == len(self.row)
 
     def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
-        """Run actions until the row ends, or until the next one is one to `stop` at."""
+        """Run actions until the row ends, or until `stop` returns true for the next action."""
         while not self.done and not stop(self.row[self._place]):
             action = self.row[self._place]
             self.microbatch, HERE.action = max(action.microbatch, 0), action
-            _RUN[action.kind](self, action, feed)
+            with self.timed(action):
+                _RUN[action.kind](self, action, feed)
             self._place += 1
         if self.done:
             self.messages.finish()
 
     def seek(self, microbatch: int, backward: bool) -> None:
-        """Continue with the first action of a microbatch, forward or backward, in a row without
+        """Continue with the first forward or backward action of a microbatch, in a row without
         interleaving.
         """
         end = len(self.row), len(self.visits.path), len(self.visits.writers)
@@ -145,8 +148,7 @@ class Executor:
         return found
 
     def carry(self, microbatch: int) -> None:
-        """Leave the passes that backward of `microbatch` did not come to for the next microbatch.
-        """
+        """Move the passes that backward of `microbatch` did not reach to the next microbatch."""
         for stage, number in [key for key in self.open if key[1] == microbatch]:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
@@ -154,9 +156,11 @@ class Executor:
     def evaluate(
         self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]
     ) -> Any:
-        """Run one microbatch forward through the stages of all ranks, and keep nothing. Returns
-        what `output` makes of the last stage's value on the rank that has that stage, and None on
-        others.
+        """Run one microbatch forward through the stages of all ranks, and store nothing for
+        backward.
+
+        On the rank with the last stage, returns the result of `output` for the stage's value.
+        Returns None on other ranks.
         """
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
@@ -200,15 +204,15 @@ class Executor:
         self.note(str(action))
 
     def _renew(self, action: Action, feed: Feed) -> None:
-        """Run the stage again for passes that kept only their inputs, this time with a graph."""
+        """Run the stage again for passes that stored only their inputs, this time with a graph."""
         for current in self.open.get((action.stage, action.microbatch), ()):
             if current.again:
                 current.again = False
                 self._ran(Action(action.stage, Kind.AGAIN, action.microbatch), current, feed)
 
     def _ran(self, action: Action, current: Pass, feed: Feed) -> None:
-        """Run a stage on its inputs. Backward starts from edges to its outputs, which are handed on
-        and not held.
+        """Run a stage on its inputs. Backward starts from edges of the graph, so that outputs are
+        passed on and not stored.
         """
         stage, kind, microbatch = action
         # The stage recomputes no chunk by itself if it is recomputed whole, or if the schedule
@@ -239,8 +243,8 @@ class Executor:
             self._values[stage + 1, microbatch] = output
 
     def to_run_again(self, stage: int, microbatch: int) -> bool:
-        """Whether the stage keeps only its inputs. If the row has halves of backward, or
-        recomputation, as actions of their own, a stage with any layer to recompute is recomputed
+        """Return whether the stage stores only its inputs. If the row splits backward, or has
+        recomputation as separate actions, a stage with any layer to recompute is recomputed as a
         whole.
         """
         # A chunk recomputes itself within a call of backward. Two halves would do that twice.
@@ -284,8 +288,8 @@ class Executor:
         self._reduce_due(action.stage)
 
     def _starts(self, action: Action, feed: Feed) -> tuple[list[Any], list[Tensor | None]]:
-        """The roots from which backward of a microbatch on a stage starts, and their gradients.
-        Roots without one are left out.
+        """Return the roots from which backward of a microbatch on a stage starts, and the gradients
+        of these roots. Roots without a gradient are left out.
         """
         stage, _, microbatch = action
         self._visit()
@@ -303,8 +307,8 @@ class Executor:
         return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
     def _hand_down(self, action: Action, feed: Feed) -> None:
-        """Store the gradients that the stage before needs: those of its outputs, in order, for each
-        pass.
+        """Store the gradients of a stage's inputs for the stage before, which needs them as
+        gradients of its outputs. They are stored in order, for each pass.
         """
         stage, _, microbatch = action
         remote = self._remote(stage - 1)
@@ -326,7 +330,7 @@ class Executor:
             current.roots = []
 
     def _reached(self, action: Action, feed: Feed) -> list[Pass]:
-        """The open passes of a microbatch through a stage that backward came to."""
+        """Return the open passes of a microbatch through a stage that backward reached."""
         return [
             current
             for current in self.open.get((action.stage, action.microbatch), ())
@@ -343,8 +347,8 @@ class Executor:
             self.open[action.stage, action.microbatch] = left
 
     def _reduce_due(self, stage: int) -> None:
-        """After gradients were written: reduce the flats that are due, but leave the stage's last
-        reduction to its action.
+        """Reduce the flats that are due after gradients were written. The last reduction of a stage
+        is left to the stage's reduce action.
         """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:
@@ -375,19 +379,19 @@ class Executor:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
 
     def _returned(self, action: Action) -> Forms:
-        """The shapes and formats of the gradients that arrive for a microbatch's outputs; empty
-        before its forward pass.
+        """Return the shapes and formats of the gradients that arrive for a microbatch's outputs, or
+        nothing before its forward pass.
         """
         passes = self.open.get((action.stage, action.microbatch))
         return passes[0].forms if passes else ()
 
     def _remote(self, stage: int) -> bool:
-        """Whether `stage` is on another rank."""
+        """Return whether `stage` is on another rank."""
         return 0 <= stage <= self.last and stage not in self.stages
 
     def _visit(self) -> None:
-        """Make the weights of the next stage in the path whole, and start gathers for those that
-        follow it.
+        """Make the weights of the next stage in the path whole, and start gathers for the stages
+        that follow.
         """
         path, place = self.visits.path, self._visited
         self._visited += 1

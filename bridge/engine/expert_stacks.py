@@ -1,4 +1,6 @@
-"""Experts over tensor ranks: each rank keeps some experts of a stack, and the outputs of all ranks are summed."""
+"""Experts over tensor ranks: each rank holds some experts of a stack, and the outputs of all ranks
+are summed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from bridge.layout.traffic import SUM, SUM_BACKWARD
 
 
 def attach(found: Conversion) -> None:
-    """Keep this rank's experts of the stacks that the plan names, and add the sites where ranks sum
-    activations.
+    """Remove the experts of other ranks from the stacks that the plan names, and add the sites at
+    which ranks sum activations.
     """
     # Tokens that are split for the model are put together before a block's experts.
     tokens = found.plan.tokens is not None
@@ -35,7 +37,7 @@ def attach(found: Conversion) -> None:
 
 
 def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) -> None:
-    """Reduce a stack of experts to those of `part`."""
+    """Reduce a stack of experts to the experts with the indices in `part`."""
     for name in counts(module):
         setattr(module, name, len(part))
     for name, weight in weights.items():
@@ -43,7 +45,7 @@ def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) ->
 
 
 def counts(module: nn.Module) -> list[str]:
-    """The attributes of a module that hold its number of experts."""
+    """Return the attributes of a module that hold its number of experts."""
     sizes = {len(weight) for weight in module.parameters() if weight.dim()}
     return [
         name
@@ -53,22 +55,26 @@ def counts(module: nn.Module) -> list[str]:
 
 
 def chosen(index: Tensor, part: range) -> Tensor:
-    """The experts of each token by their index on a rank that has `part` of them. Experts of other
-    ranks get the index after the last one, which models of transformers read as no expert.
+    """Return the experts of each token, numbered within a rank that holds the experts `part`.
+
+    Experts of other ranks get the number after the last one, which models of transformers treat as
+    no expert.
     """
     here = (index >= part.start) & (index < part.stop)
     return (index - part.start).where(here, len(part))
 
 
 def by_kind(values: Iterable[Any]) -> tuple[list[int], list[int]]:
-    """Positions of the arguments with indices of experts, and of those with activations."""
+    """Return the positions of the arguments with indices of experts, and the positions of the
+    arguments with activations.
+    """
     tensors = [(place, value) for place, value in enumerate(values) if isinstance(value, Tensor)]
     floating = [place for place, value in tensors if value.is_floating_point()]
     return [place for place, _ in tensors if place not in floating], floating
 
 
 class _Experts:
-    """The changes to the inputs and the output of a stack of experts."""
+    """Changes the inputs and the output of a stack of experts."""
 
     def __init__(self, module: nn.Module, split: Split, part: range) -> None:
         self.split, self.part = split, part
@@ -77,8 +83,8 @@ class _Experts:
         module.register_forward_hook(self.leave)
 
     def enter(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Leave only this rank's experts of each token; gradients of activations are summed over
-        ranks.
+        """Remove the experts of other ranks from each token's choices. Gradients of activations are
+        summed over ranks.
         """
         leaves, form = tree_flatten((given, named))
         indices, floating = by_kind(leaves)
@@ -91,14 +97,15 @@ class _Experts:
         return tree_unflatten(leaves, form)
 
     def leave(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
-        """The sum of all ranks' outputs."""
+        """Return the sum of all ranks' outputs."""
         entered, self._entered = self._entered, ()
         found: Tensor = _Leave.apply(self.split, output, *entered)  # type: ignore[no-untyped-call]
         return found
 
 
 class _Enter(torch.autograd.Function):
-    """Into experts: the same activations on all ranks. In backward, the sums of the ranks' gradients.
+    """Input of experts. Forward: the same activations on all ranks. Backward: the sum of the ranks'
+    gradients.
     """
 
     @staticmethod
@@ -108,8 +115,9 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # The gradient of features keeps its format. That of the weights by which experts are summed is small, and summed exactly.
-        # A sum overwrites its tensor, which autograd may have given to others as well.
+        # The gradient of features keeps its format. That of the weights by which experts are summed
+        # is small, and summed in fp32 at least. A sum overwrites its tensor, which autograd may have
+        # given to others as well.
         exact = torch.promote_types(gradients[0].dtype, torch.float32)
         sums = [
             context.split.sum(SUM_BACKWARD, each.to(exact if place else each.dtype, copy=True))
@@ -119,8 +127,10 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of experts: the sum of the ranks' outputs. `entered` is what `_Enter` gave: if no token
-    went to an expert of this rank, its backward still has to run, as the other ranks wait for it.
+    """Output of experts: the sum of the ranks' outputs.
+
+    `entered` is the output of `_Enter`. Even if no token went to an expert of this rank, the
+    backward of `_Enter` must run, because the other ranks wait in it.
     """
 
     @staticmethod

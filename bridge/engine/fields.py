@@ -1,5 +1,5 @@
-"""The fields of a plan that the engine does not fully honour. It refuses values that change the
-numbers, and reports the others.
+"""The fields of a plan that the engine does not fully support. It refuses values that would change
+the numbers, and reports other values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of a field: the values that the engine runs, what it does for other values, and the
-    effect of that.
+    """The limit of a field: the values that the engine supports, its behaviour for other values,
+    and the effect of this behaviour on the run.
     """
 
     runs: tuple[Any, ...]
@@ -74,14 +74,14 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
     "recompute.modules": Limit((), "whole layers are computed again"),
 }  # fmt: skip
-"""Every field of which the engine does not honour all values. If other values change the numbers,
-they are refused; otherwise they are findings.
+"""Every field of which the engine supports only some values. Other values are refused if they would
+change the numbers; otherwise they are reported as findings.
 """
 
 
 COURSE = tuple(path for path in paths() if path.startswith("run."))
-"""Fields for the loop that calls the engine: how long a run is, and what it saves, loads, evaluates
-and logs.
+"""Fields for the loop that calls the engine: the length of a run, and settings for saving, loading,
+evaluation and logs.
 """
 DEFINED = tuple(
     path
@@ -89,12 +89,12 @@ DEFINED = tuple(
     if path in ("model.family", "model.predicted", "model.dropout")
     or (path.startswith("model.") and path.count(".") > 1)
 )
-"""Fields for the model that the engine is given."""
+"""Fields that describe the model, which the engine gets as an argument."""
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
-    """The mesh of `plan` on `world` ranks, and a finding for each field that the engine does not
-    honour. Raises `ConfigError`.
+    """Return the mesh of `plan` on `world` ranks, and a finding for each field whose value the
+    engine does not support. Raises `ConfigError` if such a value changes the numbers.
     """
     values = plan.values()
     findings = remarks(values)
@@ -106,8 +106,8 @@ def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
 
 
 def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """A finding for each of `values`, by path, beyond the engine's limits. Raises `ConfigError` if
-    one changes the numbers.
+    """Yield a finding for each of `values`, by path, beyond the engine's limits. Raises
+    `ConfigError` if one of them changes the numbers.
     """
     beyond = tuple(_beyond(values))
     ConfigError.raise_if(
@@ -119,8 +119,8 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Findings about limits of the native engine, for plans that run on another engine. They have
-    no effect there.
+    """Return findings about limits of the native engine, for plans that run on another engine.
+    These findings have no effect there.
     """
     return tuple(
         replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}")
@@ -129,13 +129,15 @@ def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
-    """Number of microbatches in a step: as given, or computed from the batch sizes, or one."""
+    """Return the number of microbatches in a step: the given number, the number that follows from
+    the batch sizes, or 1.
+    """
     batch = plan.batch
     return solve(batch.micro, batch.accumulation, batch.global_, data).accumulation or 1
 
 
 def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """The fields whose value is beyond the engine's limits."""
+    """Return the fields whose value is beyond the engine's limits."""
     # Sizes of expert axes have no effect on a model without experts.
     without_experts = values.get("model.experts", 1) == 1
     for path, limit in LIMITS.items():
@@ -146,7 +148,7 @@ def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """A finding for each field that has no effect because of the values of others."""
+    """Yield a finding for each field that has no effect because of the values of other fields."""
     for paths_, (speaks, reason) in _SILENT.items():
         for path in paths_:
             if values.get(path) and not speaks(values):
@@ -155,8 +157,8 @@ def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _recomputes(values: Mapping[str, Any]) -> bool:
-    """Whether whole layers are recomputed in backward. A ratio asks for that if no granularity is
-    set.
+    """Return whether whole layers are recomputed in backward. If no granularity is set, a ratio
+    means that they are.
     """
     return bool(
         values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none")

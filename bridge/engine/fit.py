@@ -23,8 +23,8 @@ ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
 
 
 def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Finding, ...]]:
-    """`plan` for `world` ranks and a model of `shape`. Sizes shrink until they fit; every change is
-    a finding.
+    """Return `plan` for `world` ranks and a model of `shape`, and a finding for each change. Sizes
+    are reduced until they fit.
     """
     values = dict(plan.values())
     changes = _changes(values, world, shape)
@@ -51,8 +51,8 @@ def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Findin
 
 
 def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict[str, Any]:
-    """The fields to change. Tensor ranks come first; then the longest pipeline, up to the one asked
-    for, that ranks, layers and microbatches allow.
+    """Return the fields to change. Tensor ranks are chosen first. Then the pipeline gets the
+    largest size, up to the plan's size, that ranks, layers and microbatches allow.
     """
     # Tensor ranks have to divide both the ranks and the heads, and should divide the number that
     # was asked for.
@@ -75,7 +75,8 @@ def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict
 
 
 def _runs(plan: Plan, shape: Architecture, data: int) -> bool:
-    """Whether the plan's pipeline can be made for a model of `shape` on `data` data ranks."""
+    """Return whether the plan's pipeline can be built for a model of `shape` on `data` data ranks.
+    """
     try:
         Pipeline.of(plan, shape.facts(), accumulation_of(plan, data), text_of(plan))
     except ConfigError:

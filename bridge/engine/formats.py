@@ -19,7 +19,9 @@ _NAMES: Mapping[torch.dtype, Dtype] = {dtype: name for name, dtype in TORCH.item
 
 
 def name_of(dtype: torch.dtype, where: str) -> Dtype:
-    """A plan's name of `dtype`; raises `ConfigError` that names `where` if it has none."""
+    """Return the plan's name for `dtype`. Raises `ConfigError`, with `where` as the place, if there
+    is no name.
+    """
     if dtype not in _NAMES:
         raise ConfigError(
             f"{where}: found {dtype}, expected one of {', '.join(TORCH)}; cast it first"

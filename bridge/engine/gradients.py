@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bridge.comm import Comm, Group, Wait
 from bridge.engine.formats import TORCH
+from bridge.errors import BridgeError
 from bridge.layout.shard import Flat, Home, Layout
 from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
@@ -27,6 +28,9 @@ class Gradients:
     copy is sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to
     the sum, so that the sum overflows only if the mean does. `holders` are the groups that sum the
     gradients of parameters which several pipeline ranks hold.
+
+    Shared buffers, and the slices that are kept apart from them, have memory only from backward to
+    the end of the step: activations are at their most when backward begins.
     """
 
     def __init__(
@@ -72,13 +76,14 @@ class Gradients:
         self._tied = [
             (self.shards[index], holders[self.flats[index].replicas]) for _, index in tied
         ]
+        self.clear()
 
     def whole(self, flat: Flat) -> Tensor:
         """The whole of `flat` in its buffer, padding included."""
         return self.buffers[flat.grad_home][: flat.padded]
 
     def acquire(self, stage: int) -> None:
-        """Wait, before `stage` runs backward, until the buffers that it writes are free."""
+        """Wait, before `stage` runs backward, until no reduction reads the buffers that it writes."""
         for flat in self.layout.of_stage(stage):
             if flat.grad_home in self._pending:
                 self._settle(flat.grad_home)
@@ -97,6 +102,10 @@ class Gradients:
         self._finished = True
         for home in tuple(self._pending):
             self._settle(home)
+        for shard in self.shards.values():
+            # No stage of this rank reduced it in this step.
+            if _claim(shard):
+                shard.zero_()
         # One collective for each format: these parameters (norms and biases) are many and small.
         for parts in self._partial().values():
             whole = torch.cat(parts)
@@ -120,6 +129,10 @@ class Gradients:
         self._written.clear()
         self._reduced.clear()
         self._finished = False
+        for index, flat in self.flats.items():
+            if flat.grad_shared:
+                _free(self.buffers[flat.grad_home])
+                _free(self.shards[index])
 
     def tensors(self) -> Iterable[Tensor]:
         """Every kept tensor of gradients, each piece of memory once."""
@@ -130,14 +143,16 @@ class Gradients:
         for slot in flat.slots:
             place = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
             parameter: Any = parameters[slot.parameter.name]
-            parameter.register_post_accumulate_grad_hook(self._writer(slot.parameter.name, place))
+            write = self._writer(slot.parameter.name, self.buffers[flat.grad_home], place)
+            parameter.register_post_accumulate_grad_hook(write)
 
-    def _writer(self, name: str, place: Tensor) -> Callable[[Tensor], None]:
+    def _writer(self, name: str, buffer: Tensor, place: Tensor) -> Callable[[Tensor], None]:
         def write(parameter: Tensor) -> None:
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None, "this hook runs only after a gradient was accumulated"
+            _claim(buffer)
             if name in self._written:
                 place.add_(gradient)
             else:
@@ -147,6 +162,7 @@ class Gradients:
         return write
 
     def _reduce(self, index: int, flat: Flat) -> None:
+        _claim(self.buffers[flat.grad_home])
         whole = self.whole(flat)
         self._zero_untouched(flat, whole)
         # The flat may be written again within the step, by another microbatch: its first
@@ -163,6 +179,7 @@ class Gradients:
             wait = self.comm.all_reduce(REDUCE, sent, self.group)
             return wait if sent is whole else partial(_take, wait, whole, sent)
         shard, first = self.shards[index], index not in self._reduced
+        _claim(shard)
         self._reduced.add(index)
         # The first sum of a step can go straight into the slice. Later ones are added to it,
         # through a tensor of their own.
@@ -187,8 +204,31 @@ class Gradients:
         self.comm.ledger.note(f"reduce {index} ends")
 
     def parts(self) -> Iterator[tuple[Flat, Tensor]]:
-        """Each trainable flat with this rank's slice of its gradient."""
-        return ((flat, self.shards[index]) for index, flat in self.flats.items())
+        """Each trainable flat with this rank's slice of its gradient, while a step has gradients."""
+        for index, flat in self.flats.items():
+            # To read freed memory ends the process.
+            if not self.shards[index].untyped_storage().nbytes():
+                raise BridgeError(
+                    "gradients: found none outside a step; read them between backward and the update"
+                )
+            yield flat, self.shards[index]
+
+
+def _claim(tensor: Tensor) -> bool:
+    """Give memory to a tensor whose memory was freed, and so to all views of it. Returns whether it
+    had none; its values are then undefined.
+    """
+    if tensor.untyped_storage().nbytes():
+        return False
+    tensor.untyped_storage().resize_(tensor.nbytes)
+    return True
+
+
+def _free(tensor: Tensor) -> None:
+    """Free the memory of a tensor that has its storage alone. Views of it stay valid: they have
+    values again after `_claim`.
+    """
+    tensor.untyped_storage().resize_(0)
 
 
 def _take(wait: Wait, total: Tensor, part: Tensor) -> None:

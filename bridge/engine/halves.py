@@ -1,5 +1,5 @@
-"""Halves: a backward pass in two parts, first the gradients of a stage's inputs and later those of
-its weights.
+"""Halves: a backward pass in two parts. The first part computes the gradients of a stage's inputs,
+and the second part the gradients of its weights.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(eq=False)
 class Group:
-    """Weights, the autograd nodes at which the backward path to them branches off the path to the
-    inputs, and the gradients that arrive there.
+    """A group of weights, the autograd nodes at which the paths to these weights branch off the
+    path to the inputs, and the gradients that arrive at these nodes.
     """
 
     weights: list[Tensor]
@@ -29,9 +29,9 @@ class Halves:
     """One backward pass from `roots` with their `gradients`. Call `input` first, then `weight`,
     each once.
 
-    Gradients are caught at the nodes where the paths to weights branch off the path to the inputs.
+    Gradients are stored at the nodes where the paths to weights branch off the path to the inputs.
     `weight` continues from these nodes, so that nothing is computed twice. If no input needs a
-    gradient, `weight` does all the work.
+    gradient, `weight` computes everything.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Halves:
         self._groups: list[Group] = []
 
     def input(self) -> None:
-        """Leave the gradient of each input in its `grad`."""
+        """Compute the gradient of each input and store it in the input's `grad`."""
         if not self._inputs or not self._roots:
             return
         self._groups = _groups(self._roots, self._inputs)
@@ -82,8 +82,8 @@ class Halves:
         self._groups, self._roots = [], []
 
     def _outside(self) -> None:
-        """Give roots that do not depend on the inputs their whole gradient, as the first half did
-        not reach them.
+        """Store the whole gradient of roots that do not depend on the inputs, because the first
+        half did not reach them.
         """
         for group in self._groups:
             for edge, gradient in zip(self._roots, self._gradients, strict=True):
@@ -137,8 +137,8 @@ def _go_on(group: Group, retain: bool) -> None:
 
 
 def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
-    """Weights below the roots, grouped by the nodes at which their paths branch off. Weights that
-    share a node share a group.
+    """Return the weights below the roots, grouped by the nodes at which the paths to them branch
+    off. Weights with a common node are in one group.
     """
     wanted = {id(tensor) for tensor in inputs}
     # Whether a node leads to an input, and the weights that it leads to without passing another
@@ -185,7 +185,7 @@ def _unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _children_first(roots: Sequence[Node]) -> list[Node]:
-    """All nodes below the roots, each after those that it leads to."""
+    """Return all nodes below the roots. Each node follows the nodes that it leads to."""
     # With a stack of its own: the graph of a deep model exceeds Python's limit of recursion. Each
     # node is met twice, the second time (`done`) after all below it.
     found: dict[Node, None] = {}

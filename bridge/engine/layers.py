@@ -17,7 +17,7 @@ from bridge.layout.shard import Parameter
 
 
 class Arguments(NamedTuple):
-    """The arguments of a model that is run as one layer."""
+    """The arguments of a model that runs as one layer."""
 
     given: tuple[Any, ...]
     named: dict[str, Any]
@@ -26,8 +26,8 @@ class Arguments(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer: its global name, its module, and `run`, which takes the output of the layer
-    before. `parts` names the modules that it consists of, if these are others than the module of
-    its own name.
+    before. `parts` names the modules of the layer, if it does not consist of the one module with
+    its name.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as layers. The first `leading` and the last `trailing` ones are no part of the body
-    that partition rules divide. If it is `called`, the first layer takes `Arguments`.
+    """A model as layers. Partition rules divide only the body, without the first `leading` and the
+    last `trailing` layers.
 
-    `received(tensors, given)` returns the input of a layer, from the tensors that another rank sent
-    and the model's arguments.
+    If the model is `called`, the first layer takes `Arguments`. `received(tensors, given)` returns
+    the input of a layer, made of tensors that another rank sent and of the model's arguments.
     """
 
     layers: tuple[Layer, ...]
@@ -59,13 +59,13 @@ class Chain:
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
-    """`model`, or its list of layers as one module."""
+    """Return `model`, or, if it is a list of layers, a module with these layers."""
     return model if isinstance(model, nn.Module) else nn.Sequential(*model)
 
 
 def chain_of(model: nn.Module) -> Chain:
-    """The children of a Sequential as layers; its attributes `leading` and `trailing`, if any, give
-    those counts. Any other module is one layer.
+    """Return the children of a Sequential as layers. Its attributes `leading` and `trailing`, if it
+    has them, give the counts. Any other module is one layer.
     """
     if isinstance(model, nn.Sequential):
         layers = tuple(Layer(name, module, module) for name, module in model.named_children())
@@ -76,7 +76,9 @@ def chain_of(model: nn.Module) -> Chain:
 
 
 def facts(chain: Chain) -> Layers:
-    """The facts about a model that partition rules use: its layers, and the parameters of each."""
+    """The facts about a model that partition rules use: its layers, and the number of parameters of
+    each layer.
+    """
     sizes = tuple(
         sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers
     )
@@ -84,12 +86,12 @@ def facts(chain: Chain) -> Layers:
 
 
 def logits_in(output: Any) -> Any:
-    """The logits that a model returns: its output, or the attribute `logits` of it."""
+    """Return the logits in a model's output: the output itself, or its attribute `logits`."""
     return getattr(output, "logits", output)
 
 
 def loss_in(output: Any) -> Any:
-    """The loss that a model returns: its output, or the attribute `loss` of it."""
+    """Return the loss in a model's output: the output itself, or its attribute `loss`."""
     return getattr(output, "loss", output)
 
 
@@ -99,9 +101,8 @@ def parameter_facts(
     stages: Sequence[range],
     marks: Mapping[int, Mark],
 ) -> list[Parameter]:
-    """Every parameter with its shape, format, the stages that use it, and how tensor ranks hold it (`marks`, by identity).
-
-    Raises `ConfigError` for a parameter outside all layers.
+    """Return every parameter with its shape, its format, the stages that use it, and its split over
+    tensor ranks (`marks`, by identity). Raises `ConfigError` for a parameter outside all layers.
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
@@ -124,12 +125,12 @@ def parameter_facts(
 
 
 ALSO = "_stagebridge_also"
-"""The attribute of a module that lists parameters of other modules which it uses."""
+"""Name of the attribute of a module that lists parameters of other modules that the module uses."""
 
 
 def also_uses(module: nn.Module) -> list[nn.Parameter]:
-    """The list of parameters of other modules that `module` uses when it runs. Code that knows such
-    a parameter appends it before the engine is created.
+    """Return the list of parameters of other modules that `module` uses when it runs. To register
+    such a parameter, append it before the engine is created.
     """
     # In `__dict__`, as a parameter list in an attribute would give the parameters second names in
     # the model.
@@ -145,8 +146,8 @@ def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:
-    """The stages that use a parameter, in order, by its identity: tied weights have one identity
-    and several stages.
+    """Return the stages that use each parameter, in order, by the parameter's identity. A tied
+    weight has one identity and several stages.
     """
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):

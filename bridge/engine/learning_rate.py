@@ -9,14 +9,14 @@ from bridge.errors import ConfigError
 from bridge.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
-"""If the plan does not set the decay of `wsd`, all steps are divided into this number of equal
-parts, and it decays over the last one.
+"""If the plan does not set the length of the decay of `wsd`, the decay is the last of this number
+of equal parts of the schedule.
 """
 
 
 def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
-    """The learning rate of the update that follows `step` updates. Raises `ConfigError` if the
-    shape needs a length and none is set.
+    """Return the learning rate of the update that follows `step` updates. Raises `ConfigError` if
+    the shape needs a length and the plan sets none.
     """
     warmup = schedule.warmup_steps or 0
     # The peak itself belongs to the warmup: at `step` = `warmup` the line ends there, and the shape
@@ -48,8 +48,8 @@ def _inverse_sqrt(peak: float, schedule: LearningRate, step: int, warmup: int) -
 
 
 def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    """The peak up to the decay. The decay has its full length even if it then begins within the
-    warmup.
+    """Return the rate of `wsd`: the peak up to the decay, then the decay. The decay has its full
+    length even if it begins within the warmup.
     """
     start = _total(schedule) - decay_steps(schedule)
     done = _progress(schedule, step, start) if step > start else 0.0
@@ -57,7 +57,9 @@ def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
 
 
 def weight_decay(ramp: DecayRamp, step: int) -> float | None:
-    """The weight decay of the update that follows `step` updates; None without a ramp."""
+    """Return the weight decay of the update that follows `step` updates, or None if there is no
+    ramp.
+    """
     if ramp.shape is None:
         return None
     start, end = ramp.start or 0.0, ramp.end or 0.0
@@ -68,7 +70,7 @@ def weight_decay(ramp: DecayRamp, step: int) -> float | None:
 
 
 def decay_steps(schedule: LearningRate) -> int:
-    """Number of steps of the decay of `wsd`, at the end of the schedule."""
+    """Return the number of steps of the decay of `wsd`, at the end of the schedule."""
     return (
         max(1, _total(schedule) // DECAY_SHARE)
         if schedule.decay_steps is None
@@ -82,7 +84,7 @@ def _between(peak: float, schedule: LearningRate, share: float) -> float:
 
 
 def _progress(schedule: LearningRate, step: int, start: int) -> float:
-    """Share of the decay that is over: 0 at `start`, 1 from the last step on."""
+    """Return the elapsed share of the decay: 0 at `start`, 1 from the last step on."""
     return min(1.0, (step - start) / max(1, _total(schedule) - start))
 
 
@@ -101,7 +103,9 @@ _DECAYS: Mapping[str, Callable[[float], float]] = {
     "exponential": lambda done: 2 * 0.5**done - 1,
     "minus_sqrt": lambda done: 1 - sqrt(done),
 }
-"""The share of the way from minimum to peak that is left when a share of the decay is done."""
+"""Functions of the elapsed share of the decay. They return the learning rate as a share of the way
+from minimum to peak.
+"""
 
 _SHAPES: Mapping[str, Callable[[float, LearningRate, int, int], float]] = {
     "constant": _constant,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PlainTrainer:
-    """A run of a plain loop on one rank."""
+    """A run of a plain training loop on one rank."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         here = joined() or (0, 1)
@@ -48,7 +48,7 @@ class PlainTrainer:
         self.optimizer = _optimizer(plan, self.model)
 
     def place(self, here: tuple[int, int]) -> tuple[int, int]:
-        """This rank's index among data ranks, and their number."""
+        """This rank's index among the data ranks, and the number of data ranks."""
         return 0, 1
 
     def wrap(self, model: nn.Module) -> Any:
@@ -56,8 +56,8 @@ class PlainTrainer:
         return model
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        """A context around a pass, in which gradients are reduced only if the pass is the `last` of
-        a step.
+        """Return the context of a forward and backward pass. Gradients are reduced only in the
+        `last` pass of a step.
         """
         return nullcontext()
 
@@ -112,7 +112,7 @@ class PlainTrainer:
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """Do nothing: a plain loop sets up nothing besides the group of all ranks."""
+        """Do nothing: a plain loop opens nothing except the process group of all ranks."""
 
 
 class ReplicatedTrainer(PlainTrainer):
@@ -130,7 +130,7 @@ class ReplicatedTrainer(PlainTrainer):
 
 
 class ShardedTrainer(PlainTrainer):
-    """Data ranks with `fully_shard`. Its own policy casts to bf16."""
+    """Data ranks with `fully_shard`, whose mixed-precision policy casts to bf16."""
 
     low = False  # no autocast beside the policy
 
@@ -157,7 +157,8 @@ TRAINERS = {"none": PlainTrainer, "ddp": ReplicatedTrainer, "fsdp2": ShardedTrai
 
 
 def wholes(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all weights by name, whole, in fp32 on the CPU. Every rank gets them."""
+    """Return copies of all weights by name, whole, in fp32 on the CPU. Every rank gets all weights.
+    """
     return {
         name: _whole(weight).detach().float().cpu().clone()
         for name, weight in model.named_parameters()
@@ -181,7 +182,7 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
 
 
 def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
-    """Clip gradients to `bound`. Returns their global norm before that."""
+    """Clip gradients to the norm `bound`. Returns the global norm before clipping."""
     return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 

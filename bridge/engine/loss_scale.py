@@ -11,9 +11,11 @@ from typing import Any
 from bridge.plan import Plan
 
 LIMIT = 10
-"""Steps in a row that may be skipped if no smaller loss scale can help; one more is an error."""
+"""Number of steps in a row that may be skipped if no smaller loss scale can help. One more skipped
+step is an error.
+"""
 STATE = ("scale", "window", "hysteresis", "minimum", "good", "tolerated")
-"""Fields that a checkpoint keeps. The rest follows from the plan."""
+"""Fields that are stored in a checkpoint. The other fields follow from the plan."""
 
 
 @dataclass
@@ -21,10 +23,10 @@ class LossScaler:
     """The loss scale, and the settings and counters that decide its next change. If `window` is
     None, the scale is constant.
 
-    `good` counts good steps towards the next doubling, `tolerated` is how many more overflows leave
-    the scale as it is. The first doubling, and each one after an overflow, takes `lead` good steps
-    more than the window has. With `refill`, a good step restores the hysteresis. With `final`, an
-    overflow at the minimum ends the run.
+    `good` is the number of good steps since the last change, and `tolerated` the number of further
+    overflows that do not change the scale. The first doubling, and the first doubling after an
+    overflow, need `lead` good steps more than the window has. With `refill`, a good step restores
+    the hysteresis. With `final`, an overflow at the minimum ends the run.
     """
 
     scale: float = 1.0
@@ -39,7 +41,7 @@ class LossScaler:
 
     @classmethod
     def of(cls, plan: Plan) -> LossScaler:
-        """The scaler that `plan` asks for. Formats other than fp16 get a constant scale of 1."""
+        """Return the scaler for `plan`. Formats other than fp16 have a constant scale of 1."""
         given = plan.precision.loss_scale
         if plan.precision.compute != "fp16":
             return cls()
@@ -92,11 +94,12 @@ class LossScaler:
 
     @property
     def share(self) -> float:
-        """The factor of a good step's gradients in its update: 0.5 for a step that doubles the
-        scale with a `lead`, else 1.
+        """Return the factor by which a good step's gradients are multiplied in its update: 0.5 for
+        a step that doubles the scale with a `lead`, else 1.
 
         DeepSpeed's `step` calls `_update_scale` before `unscale_and_clip_grads`. A step that
-        doubles the scale then divides by the new scale what was multiplied with the old one.
+        doubles the scale multiplies the loss by the old scale, and then divides the gradients by
+        the new scale.
         """
         doubles = (
             self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
@@ -109,8 +112,8 @@ class LossScaler:
         return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)
 
     def state(self) -> dict[str, float | int | None]:
-        """The values that a checkpoint keeps. `good` is stored as a scaler with a `lead` of 1
-        counts it.
+        """Return the values that are stored in a checkpoint. `good` is stored as a scaler with a
+        `lead` of 1 counts it.
         """
         # A checkpoint may be read by a run with another lead. One convention keeps the number of
         # steps to the next doubling.
@@ -118,7 +121,7 @@ class LossScaler:
         return {**found, "good": self.good + 1 - self.lead if self.window is not None else 0}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from another scaler's `state`. A constant scale keeps the plan's value."""
+        """Continue from the `state` of another scaler. A constant scale keeps the plan's value."""
         if self.window is not None and state["window"] is not None:
             self.scale, self.good, self.tolerated = (
                 state["scale"],

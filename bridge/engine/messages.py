@@ -36,7 +36,9 @@ ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Shape and format of a tensor in a message, and whether it takes part in backward."""
+    """Shape and format of a tensor in a message, and a flag that is true if the tensor takes part
+    in backward.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,7 +50,7 @@ class Form:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device) -> Tensor:
-        """A tensor of this form with undefined values."""
+        """Return a tensor of this form with undefined values."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
@@ -58,11 +60,12 @@ Forms = tuple[Form, ...]
 class Messages:
     """The messages that one pipeline rank sends and receives while it runs its row of a program.
 
-    The shapes that a stage takes are sent once a step, ahead of its first microbatch, and hold for
-    the others. With `variable` they are sent with every microbatch. With `overlap`, the next
-    receive is started before it is requested, in the order in which the other side sends. A sent
-    tensor is freed when a message arrives that the other side sent after it had received it. Each
-    link goes one way, in one order on both sides, so that a backend without tags carries them too.
+    The shapes of a stage's inputs are sent once a step, ahead of the first microbatch, and are the
+    same for the other microbatches. With `variable` they are sent with every microbatch. With
+    `overlap`, each receive starts before it is requested, in the order in which the other rank
+    sends. A sent tensor is freed when a later message shows that the other rank has received the
+    tensor. Messages of a link go in one direction and in one order, so that a backend without tags
+    can carry them too.
     """
 
     def __init__(
@@ -104,9 +107,11 @@ class Messages:
         self._open(rows)
 
     def _open(self, rows: Sequence[Row]) -> None:
-        """Open the links that the rows use, all ranks in one order. If their first messages opened
-        the links, ranks could wait for each other in a circle: in interleaved schedules the first
-        rank sends a gradient to the last one before that rank is ready to receive it.
+        """Open the links that the rows use. All ranks open them in one order.
+
+        If the first messages opened the links, ranks could wait for each other in a circle: in
+        interleaved schedules the first rank sends a gradient to the last rank before that rank is
+        ready to receive it.
         """
         ways = (
             (rank, self.homes[action.stage])
@@ -119,7 +124,7 @@ class Messages:
                 self.comm.meet(self._links[to < source], source, to, self.device)
 
     def begin(self) -> None:
-        """Start a step: shapes are unknown again."""
+        """Start a step. The shapes of messages are unknown again."""
         self._forms.clear()
         self._next = dict.fromkeys(self._incoming, 0)
 
@@ -142,8 +147,8 @@ class Messages:
         self.comm.ledger.note(str(action))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """The tensors of `action`, once they are here. They take part in backward as they did on
-        the other side.
+        """Return the tensors of `action` after they have arrived. They take part in backward if
+        they did so on the sending rank.
         """
         send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
         peer = self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
@@ -167,8 +172,8 @@ class Messages:
         return found
 
     def sizes(self, tokens: int) -> Sizes:
-        """The sizes of messages for a microbatch of `tokens` tokens, once the shapes of one are
-        known.
+        """Return the sizes of messages for a microbatch of `tokens` tokens, after the shapes of one
+        microbatch are known.
         """
         taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
         given = {
@@ -178,18 +183,18 @@ class Messages:
         return Sizes(tokens, taken, given, self.variable)
 
     def finish(self) -> None:
-        """Wait until everything that was sent has arrived."""
+        """Wait until all sent messages have arrived."""
         for sent in self._sent.values():
             while sent:
                 _wait_all(sent.popleft()[1])
 
     def send_once(self, action: Action, tensors: Sequence[Tensor]) -> None:
-        """Send outside the program, shapes included, as in evaluation."""
+        """Send tensors outside the program, as in evaluation, together with their shapes."""
         self._forms.pop(action.stage, None)
         self.send(action, tensors)
 
     def receive_once(self, action: Action) -> list[Tensor]:
-        """The tensors that the other side sends by `send_once`."""
+        """Receive the tensors that another rank sends by `send_once`."""
         peer, send = (
             self.homes[action.stage - 1],
             Action(action.stage, Kind.SEND_FORWARD, action.microbatch),
@@ -220,8 +225,8 @@ class Messages:
         return found
 
     def _known(self, peer: int) -> bool:
-        """Whether the shapes of the next message from `peer` are known. Otherwise the receive would
-        wait for a header.
+        """Return whether the shapes of the next message from `peer` are known. If not, the receive
+        would have to wait for a header.
         """
         if self._next[peer] == len(self._incoming[peer]):
             return False
@@ -231,8 +236,8 @@ class Messages:
         return send.stage in self._forms and not self.variable
 
     def _expected(self, send: Action, peer: int) -> Forms:
-        """The forms of a message: those of the outputs whose gradients it has, or those that the
-        other side announced.
+        """Return the forms of the tensors in a message. For gradients these are the forms of the
+        corresponding outputs; otherwise they are the forms in the header.
         """
         if send.kind is Kind.SEND_BACKWARD:
             return self.returned(send)
@@ -247,7 +252,8 @@ class Messages:
     def _announce(
         self, action: Action, tensors: Sequence[Tensor], peer: int
     ) -> list[tuple[Wait, Tensor]]:
-        """Send a header with the shapes of `tensors` unless the other side knows them."""
+        """Send a header with the shapes of `tensors`, unless the receiving rank knows these shapes.
+        """
         forms = tuple(map(Form.of, tensors))
         known = self._forms.get(action.stage)
         if known == forms and not self.variable:
@@ -264,13 +270,14 @@ class Messages:
         ]
 
     def _link(self, peer: int, mine: bool = True) -> Group:
-        """The group for messages up the ranks, or the one for messages down."""
+        """Return the group for messages to higher ranks, or the group for messages to lower ranks.
+        """
         up = self.rank < peer if mine else peer < self.rank
         return self._links[not up]
 
     def _tag(self, action: Action, index: int) -> int:
-        """A number of its own for each tensor (`index` from 1; 0: the header) of each stage,
-        microbatch and direction.
+        """Return a tag that is unique for each tensor of each stage, microbatch and direction.
+        `index` counts tensors from 1; 0 is the header.
         """
         microbatch = max(action.microbatch, 0)
         # A message has fewer than HEADER_LENGTH tensors, as its header has at least one number for

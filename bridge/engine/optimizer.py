@@ -33,16 +33,17 @@ HYPER = ("lr", "betas", "eps", "momentum", "weight_decay")
 
 
 def setting(settings: Settings, name: str) -> Any:
-    """The value of an optimizer field, or the engine's default."""
+    """Return the value of an optimizer field, or the engine's default."""
     value = getattr(settings, name)
     return DEFAULTS[name] if value is None else value
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, by global name, with hyperparameters that take precedence over the plan's.
-    `settings` is read at every step, so that a scheduler may change it. Without a learning rate of
-    its own, the group's rate is `rate` times the planned one.
+    """Parameters, by global name, with hyperparameters that override the plan's.
+
+    `settings` is read at every step, so that a scheduler may change it. If the group sets no
+    learning rate, its rate is `rate` times the plan's rate.
     """
 
     names: frozenset[str]
@@ -51,8 +52,8 @@ class Group:
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
-    """Biases and norms as a group without weight decay, if the plan's decay is for matrices only.
-    With `not_layernorm`, the weights of other norms decay.
+    """Return biases and norms as a group without weight decay, if the plan restricts the decay to
+    matrices. With `not_layernorm`, the weights of RMSNorm decay.
     """
     decays = settings.weight_decay or settings.decay_ramp.shape
     if settings.decay_scope not in ("matrices", "not_layernorm") or not decays:
@@ -67,8 +68,8 @@ def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
 
 
 def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Group, ...]:
-    """The groups of a file (`bridge.state.groups`). Their rates are fractions of the plan's rate,
-    which follows its schedule.
+    """Return the groups of a file (`bridge.state.groups`). Their rates are fractions of the plan's
+    rate, which follows its schedule.
     """
     usual = setting(settings, "lr")
     return tuple(
@@ -86,14 +87,14 @@ def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Grou
 
 
 def trained(module: nn.Module) -> Iterator[str]:
-    """Names of the parameters that are not frozen."""
+    """Return the names of the parameters that are not frozen."""
     return (name for name, weight in module.named_parameters() if weight.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A range of elements of one slice that are updated with the same settings: the plan's (`group`
-    None) or those of a group.
+    """A range of elements of one slice that are updated with the same settings: those of `group`,
+    or the plan's settings if `group` is None.
     """
 
     slice: int
@@ -103,10 +104,10 @@ class Run:
 
 
 class ShardOptimizer:
-    """Updates master slices in place. Its state exists from the start, so that bytes and
+    """Updates master slices in place. The state exists from the start, so that bytes and
     checkpoints are the same before and after the first step.
 
-    `pieces` are the parameters in each slice; `groups` name some of them.
+    `pieces` are the parameters in each slice; `groups` name some of these parameters.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class ShardOptimizer:
             self._prepare(run, parameter)
 
     def lr(self, planned: float) -> float:
-        """The learning rate of the next step: that of the first group if it has one, else
-        `planned`.
+        """Return the learning rate of the next step: the rate of the first group if it sets one,
+        else `planned`.
         """
         return (
             float(self.groups[0].settings.get("lr", planned * self.groups[0].rate))
@@ -152,8 +153,8 @@ class ShardOptimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
-        """One update with `gradients`, one for each slice. `lr`, and `decay` unless it is None,
-        apply to parameters whose group has none of its own.
+        """Make one update with `gradients`, one tensor for each slice. `lr`, and `decay` unless it
+        is None, apply to parameters whose group does not set them.
         """
         if self.torch is None:
             return
@@ -175,7 +176,7 @@ class ShardOptimizer:
             parameter.grad = None
 
     def state(self, index: int) -> dict[str, Tensor]:
-        """The tensors of optimizer state of slice `index`, by name."""
+        """Return the tensors of optimizer state of slice `index`, by name."""
         return self._state[index]
 
     def set_steps(self, steps: int) -> None:
@@ -185,12 +186,12 @@ class ShardOptimizer:
                 self.torch.state[parameter]["step"].fill_(steps)
 
     def tensors(self) -> Iterable[Tensor]:
-        """Every tensor of optimizer state as large as its slice."""
+        """Return every tensor of optimizer state that is as large as its slice."""
         return (tensor for state in self._state for tensor in state.values())
 
     def _torch_groups(self) -> list[dict[str, Any]]:
-        """Torch's groups of parameters: the runs of each of our groups, whose index is `number`
-        (None: of no group).
+        """Return torch's parameter groups, made of runs. `number` is the index of our group, or
+        None for runs without a group.
         """
         found: dict[int | None, list[nn.Parameter]] = {}
         for run, parameter in zip(self.runs, self.parameters, strict=True):
@@ -207,7 +208,8 @@ class ShardOptimizer:
 
 
 def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> Iterator[Run]:
-    """The longest runs of neighbouring pieces in slice `index` that belong to one group."""
+    """Yield the longest runs of neighbouring parameters in slice `index` that belong to one group.
+    """
     for number, members in groupby(pieces, lambda piece: numbers.get(piece.parameter.name)):
         parts = list(members)
         first, last = parts[0], parts[-1]
@@ -215,8 +217,8 @@ def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> It
 
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
-    """Sum of the squares of all elements, a scalar in fp64 on the parts' device. It is not finite
-    if any element is not.
+    """Return the sum of the squares of all elements, a scalar in fp64 on the tensors' device. The
+    result is not finite if an element is not finite.
     """
     found: dict[torch.dtype | None, list[Tensor]] = {}
     for part in parts:
@@ -231,8 +233,8 @@ def squared_norm(parts: Iterable[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: float, clip: float) -> float:
-    """The factor of gradients with global norm `norm`, so that the norm does not exceed `clip` (0:
-    no bound).
+    """Return the factor for gradients with global norm `norm`, so that the norm does not exceed
+    `clip` (0: no bound).
     """
     # The same 1e-6 as in torch (_clip_grads_with_norm_), Megatron (clip_grad_by_total_norm_fp32)
     # and DeepSpeed.
@@ -260,10 +262,11 @@ def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion: weights move by the sign of a mix of momentum and gradient, and stay if that is zero.
+    """Lion: weights move by the sign of a mix of momentum and gradient, and stay if the mix is
+    zero.
 
-    DeepSpeed's kernels differ for a zero alone: on GPUs they take it for negative
-    (multi_tensor_lion.cu), and on CPU they go by its sign bit.
+    DeepSpeed's kernels differ only for a zero: on GPUs they treat it as negative
+    (multi_tensor_lion.cu), and on a CPU they use its sign bit.
     """
 
     @torch.no_grad()

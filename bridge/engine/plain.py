@@ -1,5 +1,5 @@
-"""A plain loop of torch as its users write it, alone, with DDP or with FSDP2, as a backend for
-plans.
+"""A plain loop of torch as its users write it, on one rank, with DDP or with FSDP2, as a backend
+for plans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optimizer.amsgrad": ((None, False), "a plain loop does not have it"),
     "adapters.rank": ((None,), "a plain loop trains the model as it is"),
 }
-"""The values of plan fields that these loops run, with the reason why they run no others."""
+"""The values of plan fields that these loops can run, with the reason why they run no other values.
+"""
 
 
 class PlainBackend(Backend):

@@ -1,4 +1,4 @@
-"""The parts of an engine that are made from a model and a plan before ranks communicate."""
+"""The parts of an engine that are built from a model and a plan before ranks communicate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model as one module with its cut into layers, the mesh of all ranks, the pipeline, findings, and a batch to try."""
+    """A model as one module with its cut into layers, the mesh of all ranks, the pipeline,
+    findings, and a batch for a trial run.
+    """
 
     module: nn.Module
     cut: Cut | None
@@ -40,8 +42,10 @@ class Prepared:
         sample: Any = None,
         targets: bool = False,
     ) -> Prepared:
-        """The parts for `world` ranks; `names` are the layers of each stage, `sample` a batch that the model takes, whose last
-        part is the targets if `targets` says so. `BridgeError` if the plan cannot run.
+        """Build the parts for `world` ranks. `names` are the layers of each stage, and `sample` is
+        a batch that the model accepts; if `targets` is true, its last element is the targets.
+
+        Raises `BridgeError` if the plan cannot run.
         """
         mesh, findings = check(plan, world)
         module = as_module(model)

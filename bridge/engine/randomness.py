@@ -13,7 +13,9 @@ import torch
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed below 2**63 that depends on every part and its position, the same on every machine."""
+    """Return a seed below 2**63 that depends on every part and its position, and is the same on
+    every machine.
+    """
     # Python's own hash differs between processes. The zero byte keeps ("a", "bc") apart from ("ab",
     # "c").
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
@@ -27,12 +29,12 @@ order.
 
 
 def determine() -> None:
-    """Have this process compute the same bits from the same inputs from now on, or raise if torch
-    has no such operation.
+    """Make this process compute the same bits from the same inputs from now on. An operation for
+    which torch cannot do this raises an error.
 
-    Torch uses deterministic algorithms, and reductions over ranks go around one ring. Gradients of
-    microbatches are added in order in any case. This holds for the whole process, and has to come
-    before its first collective.
+    Torch uses deterministic algorithms, and reductions over ranks use one ring. Gradients of
+    microbatches are added in order in any case. Call this before the first collective; it holds for
+    the whole process.
     """
     for name, value in FIXED.items():
         os.environ.setdefault(name, value)

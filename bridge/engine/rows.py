@@ -1,5 +1,5 @@
-"""Rows: samples of a user's own batch, which engines read by index. After the last row follows the
-first.
+"""Rows: samples of a user's own batch, which engines read by index. After the last row, the first
+row follows.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from bridge.backend import Batch
 
 INPUTS = ("input_ids", "tokens", "inputs", "0")
-"""Names of the tokens in a batch, the likeliest first. "0" is the first of a tuple."""
+"""Names of the tokens in a batch, the most likely first. "0" is the first element of a tuple."""
 MASK, POSITIONS = "attention_mask", "position_ids"
 OTHERS = (MASK, POSITIONS, "token_type_ids")
-"""Names of other arguments of a model with a value for each token."""
+"""Names of further arguments of a model that have a value for each token."""
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
-"""Names of labels and targets. Labels stand at their own token, as Hugging Face models expect them;
-targets stand at the token before. "1" is the second of a tuple, and may be either.
+"""Names of labels and targets. A label is at the position of its own token, as Hugging Face models
+expect; a target is at the position of the token before. "1" is the second element of a tuple, which
+may be either.
 """
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`planes` (rows, names, tokens), int64, has the arguments of the model, in the order of
-    `names`. `targets` (rows, tokens) has the token that follows each, or -100 if there is none to
-    predict.
+    """Samples as tensors. `planes` (rows, names, tokens), int64, has the arguments of the model, in
+    the order of `names`. `targets` (rows, tokens) has the next token for each token, or -100 if
+    there is no loss.
     """
 
     names: tuple[str, ...]
@@ -42,8 +43,8 @@ class Rows:
 
     @classmethod
     def of(cls, where: str, tensors: Mapping[str, Tensor]) -> Rows:
-        """Make rows of the tensors of a batch. Raises `SourceError` for tensors that a model of
-        next tokens does not accept.
+        """Make rows from the tensors of a batch. Raises `SourceError` for tensors that a next-token
+        model does not accept.
         """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
@@ -83,7 +84,9 @@ class Rows:
         return len(self.names) == 1
 
     def batch(self, numbers: Iterable[int]) -> Batch:
-        """A microbatch of the rows with these indices; after the last row follows the first."""
+        """Return a microbatch of the rows with these indices. After the last row, the first row
+        follows.
+        """
         at = [number % len(self.targets) for number in numbers]
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
@@ -93,8 +96,8 @@ class Rows:
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def fed(self, model: nn.Module) -> nn.Module:
-        """Make the model accept whole microbatches from now on, and return it. Raises `SourceError`
-        for arguments that the model does not accept.
+        """Make the model accept whole microbatches from now on, and return the model. Raises
+        `SourceError` for arguments that the model does not accept.
         """
         plain: Any = model.forward
         takes = inspect.signature(plain).parameters
@@ -114,7 +117,9 @@ class Rows:
 
 
 def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
-    """A tensor with a whole number for each token, (rows, tokens). A single row stands for all."""
+    """Return a tensor with a whole number for each token, (rows, tokens). A single row is repeated
+    for all rows.
+    """
     fits = (
         tensor.dim() == 2
         and tensor.shape[1] == tokens.shape[1]
@@ -131,7 +136,7 @@ def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
 def _targets(
     where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The token that is to follow each token, (rows, tokens)."""
+    """Return the target of each token, (rows, tokens), which is the token that follows."""
     given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
     labels = tokens if given is None else tensors[given]
     if labels.shape != tokens.shape or labels.is_floating_point():
@@ -148,8 +153,9 @@ def _targets(
 
 
 def _beside(labels: Tensor, tokens: Tensor) -> bool:
-    """Whether labels stand at their own tokens, and not at those before. More labels then equal the
-    token at their place than the token behind it.
+    """Return whether labels are at the positions of their own tokens, rather than one position
+    before. This is decided by the number of labels that equal the token at their position, compared
+    with the token after it.
     """
     counted = labels != IGNORED
     own = (labels == tokens) & counted

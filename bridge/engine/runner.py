@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting,
 from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
 from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
+from bridge.engine.timers import UPDATE, Timers
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
@@ -47,8 +49,8 @@ from bridge.trace.source import Moment
 from bridge.trace.tracer import Tracer
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
-"""Takes the model's output and targets; returns a microbatch's mean loss, or its sum and the count
-to divide by.
+"""Function that takes the model's output and the targets. It returns a microbatch's mean loss, or
+the sum of losses and the count by which it is divided.
 """
 
 
@@ -57,13 +59,15 @@ NOTHING = Arguments((), {})
 
 
 class DataEnded(BridgeError):
-    """The data of a rank ended within a step. All ranks have left the step without an update."""
+    """Raised when the data of a rank ended within a step. All ranks have left the step without an
+    update.
+    """
 
 
 @dataclass(eq=False)
 class Turn:
-    """A forward pass that waits for backward: its number, its samples, the weight of its loss among
-    the others, and whether a gradient has arrived yet.
+    """A forward pass that waits for backward: its number, its samples, the weight of its loss in
+    the mean, and a flag that is set when a gradient has arrived.
     """
 
     number: int
@@ -72,7 +76,7 @@ class Turn:
     reached: bool = False
 
     def watch(self, output: Any) -> None:
-        """Record when a gradient of `output` arrives."""
+        """Record the arrival of a gradient of `output`."""
         for tensor in differentiable(output):
             tensor.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
@@ -81,7 +85,7 @@ class Turn:
 
 
 class Passes(NamedTuple):
-    """The results of a step's passes: losses by microbatch, and gradients by global name."""
+    """The results of the passes of a step: losses by microbatch, and gradients by global name."""
 
     losses: list[Tensor]
     gradients: dict[str, Tensor]
@@ -89,8 +93,8 @@ class Passes(NamedTuple):
 
 @dataclass
 class Progress:
-    """The counts of training so far, and the last step: mean loss over all ranks, gradient norm
-    before clipping, learning rate.
+    """The counts of training so far, and the results of the last step: mean loss over all ranks,
+    gradient norm before clipping, learning rate.
     """
 
     steps: int = 0
@@ -102,8 +106,8 @@ class Progress:
 
 
 class Engine:
-    """Trains a model as a plan says. Call `train_batch`, or `engine(...)`, `backward` and `step`
-    for each microbatch.
+    """Trains a model as a plan says. Call `train_batch` once for each step, or `engine(...)`,
+    `backward` and `step` for each microbatch.
     """
 
     def __init__(
@@ -151,6 +155,7 @@ class Engine:
         self._parts = chunks(plan.recompute, self.pipeline.layers)
         self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
         stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
+        self.timers = Timers.of(plan, comm.rank, device)
         self.executor = _executor(self, stages, variable_shapes)
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
         self.scaler, self.progress = LossScaler.of(plan), Progress()
@@ -167,7 +172,7 @@ class Engine:
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
     def _idle(self) -> None:
-        """The state before the first step: no data, and no pass that waits for backward."""
+        """Set the state before the first step: no data, and no pass that waits for backward."""
         self._source: Iterator[Any] = iter(())
         self._fed: list[Arguments] = []
         self._last: Arguments | None = None
@@ -188,33 +193,35 @@ class Engine:
 
     @property
     def started(self) -> int:
-        """Number of the step that runs, from 1, with skipped steps included."""
+        """Number of the current step, from 1. Skipped steps count."""
         return self.progress.steps + self.progress.skipped + 1
 
     @property
     def place(self) -> int:
-        """The index of the running microbatch among those of all data ranks in this step."""
+        """The index of the current microbatch among the microbatches of all data ranks in this
+        step.
+        """
         # In the order in which the data is dealt out: the first microbatch of each rank, then the
         # second of each.
         return self.executor.microbatch * self.data.size + self.data.index
 
     @property
     def batch(self) -> Any:
-        """Inputs and targets of the microbatch that runs; all pipeline ranks have them."""
+        """Inputs and targets of the current microbatch. All pipeline ranks have them."""
         return self._microbatch(self.executor.microbatch) if self._given is None else self._given
 
     @property
     def gradient_unit(self) -> float:
-        """The factor that turns reduced gradients into those of the mean loss; `unit` is the factor
-        for gradients of activations.
+        """The factor by which reduced gradients become those of the mean loss. For gradients of
+        activations this factor is `unit`.
         """
         # Only reduced gradients were multiplied with the share of a data rank.
         return self.unit / self.gradients.share
 
     @property
     def module(self) -> nn.Module:
-        """The model. Parameters with a buffer of their own are whole in it, others only while their
-        stage runs. Parameters of other pipeline ranks are empty.
+        """The model. Parameters with a buffer of their own are whole; other parameters are whole
+        only while their stage runs. Parameters of other pipeline ranks are empty.
         """
         self.weights.settle()
         return self._module
@@ -225,12 +232,14 @@ class Engine:
         return self
 
     def eval(self) -> Engine:
-        """Set evaluation mode. `engine(...)` then keeps nothing for backward."""
+        """Set evaluation mode. `engine(...)` then stores nothing for backward."""
         return self.train(False)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Run one microbatch. Returns its loss if the engine has a loss function, which takes the
-        last input as targets, else the output. Only a model that is one layer takes `named` inputs.
+        """Run one microbatch. With a loss function, returns the loss; the last input is then the
+        targets. Without a loss function, returns the output.
+
+        Only a model that is one layer takes `named` inputs.
         """
         given = Arguments(inputs, named)
         return self._train_pass(given) if self._module.training else self._eval_pass(given)
@@ -259,8 +268,8 @@ class Engine:
         return loss
 
     def step(self) -> bool:
-        """Update if all microbatches of the step have run; before that, do nothing. Returns whether
-        weights changed.
+        """Update the weights if all microbatches of the step have run, else do nothing. Returns
+        whether weights changed.
         """
         if not self.is_gradient_accumulation_boundary():
             return False
@@ -269,8 +278,11 @@ class Engine:
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
         if updated:
-            self._update()
+            with self.timers.part(UPDATE) if self.timers else nullcontext():
+                self._update()
         self._tell("updated")
+        if self.timers:
+            self.timers.end(self.started)
         self._tell("ended")
         # Before the scaler's update: whether a smaller scale can help is asked of the scale that
         # the step ran with.
@@ -280,8 +292,8 @@ class Engine:
         return updated
 
     def last(self) -> None:
-        """Make the microbatch whose backward comes next the last of its step. The missing ones
-        enter the mean with a loss of 0.
+        """Make the microbatch whose backward comes next the last of its step. The missing
+        microbatches enter the mean with a loss of 0.
         """
         self._refuse_parts()
         self._refuse_more("last")
@@ -291,8 +303,8 @@ class Engine:
         self._micro = self.accumulation - 1
 
     def divide_early(self) -> None:
-        """Divide losses by the microbatches of a step before backward instead of gradients after it, for those whose hooks see
-        gradients on the way.
+        """Divide losses by the number of microbatches of a step before backward, instead of
+        dividing gradients after it. This is for users whose hooks read gradients during backward.
         """
         self._share = 1 / self.accumulation
 
@@ -306,11 +318,11 @@ class Engine:
         return self._micro == self.accumulation
 
     def train_batch(self, batches: Iterable[Any] | Iterator[Any]) -> float:
-        """Run one step over the next `accumulation` of `batches`, each (inputs, targets) or a
-        mapping of named inputs. Returns the mean loss over all ranks.
+        """Run one step over the next `accumulation` elements of `batches`, each (inputs, targets)
+        or a mapping of named inputs. Returns the mean loss over all ranks.
 
-        Without a loss function, the model has to return its loss, or an object that has it as
-        `loss`. With one, the whole of a mapping is passed as targets.
+        Without a loss function, the model must return its loss, or an object with the attribute
+        `loss`. With a loss function, a whole mapping is passed as targets.
         """
         self.train()
         self._pass(batches)
@@ -320,9 +332,10 @@ class Engine:
     def gradients_of(self, batches: Iterable[Any]) -> Passes:
         """Run the passes of one step over `batches`, as in `train_batch`, without an update.
 
-        Returns the losses of this rank's microbatches, if it has the last stage, and the gradients
-        of the mean loss over all ranks, by global name, of the parameters that it holds. Modules
-        keep their mode. Raises `BridgeError` if weights are sharded, or cast from others.
+        Returns the losses of this rank's microbatches, if the rank has the last stage, and the
+        gradients of the mean loss over all ranks, by global name, for the parameters of this rank.
+        Modules keep their mode. Raises `BridgeError` if weights are sharded, or are casts of
+        masters.
         """
         if any(flat.sharded or not flat.master_is_weight for flat in self.gradients.flats.values()):
             raise BridgeError(
@@ -340,14 +353,14 @@ class Engine:
         return Passes(losses, gradients)
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of the gradients of the mean loss, if every rank has them whole."""
+        """Return copies of the gradients of the mean loss. Every rank must have them whole."""
         for flat, whole in self.gradients.parts():
             for slot in flat.slots:
                 found = whole[slot.start : slot.stop].view(slot.parameter.shape)
                 yield slot.parameter.name, found * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
-        """Run the microbatches that are left of a step forward and backward."""
+        """Run the remaining microbatches of a step forward and backward."""
         self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
         # Microbatches that `engine(...)` ran have their samples counted already.
         self._fed += [NOTHING] * (self._micro - len(self._fed))
@@ -359,11 +372,11 @@ class Engine:
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> Any:
-        """Loss (without a loss function: output) of one batch on this rank. Random state and
-        progress stay as they are.
+        """Return the loss (without a loss function: the output) of one batch on this rank. Random
+        state and progress stay as they are.
 
-        All pipeline ranks must take part, and get the loss. An output stays on the rank that has
-        the last stage.
+        All pipeline ranks must take part, and all get the loss. An output stays on the rank that
+        has the last stage.
         """
         training = self._module.training
         self.eval()
@@ -373,8 +386,8 @@ class Engine:
             self.train(training)
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole, by global name, in the master format, one flat at a time. All
-        ranks must take part.
+        """Yield every parameter whole, by global name, in the master format, one flat at a time.
+        All ranks must take part.
         """
         for rank in range(self.line.size):
             for flat, whole in self._flats_of(rank):
@@ -388,8 +401,8 @@ class Engine:
                     )
 
     def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
-        """The flats of a pipeline rank, whole on that rank, and as empty room on others. A flat
-        that several ranks hold comes with the first of them.
+        """Yield the flats of a pipeline rank, with whole values on that rank and with empty buffers
+        on other ranks. If several ranks hold a flat, it is yielded for the first of them.
         """
         mine = rank == self.line.index
         layout = self.layout if mine else self._layout(rank)
@@ -404,7 +417,7 @@ class Engine:
                     )
 
     def _layout(self, rank: int) -> Layout:
-        """The flat buffers of a pipeline rank."""
+        """Return the layout of the flat buffers of a pipeline rank."""
         own = on_rank(self.parameters, self.pipeline.schedule.homes, rank)
         return Layout.of(self.plan, own, len(self.pipeline.local(rank)), self.data.size)
 
@@ -435,12 +448,14 @@ class Engine:
             return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
-        """Wait for gathers under way and for all ranks, then leave the process group."""
+        """Wait for unfinished gathers and for all ranks, then leave the process group."""
         self.weights.settle()
         leave()
 
     def bytes(self) -> dict[str, int]:
-        """Bytes of the tensors that are kept on this rank: weights, gradients, master, moments."""
+        """Return the bytes of the tensors that persist on this rank: weights, gradients, master,
+        moments.
+        """
         kinds = {
             "weights": self.weights.stored(),
             "gradients": self.gradients.tensors(),
@@ -453,8 +468,8 @@ class Engine:
         }
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
-        """The collectives that a step should make on this rank, by name, with `tokens` tokens in
-        each of its microbatches.
+        """Return the collectives that a step should make on this rank, by name, if each of its
+        microbatches has `tokens` tokens.
         """
         rank, row, sequence = self.line.index, self.executor.row, bool(self.plan.parallel.sequence)
         step = Step(
@@ -465,8 +480,9 @@ class Engine:
         )
 
     def _next(self, source: Iterator[Any]) -> Arguments:
-        """The next microbatch. If there is none, the last one again: other ranks wait for this one
-        in the step's collectives, at the end of which all agree to leave the step.
+        """Return the next microbatch. If there is none, return the last one again: other ranks wait
+        for this rank in the step's collectives, and at the end of the step all ranks agree to leave
+        it.
         """
         try:
             self._last = _given(next(source))
@@ -477,7 +493,7 @@ class Engine:
         return self._last
 
     def lack(self, number: int | None = None) -> None:
-        """Note that this rank has data for only `number` microbatches of the step (default: those
+        """Record that this rank has data for only `number` microbatches of the step (default: those
         that have run). All ranks leave the step at its end with `DataEnded`.
         """
         if self._short is None:
@@ -491,7 +507,8 @@ class Engine:
             )
 
     def _refuse_moved(self) -> None:
-        """Raise if a parameter was frozen or unfrozen later: buffers and masters are laid out once.
+        """Raise an error if a parameter was frozen or unfrozen after initialization, because
+        buffers and masters are laid out once.
         """
         for name, weight, trained in self._trained:
             if weight.requires_grad != trained:
@@ -501,7 +518,9 @@ class Engine:
                 )
 
     def _refuse_parts(self) -> None:
-        """Raise unless microbatches run one after the other: depth first, on one pipeline rank."""
+        """Raise an error unless microbatches run one after the other: depth first, on one pipeline
+        rank.
+        """
         if self.pipeline.schedule.name != "depth_first":
             raise BridgeError(
                 f"engine(...): the schedule {self.pipeline.schedule.name} runs the microbatches of a step together; call"
@@ -509,7 +528,7 @@ class Engine:
             )
 
     def _weight(self) -> Tensor | float:
-        """The weight of the loss of the open passes among other losses."""
+        """The weight of the loss of the open passes in the mean loss."""
         if not self._turns:
             raise BridgeError(
                 "backward: no forward pass is open; call engine(...) in training mode first"
@@ -524,14 +543,15 @@ class Engine:
     # Called by the executor in the course of a step
 
     def _microbatch(self, microbatch: int) -> Arguments:
-        """Inputs and targets of a microbatch. They are taken from the data at the first call."""
+        """Return inputs and targets of a microbatch. They are read from the data at the first call.
+        """
         while len(self._fed) <= microbatch:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
         """Leave a step for which some rank has no data, on all ranks at once. `ended` is the sum of
-        rank + world over such ranks.
+        rank + world over the ranks without data.
         """
         world, short, step = self.comm.world.size, self._short, self.started
         self._clear()
@@ -552,8 +572,8 @@ class Engine:
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
-        """A stage's input, made of tensors from another rank and of the batch, which this rank has
-        too.
+        """Return the input of a stage. It is made of tensors from another rank and of the batch,
+        which this rank has too.
         """
         given = (
             self._cast(self._arguments(self._microbatch(microbatch)))
@@ -563,8 +583,8 @@ class Engine:
         return self.chain.received(tensors, given)
 
     def _leave(self, microbatch: int, output: Any) -> None:
-        """Keep the loss that backward will start from. Without a loss function, the output is the
-        loss or has it as `loss`.
+        """Store the loss from which backward will start. Without a loss function, the output is the
+        loss or has the attribute `loss`.
         """
         found = (
             (loss_in(output), 1.0)
@@ -580,8 +600,8 @@ class Engine:
         return self._scaled(loss, weight)
 
     def _scaled(self, loss: Tensor, weight: Tensor | float) -> Tensor:
-        """The tensor from which backward of a microbatch starts: its loss times weight, share and
-        loss scale.
+        """Return the tensor from which backward of a microbatch starts: the microbatch's loss times
+        weight, share and loss scale.
         """
         if self._share == self.scaler.scale == 1:
             return loss * weight
@@ -594,7 +614,9 @@ class Engine:
         )
 
     def _draw(self, microbatch: int) -> Draw:
-        """Random numbers depend on the microbatch's place among those of all data ranks in this step."""
+        """Return the seeds of a microbatch. They depend on the microbatch's index among those of
+        all data ranks in this step.
+        """
         place = microbatch * self.data.size + self.data.index
         return Draw(self.seed, self.started - 1, place)
 
@@ -652,7 +674,7 @@ class Engine:
         return loss
 
     def _arguments(self, batch: Arguments) -> Arguments:
-        """The arguments of the model: everything but the targets."""
+        """Return the arguments of the model: all elements of a batch except the targets."""
         found = arguments_of(batch, self.loss_fn is not None)
         if not (found.given or found.named):
             raise BridgeError(
@@ -662,8 +684,8 @@ class Engine:
         return found
 
     def _inputs(self, batch: Arguments) -> Any:
-        """The input of the first layer. For a list of layers, a single input is passed bare,
-        several as a tuple.
+        """Return the input of the first layer. For a list of layers, a single input is passed as it
+        is, and several inputs as a tuple.
         """
         found = self._arguments(batch)
         if self.chain.called:
@@ -684,8 +706,8 @@ class Engine:
         return tree_map_only(Tensor, cast, inputs)
 
     def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
-        """The microbatch's mean loss, and its weight among the others: its count of tokens with
-        loss per token, else 1.
+        """Return the microbatch's mean loss, and its weight in the mean over microbatches: the
+        number of tokens if the loss is per token, else 1.
         """
         assert self.loss_fn is not None
         found = self.loss_fn(
@@ -703,8 +725,8 @@ class Engine:
         return found, 1.0
 
     def _reduced(self) -> tuple[float, float, float]:
-        """Finish the reductions of gradients. Returns their squared norm, the weighted sum of
-        losses, and the sum of weights, over all ranks.
+        """Finish the reductions of gradients. Returns, over all ranks, their squared norm, the
+        weighted sum of losses, and the sum of weights.
         """
         self._refuse_moved()
         self.gradients.finish()
@@ -715,8 +737,8 @@ class Engine:
         return squares, loss, weight
 
     def _agree(self) -> tuple[float, float, float, float]:
-        """The sums over all ranks of squared gradients, weighted losses, weights, and marks of
-        ranks whose data ended.
+        """Return the sums over all ranks of four values: squared gradients, weighted losses,
+        weights, and flags of ranks whose data ended.
         """
         for loss, weight in self._losses.values():
             self._totals[0] += loss.double() * weight
@@ -735,8 +757,8 @@ class Engine:
         return first, second, third, fourth
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
-        """The part of this rank's slice that enters the global norm: every element of the model
-        enters it once.
+        """Return the part of this rank's slice that counts for the global norm, so that every
+        element of the model counts once.
         """
         if (not flat.sharded and self.data.index > 0) or not self.first_holder(flat):
             return
@@ -748,7 +770,7 @@ class Engine:
             yield part
 
     def first_holder(self, flat: Flat) -> bool:
-        """Whether this pipeline rank is the first of those that hold `flat`."""
+        """Return whether this pipeline rank is the first of those that hold `flat`."""
         return not flat.replicas or self.line.index == flat.replicas[0]
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
@@ -766,8 +788,8 @@ class Engine:
         progress.lr = self.optimizer.lr(lr)
 
     def _judge(self, updated: bool, loss: float) -> None:
-        """Warn why a step is skipped, unless a smaller loss scale can help. Raise after too many
-        such steps in a row.
+        """Warn with the reason why a step is skipped, unless a smaller loss scale can help. Raise
+        an error after too many such steps in a row.
         """
         # A loss that is not finite comes from the forward pass, which the scale does not enter.
         helps = self.scaler.helps and math.isfinite(loss)
@@ -811,7 +833,7 @@ class Engine:
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:
-        """Count the step that ended, and prepare for the next one."""
+        """Count the step that ended, and prepare for the next step."""
         self.progress.steps += updated
         self.progress.skipped += not updated
         fed = sum(_rows(self._inputs(batch)) for batch in self._fed if batch is not NOTHING)
@@ -819,7 +841,7 @@ class Engine:
         self._clear()
 
     def _clear(self) -> None:
-        """Forget everything of the step."""
+        """Delete all state of the step."""
         HERE.step, self._short = self.started, None
         self.gradients.clear()
         self.executor.begin()
@@ -835,14 +857,16 @@ class Engine:
 
 
 def chained(model: nn.Module, cut: Cut | None) -> Chain:
-    """The layers of a model: those of `cut`, or its own without one."""
+    """Return the layers of a model: the layers of `cut`, or the model's own layers if `cut` is
+    None.
+    """
     return chain_of(model) if cut is None else Blocks(model, cut).chain()
 
 
 def pipeline_of(
     chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None
 ) -> Pipeline:
-    """The pipeline of `plan` for a model. `parts` names the modules of each stage. Raises
+    """Return the pipeline of `plan` for a model. `parts` names the modules of each stage. Raises
     `ConfigError`.
     """
     ranges = by_names(parts, [layer.name for layer in chain.layers]) if parts else None
@@ -850,8 +874,8 @@ def pipeline_of(
 
 
 def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Executor:
-    """The executor of an engine's row of the program. The row has no backward on stages before the
-    first that trains.
+    """Return the executor of an engine's row of the program. The row has no backward on stages
+    before the first stage that trains.
     """
     comm, schedule = engine.comm, engine.pipeline.schedule
     first = min(
@@ -863,7 +887,7 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
     messages = Messages(
         comm, rows, schedule.homes, schedule.microbatches, engine.device, variable, overlap
     )
-    return Executor(
+    executor = Executor(
         schedule,
         rows[engine.line.index],
         stages,
@@ -872,15 +896,18 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
         engine.gradients,
         messages,
     )
+    if engine.timers:
+        executor.timed = engine.timers.action
+    return executor
 
 
 def _kept(
     named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
 ) -> dict[str, nn.Parameter]:
-    """The parameters that this pipeline rank holds. The others are emptied in place.
+    """Return the parameters that this pipeline rank holds. Other parameters are emptied in place.
 
-    An empty one keeps the format of compute: models make masks and positions in the format of their
-    first parameter.
+    An empty parameter keeps the format of compute, because models create masks and positions in the
+    format of their first parameter.
     """
     names = {parameter.name for parameter in own}
     for name, weight in named.items():
@@ -893,7 +920,7 @@ def _kept(
 def _holders(
     comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]
 ) -> dict[tuple[int, ...], Ranks]:
-    """Groups of the pipeline ranks that hold the same parameter."""
+    """Return the groups of pipeline ranks that hold the same parameter."""
     # Sorted, since all ranks have to make them in one order.
     shared = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
     return {ranks: comm.part("pipeline", ranks) for ranks in shared}
@@ -906,9 +933,8 @@ def _split(
     names: TensorPlan | None,
     sample: Arguments | None,
 ) -> tuple[Mapping[int, Mark], list[Site]]:
-    """Give all ranks the weights of the first, then split the model over tensor ranks.
-
-    Returns how each parameter is split, and the places where activations pass between ranks.
+    """Give all ranks the weights of the first rank, then split the model over tensor ranks. Returns
+    the split of each parameter, and the sites where ranks exchange activations.
     """
     for weight in model.parameters():
         comm.broadcast(INITIAL, weight.data, comm.world)()
@@ -936,8 +962,10 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
-    """`batches`, after a check of their length, if it is known. Of a list that is longer than a
-    step, the rest would be lost, and the next call would begin with the same ones again.
+    """Return `batches` after a check of their length, if it is known.
+
+    A list that is longer than a step is refused: the rest of the list would be lost, and the next
+    call would begin with the first batches again.
     """
     if isinstance(batches, Sized) and len(batches) > number:
         raise BridgeError(
@@ -948,20 +976,24 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 
 
 def arguments_of(batch: Any, targets: bool) -> Arguments:
-    """The arguments of a model in a batch: everything but the targets, if it has any."""
+    """Return the arguments of a model in a batch: all elements except the targets, if there are
+    targets.
+    """
     found = _given(batch)
     return Arguments(found.given[:-1], found.named) if targets else found
 
 
 def _given(batch: Any) -> Arguments:
-    """A batch as the arguments of a model: in order, by name, or both."""
+    """Return a batch as the arguments of a model: positional, named, or both."""
     if isinstance(batch, Arguments):
         return batch
     return Arguments((), dict(batch)) if isinstance(batch, Mapping) else Arguments(tuple(batch), {})
 
 
 def _targets(batch: Arguments) -> Any:
-    """The targets in a batch: the last input, or all named ones if there is none in order."""
+    """Return the targets in a batch: the last positional input, or all named inputs if there is no
+    positional one.
+    """
     return batch.given[-1] if batch.given else batch.named
 
 
@@ -970,7 +1002,7 @@ def _warn(line: str) -> None:
 
 
 def _rows(inputs: Any) -> int:
-    """Samples in a microbatch: the first dimension of its first tensor."""
+    """Return the number of samples in a microbatch: the first dimension of its first tensor."""
     return next(
         (len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0
     )

@@ -1,5 +1,6 @@
-"""Sequence parallelism for a model whose code does not support it: the stream between the first and
-the last block is split by tokens, and hooks put whole sequences together where a module needs them.
+"""Sequence parallelism for a model whose code does not support it. The stream between the first and
+the last block is split by tokens, and hooks assemble whole sequences for the modules that need
+them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from bridge.layout.tensor import Site, Tokens
 
 
 class _Gather(torch.autograd.Function):
-    """From slices of tokens to whole sequences. If all ranks compute the same from here on
-    (`shares` is false), each has the whole gradient, and keeps its slice; else each has a share of
-    the gradient, and the shares are summed.
+    """Gathers slices of tokens to whole sequences.
+
+    If all ranks compute the same with the whole sequences (`shares` is false), each rank has the
+    whole gradient, and backward returns the rank's slice. Otherwise each rank has a share of the
+    gradient, and backward sums the shares.
     """
 
     @staticmethod
@@ -36,8 +39,8 @@ class _Gather(torch.autograd.Function):
 
 
 def attach(found: Conversion) -> None:
-    """Split the stream of a converted model as its plan says, mark the weights that then see a slice of tokens, and add the
-    places where tokens are exchanged to the sites.
+    """Split the stream of a converted model by tokens as its plan says. Mark the weights that then
+    process only a slice of tokens, and add the sites where tokens are exchanged.
     """
     model, split, tokens = found.model, found.split, found.plan.tokens
     assert tokens is not None, "the plan sets where the stream is split"
@@ -58,8 +61,8 @@ def attach(found: Conversion) -> None:
 
 
 def _mark_shares(found: Conversion, tokens: Tokens) -> None:
-    """Mark the weights that see only this rank's tokens, so that each rank gets a share of their
-    gradients. Weights of modules that get whole sequences are not marked.
+    """Mark the weights that process only this rank's tokens, so that each rank gets a share of
+    their gradients. Weights of modules that get whole sequences are not marked.
     """
     blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
     whole = {
@@ -71,7 +74,9 @@ def _mark_shares(found: Conversion, tokens: Tokens) -> None:
 
 
 def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any, int]:
-    """What a module is called with, in leaves, and which of them is the stream: the first of (batch, tokens, features)."""
+    """The leaves of a module's arguments, and the position of the stream: the first leaf of shape
+    (batch, tokens, features).
+    """
     leaves, form = tree_flatten((given, named))
     places = (place for place, leaf in enumerate(leaves) if is_stream(leaf))
     return leaves, form, next(places, -1)
@@ -110,7 +115,8 @@ def _slice(value: Tensor, split: Split) -> Tensor:
 
 
 def _in_order(value: Tensor, split: Split) -> Tensor:
-    """The slice that a region's last layer gives, laid out as models take it."""
+    """Return the slice that a region's last layer returns, in the memory layout that models expect.
+    """
     return value.contiguous()
 
 

@@ -1,4 +1,6 @@
-"""Stages: consecutive layers that run together, some of which compute their activations again in backward."""
+"""Stages: consecutive layers that run together. The activations of some of them are recomputed in
+backward.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The numbers that random numbers of one microbatch depend on: the run's seed, the step, the
-    microbatch's place among those of all data ranks, and which forward pass of it this is.
+    """The values that the random numbers of one microbatch depend on: the run's seed, the step, the
+    microbatch's index among those of all data ranks, and the number of its forward pass.
     """
 
     seed: int
@@ -34,8 +36,8 @@ class Draw:
 class Stage:
     """Layers that run one after the other, in chunks that are recomputed in backward or not.
 
-    With `early_stop`, recomputation ends with the last tensor that backward needs. Without, it
-    makes the same calls as the first time.
+    With `early_stop`, recomputation ends with the last tensor that backward needs. Without
+    `early_stop`, it runs to the end, with the same calls as the first time.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class Stage:
         self.trains = any(weight.requires_grad for weight in weights)
 
     def forward(self, inputs: Any, draw: Draw | None, keep: bool = False) -> Any:
-        """Run the layers on `inputs`. `draw` is None in evaluation, which draws nothing and keeps
-        nothing. With `keep`, no layer is recomputed in backward.
+        """Run the layers on `inputs`. `draw` is None in evaluation, which draws no random numbers
+        and stores nothing for backward. With `keep`, no layer is recomputed in backward.
         """
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
@@ -75,7 +77,7 @@ class Stage:
         return inputs
 
     def _runner(self, layers: tuple[Layer, ...], draw: Draw | None) -> Callable[[Any], Any]:
-        """A function that runs `layers`, with the same random numbers each time it is called."""
+        """Return a function that runs `layers` with the same random numbers at each call."""
 
         def run(inputs: Any) -> Any:
             for layer in layers:
@@ -96,8 +98,8 @@ class Stage:
 
 
 def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ...]:
-    """If the plan asks for selective recompute, call `compute_again` of every module that has that
-    method. Returns a finding if none has.
+    """For selective recompute, call `compute_again` of every module that has this method. Returns a
+    finding if no module has it.
     """
     parts = [module for module in model.modules() if hasattr(module, "compute_again")]
     if recompute.granularity != "selective":
@@ -115,8 +117,8 @@ _NO_PARTS = "no module of the model has a method `compute_again`, so nothing is 
 
 
 def detached(values: Any) -> Any:
-    """`values` cut from their graph. Their gradient, which the stage before needs, collects in
-    their `grad`.
+    """Return `values` without their graph. Their gradients, which the stage before needs, are
+    accumulated in `grad`.
     """
     return tree_map_only(Tensor, _leaf, values)
 
@@ -126,5 +128,5 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def differentiable(values: Any) -> list[Tensor]:
-    """The tensors in `values` that take part in backward."""
+    """Return the tensors in `values` that take part in backward."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -37,13 +37,16 @@ class Split:
     sequence: bool
 
     def sum(self, name: str, tensor: Tensor) -> Tensor:
-        """Sum of `tensor` over the group. A contiguous tensor is overwritten with it."""
+        """Return the sum of `tensor` over the group. A contiguous tensor is overwritten with the
+        sum.
+        """
         total, wait = self._start_sum(name, tensor)
         wait()
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Token slices of all ranks, joined: (batch, tokens / ranks, ...) to (batch, tokens, ...).
+        """Return the token slices of all ranks, joined: (batch, tokens / ranks, ...) to (batch,
+        tokens, ...).
         """
         # The collective puts parts of ranks one behind the other along the first dimension, so
         # tokens go there for a while.
@@ -53,13 +56,15 @@ class Split:
         return whole.transpose(0, TOKENS)
 
     def scatter_sum(self, tensor: Tensor) -> Tensor:
-        """This rank's token slice of the sum of `tensor` over the group."""
+        """Return this rank's token slice of the sum of `tensor` over the group."""
         part, wait = self._start_scatter(tensor)
         wait()
         return part
 
     def gather_features(self, local: Tensor, whole: int) -> Tensor:
-        """The parts of all ranks, joined: (..., features of this rank) to (..., `whole`)."""
+        """Return the feature slices of all ranks, joined: (..., features of this rank) to (...,
+        `whole`).
+        """
         size, longest = self.group.size, -(-whole // self.group.size)
         # Parts may differ by one feature, but a gather wants them alike.
         padded = F.pad(local, (0, longest - local.shape[-1])).contiguous()
@@ -70,8 +75,8 @@ class Split:
         return torch.cat([part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1)
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
-        """Start the sum of a gradient of split layers' common input. Returns its result, which is
-        valid after the wait.
+        """Start the sum of a gradient for the common input of split layers. Returns the sum, which
+        is valid after the wait.
         """
         return (
             self._start_scatter(gradient)
@@ -91,8 +96,8 @@ class Split:
         )
 
     def slice(self, tensor: Tensor) -> Tensor:
-        """This rank's token slice of `tensor`, which all ranks hold alike: (batch, tokens, ...) to
-        (batch, tokens / ranks, ...).
+        """Return this rank's token slice of `tensor`, which all ranks hold alike: (batch, tokens,
+        ...) to (batch, tokens / ranks, ...).
         """
         length = tensor.shape[TOKENS]
         if length % self.group.size:
@@ -106,7 +111,7 @@ class Split:
 
 
 class _Wait(torch.autograd.Function):
-    """Before a split layer. In backward, it waits for the sum that `_Enter` started."""
+    """Passes activations to a split layer. Backward waits for the sum that `_Enter` started."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, started: list[Wait]) -> Tensor:
@@ -120,8 +125,8 @@ class _Wait(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """Into split layers: the same input (`whole`) on all ranks. In backward, it starts the sum of
-    the ranks' gradients.
+    """Passes the same input (`whole`) of all ranks to split layers. Backward starts the sum of the
+    ranks' gradients.
     """
 
     @staticmethod
@@ -146,8 +151,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Weight(torch.autograd.Function):
-    """The weight of a linear layer as a node of its own, whose backward takes the gradient of the
-    layer's output.
+    """Makes the weight of a linear layer a separate node of the graph. Its backward computes the
+    weight's gradient from the gradient of the layer's output.
     """
 
     @staticmethod
@@ -177,8 +182,8 @@ class _Weight(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer that gives its input a gradient, and hands the output's on to the `_Weight` at
-    `place`.
+    """Linear layer whose backward computes only the gradient of the input, and passes the gradient
+    of the output to the `_Weight` at `place`.
     """
 
     @staticmethod
@@ -195,7 +200,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of a split layer: the sum of the ranks' outputs. Without sequence parallelism it
+    """Output of a split layer: the sum of the ranks' outputs. Without sequence parallelism, the sum
     overwrites `outputs`.
     """
 
@@ -218,7 +223,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """From whole sequences, the same on all ranks, to slices of tokens."""
+    """Cuts whole sequences, which are the same on all ranks, into slices of tokens."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, split: Split) -> Tensor:
@@ -232,8 +237,8 @@ class _Scatter(torch.autograd.Function):
 
 
 class _GatherFeatures(torch.autograd.Function):
-    """From each rank's features to all of them, which every rank then computes with alike: each has
-    the whole gradient, and keeps its part.
+    """Gathers the features of all ranks, with which every rank then computes the same. Each rank
+    has the whole gradient, and backward returns the rank's slice.
     """
 
     @staticmethod
@@ -247,7 +252,7 @@ class _GatherFeatures(torch.autograd.Function):
 
 
 class _DivideFeatures(torch.autograd.Function):
-    """From all features, the same on all ranks, to those of this rank."""
+    """Cuts features, which are the same on all ranks, to the features of this rank."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, split: Split, part: range) -> Tensor:
@@ -265,8 +270,8 @@ def _features(tensor: Tensor, part: range) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy (tokens,) of logits (tokens, local vocabulary), of which each rank holds the
-    part from `start` on.
+    """Cross entropy (tokens,) of logits (tokens, local vocabulary). Each rank holds the logits from
+    `start` on.
     """
 
     @staticmethod
@@ -299,13 +304,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Entrance:
-    """The way into split layers that take the same input: it is gathered, and its gradient summed,
-    once for all of them.
+    """The common input of several split layers. It is gathered once, and its gradient is summed
+    once, for all of these layers.
 
-    Of the nodes that are ready, backward runs the one that was made last. Nodes are made in this
-    order: the wait for the sum of input gradients, the weights, the sum, the products. So the sum
-    starts as soon as the products' input gradients are there, and the gradients of weights are
-    computed before the wait.
+    Of autograd's nodes that are ready, backward runs the newest first. So forward makes the nodes in
+    the reverse of the order that backward needs: input gradients of the products, start of their
+    sum over tensor ranks, gradients of the weights, wait for the sum. The sum thus overlaps with the
+    gradients of the weights.
     """
 
     def __init__(self, split: Split) -> None:
@@ -314,11 +319,11 @@ class Entrance:
         self._last: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
     def add(self, user: ColumnLinear | VocabularyLinear) -> None:
-        """Register `user` as a layer that gets its input here."""
+        """Register `user` as a layer that takes this input."""
         self._users.append(user)
 
     def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
-        """The product of `inputs` with the weight of `user`, plus its bias."""
+        """Return the product of `inputs` with the weight of `user`, plus its bias."""
         # The first user with an input enters it for all; the last one lets go of it, so that it is
         # not kept until the next pass.
         if self._last is None or self._last[0] is not inputs:
@@ -342,15 +347,19 @@ class Entrance:
 
 
 class Inside(Entrance):
-    """The way into split layers of a region: it takes whole sequences, and their gradients are summed where it begins."""
+    """The common input of split layers inside a region. It is a whole sequence already, and its
+    gradient is summed at the beginning of the region.
+    """
 
     def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
-        """The product of `inputs` with the weight of `user`, and its bias added."""
+        """Return the product of `inputs` with the weight of `user`, plus its bias."""
         return F.linear(inputs, user.weight, user.bias)
 
 
 class ColumnLinear(nn.Module):
-    """Linear layer split by output features: whole input, this rank's part of the output."""
+    """Linear layer split by output features. The input is whole, and the output has this rank's
+    features.
+    """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance) -> None:
         super().__init__()
@@ -364,7 +373,9 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Linear layer split by input features: this rank's part of the input, whole output. The bias is added once."""
+    """Linear layer split by input features. The input has this rank's features, and the output is
+    whole. The bias is added once.
+    """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, split: Split) -> None:
         super().__init__()
@@ -382,7 +393,7 @@ class RowLinear(nn.Module):
 
 
 class GatheredLinear(ColumnLinear):
-    """Linear layer split by output features that stands alone: whole input, whole output."""
+    """Single linear layer split by output features. Input and output are whole."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, mark: Mark
@@ -400,7 +411,7 @@ class GatheredLinear(ColumnLinear):
 
 
 class DividedLinear(RowLinear):
-    """Linear layer split by input features that stands alone: whole input, whole output."""
+    """Single linear layer split by input features. Input and output are whole."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, split: Split, mark: Mark
@@ -417,14 +428,14 @@ class DividedLinear(RowLinear):
 
 @dataclass(frozen=True)
 class SplitLogits:
-    """Logits (..., local vocabulary) of which this rank holds the part that begins at `start`."""
+    """Logits (..., local vocabulary) of which this rank holds the columns from `start` on."""
 
     local: Tensor
     split: Split
     start: int
 
     def whole(self) -> Tensor:
-        """All logits, on every rank. All tensor ranks must take part."""
+        """Return all logits, on every rank. All tensor ranks must take part."""
         # Each rank adds the size of its own part to zeros, and thereby learns those of the others.
         sizes = self.local.new_zeros(self.split.group.size, dtype=torch.int64)
         sizes[self.split.group.index] = self.local.shape[-1]
@@ -433,8 +444,8 @@ class SplitLogits:
         return joined(self.split.comm, "logits", self.local, mark)
 
     def losses(self, targets: Tensor, ignored: int) -> Tensor:
-        """Cross entropy of each token (tokens,) in fp32 or finer; 0 for tokens whose target is
-        `ignored`.
+        """Return the cross entropy of each token (tokens,) in fp32 or finer, with 0 for tokens
+        whose target is `ignored`.
         """
         flat, kept = targets.flatten(), targets.flatten() != ignored
         logits = self.local.flatten(0, -2)
@@ -452,7 +463,7 @@ register_pytree_node(
 
 
 class VocabularyLinear(nn.Module):
-    """The output layer split by vocabulary: whole input, `SplitLogits` as output."""
+    """The output layer split by vocabulary. The input is whole, and the output is `SplitLogits`."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int
@@ -468,7 +479,9 @@ class VocabularyLinear(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """An embedding split by vocabulary: each rank looks up the tokens that it holds, and the rest is 0 until the sum."""
+    """An embedding split by vocabulary. Each rank looks up the tokens of its part; other tokens are
+    0 until the sum over ranks.
+    """
 
     def __init__(self, weight: nn.Parameter, split: Split, start: int) -> None:
         super().__init__()
@@ -489,7 +502,9 @@ class VocabularyEmbedding(nn.Module):
 
 
 class TokenDropout(nn.Module):
-    """Dropout of a slice of tokens, by this slice of the mask for the whole sequence."""
+    """Dropout of a slice of tokens, with the corresponding slice of the mask for the whole
+    sequence.
+    """
 
     def __init__(self, p: float, split: Split) -> None:
         super().__init__()
@@ -509,9 +524,10 @@ class TokenDropout(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How conversion changed a parameter: it is cut along the dimension `split` (None: not cut),
-    which has `whole` elements in all, and begins at `start`. If it is `partial`, each rank has a
-    share of its gradient, and shares have to be summed.
+    """The way in which conversion changed a parameter. It is cut along the dimension `split` (None:
+    not cut); the dimension has `whole` elements in total, and this rank's part begins at `start`.
+    If the parameter is `partial`, each rank has a share of its gradient, and the shares must be
+    summed.
     """
 
     split: int | None = None
@@ -528,8 +544,8 @@ class Conversion:
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.alone = split if plan.tokens is None else replace(split, sequence=False)
-        """The split with which layers outside regions exchange activations: on whole sequences, if
-        tokens are split for the model.
+        """The split with which layers outside regions exchange activations. If the model's stream
+        is split by tokens, these layers work on whole sequences.
         """
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
@@ -621,8 +637,8 @@ class Conversion:
         )
 
     def _shared(self, name: str, module: nn.Linear) -> nn.Module:
-        """A layer that every rank holds whole. A rank uses a part of its output, and so gets a
-        share of its gradient.
+        """Mark a layer that every rank holds whole. A rank uses only a part of the layer's output,
+        so it gets a share of the gradient.
         """
         for weight in module.parameters():
             self.marks[id(weight)] = Mark(partial=True)
@@ -654,8 +670,8 @@ class Conversion:
         self.sites.append(Site(name, kind, -(-features // size) * size))
 
     def _split_at(self, name: str) -> Split:
-        """How a layer's activations are split. If tokens are split for the model, its layers work on whole sequences, but
-        for the end of a region.
+        """Return the split of a layer's activations. If the model's stream is split by tokens,
+        layers work on whole sequences, except at the end of a region.
         """
         tokens = self.plan.tokens
         return (
@@ -665,7 +681,7 @@ class Conversion:
         )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
-        """The entrance of a layer. Layers of one parent share it, as they get the same input."""
+        """Return the common input of a layer and of the other layers with the same parent."""
         parent = name.rpartition(".")[0]
         if parent not in self._entrances:
             split, tokens = self._split_at(name), self.plan.tokens
@@ -684,7 +700,7 @@ class Conversion:
         return None if module.bias is None else self.cut_along(module.bias, 0)
 
     def cut_along(self, weight: Tensor, dim: int) -> nn.Parameter:
-        """This rank's part of a weight. Tied parameters stay tied."""
+        """Return this rank's part of a weight. Tied parameters stay tied."""
         key = id(weight), dim
         if key not in self._cuts:
             whole = weight.shape[dim]
@@ -703,7 +719,7 @@ class Conversion:
                     setattr(self.model.get_submodule(parent), leaf, self.cut_along(weight, dim))
 
     def _split_tokens(self) -> None:
-        """Split the stream by tokens behind the modules that the plan names."""
+        """Split the stream by tokens after the modules that the plan names."""
         before: set[int] = set()
         # Features of the stream: what the first split layer takes.
         width = next((site.width for site in self.sites if site.kind == "enter"), 0)
@@ -730,8 +746,8 @@ class Conversion:
 
 
 def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
-    """The whole of a tensor that is split over tensor ranks as `mark` (a `Mark` or a `Parameter`)
-    describes.
+    """Return the whole of a tensor that is split over tensor ranks as `mark` (a `Mark` or a
+    `Parameter`) describes.
     """
     group, dim = comm.group("tensor"), mark.split
     # Parts may differ in length, but a gather wants them alike: each is padded to the longest, and
@@ -765,6 +781,8 @@ def _leave(outputs: Tensor, split: Split) -> Tensor:
 
 
 def scattered(inputs: Tensor, split: Split) -> Tensor:
-    """This rank's token slice of what all ranks hold alike. In backward the slices of gradients are put together."""
+    """Return this rank's token slice of a tensor that all ranks hold alike. Backward joins the
+    slices of gradients.
+    """
     found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
     return found

@@ -1,4 +1,6 @@
-"""The engine as a source of traces: which part of each activation, weight and gradient this rank holds."""
+"""The engine as a source of traces. It knows the part of each activation, weight and gradient that
+this rank holds.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ class EngineSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Layers of all pipeline ranks, of which this one runs some; of a layer that is several modules of a model, these, as
-        whoever watches that model from outside has them.
+        """Layers of all pipeline ranks, of which this rank runs some. If a layer consists of
+        several modules of a model, these modules are listed, under the names that the model gives
+        them.
         """
         model = self.engine.model
         parts = {
@@ -82,8 +85,8 @@ class EngineSource:
         return Now(engine.started, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors of the step that ends. With them, gradients are those that the optimizer gets,
-        after clipping.
+        """Factors for the gradients of the step that ends. Gradients times these factors are those
+        that the optimizer gets, after clipping.
         """
         norm, clip = self.engine.progress.grad_norm, setting(self.engine.plan.optimizer, "clip")
         clipped = clip_factor(norm, clip) if isfinite(norm) else 1.0
@@ -115,7 +118,9 @@ class EngineSource:
         }
 
     def _hidden(self) -> list[str]:
-        """Modules without weights beside the layers, which run wherever a rank finds out what its blocks are called with."""
+        """Modules without weights outside the layers. They run on every rank that computes the
+        arguments of its blocks.
+        """
         if not self.engine.chain.called:
             return []
         found = naming.layers(self.engine.model)
@@ -126,7 +131,9 @@ class EngineSource:
         ]
 
     def batched(self, tensor: Tensor) -> bool:
-        """Whether an activation is of single samples: a first dimension of one beside several is what all of them share."""
+        """Return whether an activation has a row for each sample. An activation whose first
+        dimension is 1, although there are several samples, is the same for all samples.
+        """
         leaves = (
             leaf
             for leaf in tree_leaves(self.engine.batch)
@@ -135,9 +142,10 @@ class EngineSource:
         return not tensor.dim() or tensor.shape[0] != 1 or len(next(leaves, tensor)) == 1
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """The part of a layer's activation that `tensor` is. Logits of a split vocabulary are split
-        by their last dimension, and streams by tokens under sequence parallelism. Everything else
-        is whole on every tensor rank.
+        """Return the placement of `tensor`, a part of a layer's activation.
+
+        Logits of a split vocabulary are split by their last dimension, and streams are split by
+        tokens under sequence parallelism. All other activations are whole on every tensor rank.
         """
         shape, group = tuple(tensor.shape), self.engine.tensor
         if group.size == 1:
@@ -182,8 +190,8 @@ class EngineSource:
                     )
 
     def batch(self) -> Iterator[Held]:
-        """Inputs and labels of the microbatch that runs. Tensor and pipeline ranks take the same
-        one.
+        """Yield inputs and labels of the current microbatch. Tensor and pipeline ranks have the
+        same inputs and labels.
         """
         for index, tensor in enumerate(
             tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)
@@ -216,7 +224,7 @@ class EngineSource:
         )
 
     def _buffers(self) -> Iterator[Held]:
-        """Whole weights that data ranks gathered from each other's parts."""
+        """Yield whole weights that data ranks gathered from their slices."""
         weights = self.engine.weights
         weights.settle()
         # A flat that shares its buffer may be out of it, and a flat that is not sharded was not
@@ -237,7 +245,9 @@ class EngineSource:
                     )
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
-        """Owned slices of that kind by flat, with a name to append to those of parameters."""
+        """Yield owned slices of a kind, each with its flat and with a suffix for the names of
+        parameters.
+        """
         engine, flats = self.engine, self.engine.layout.flats
         if kind == "weight":
             yield from (
@@ -254,7 +264,7 @@ class EngineSource:
 
     @cached_property
     def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
-        """The pieces of each flat buffer that this rank owns, by the buffer's first parameter:
+        """The ranges of each flat buffer that this rank owns, by the buffer's first parameter:
         layer, name, offset in the slice, and placement.
         """
         return {
@@ -276,7 +286,7 @@ class EngineSource:
             )
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
-        """The layer of a parameter, and its name in that layer."""
+        """Return the layer of a parameter, and the parameter's name in that layer."""
         layer = self._layer_of(parameter)
         return layer, parameter.removeprefix(f"{layer}.")
 
@@ -289,10 +299,12 @@ class EngineSource:
 
     @cached_property
     def _by_tokens(self) -> range:
-        """Where the stream is split by tokens: 2 n is the input of layer n, and 2 n + 1 its output.
+        """The positions where the stream is split by tokens: 2 n is the input of layer n, and 2 n +
+        1 its output.
 
-        A layer that scatters its output takes the whole stream. If the stream is put together again, its blocks do both
-        themselves: the first one scatters its input, and the last one, the last that is named itself, gathers its output.
+        A layer that scatters its output takes the whole stream. If the stream is assembled again
+        later, the blocks do both themselves: the first block scatters its input, and the last block
+        that is named gathers its output.
         """
         engine, end = self.engine, 2 * len(self._places)
         first = min(
@@ -323,12 +335,12 @@ class EngineSource:
 
 
 def _in(layer: str, names: Iterable[str]) -> bool:
-    """Whether one of the modules is the layer or in it."""
+    """Return whether one of the modules is the layer or is inside it."""
     return any(f"{name}.".startswith(f"{layer}.") for name in names)
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
-    """The placement of this rank's part of a parameter in the whole parameter."""
+    """Return the placement of this rank's part of a parameter in the whole parameter."""
     whole = tuple(
         parameter.whole if dim == parameter.split else size
         for dim, size in enumerate(parameter.shape)

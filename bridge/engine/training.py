@@ -32,8 +32,9 @@ TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BY
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step: mean loss over all ranks, gradient norm before clipping and learning rate (None:
-    the engine does not report it), tokens per second over all ranks, MiB on this rank.
+    """The report of one step: mean loss over all ranks, gradient norm before clipping and learning
+    rate (None: the engine does not report it), tokens per second over all ranks, and memory of this
+    rank in MiB.
     """
 
     step: int
@@ -61,7 +62,7 @@ class Report:
 
 @dataclass
 class Training:
-    """An engine with its data."""
+    """An engine and the data that it trains on."""
 
     engine: Engine
     text: Text
@@ -82,8 +83,10 @@ class Training:
         alike: Mapping[str, Any] = MappingProxyType({}),
         groups: Path | None = None,
     ) -> Training:
-        """Build the model (that of `folder`, if given), the data and the engine. `trace`, `full`,
-        `policy` and `alike` are those of `initialize`, `groups` is a file of groups of parameters.
+        """Build the model, the data and the engine. The model is that of `folder`, if a folder is
+        given. `trace`, `full`, `policy` and `alike` are arguments of `initialize`, and `groups` is
+        a file of parameter groups.
+
         Raises `BridgeError` if plan, model, data or ranks do not fit each other.
         """
         text = Text.of(data, architecture.sequence, seed)
@@ -107,8 +110,8 @@ class Training:
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:
-        """Train until `number` steps are done, including those before a resume; one report for
-        each.
+        """Train until `number` steps are done, including steps before a resume. Yield one report
+        for each step.
         """
         engine = self.engine
         tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
@@ -127,8 +130,8 @@ def place() -> torch.device:
 
 
 def memory(device: torch.device) -> float:
-    """The most memory that this process has held so far, in MiB: on the accelerator, or of the
-    whole process.
+    """Return the maximum memory that this process has used so far, in MiB: on the accelerator, or
+    in the whole process if there is none.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
@@ -138,7 +141,7 @@ def memory(device: torch.device) -> float:
 
 
 def reported(engine: Engine, step: int, tokens_per_second: float) -> Report:
-    """The report of an engine's last step, as step number `step`."""
+    """Return the report of an engine's last step, which is step number `step`."""
     progress = engine.progress
     return Report(
         step=step,

@@ -118,7 +118,9 @@ class Weights:
         yield from self._beside("weights")
 
     def _beside(self, kind: str) -> Iterable[Tensor]:
-        """Owned slices of one kind that are stored apart from whole buffers."""
+        """This rank's slices that are kept as `kind` ("weights" or "master"), except those that lie in a
+        whole buffer.
+        """
         return (
             shard
             for flat, shard in self._each()

@@ -34,7 +34,7 @@ LOGS = (
 )
 """Names of the fields of `Debug` that turn on logs."""
 THOROUGH = 20
-"""Interval, in steps, of thorough comparisons if the user did not ask for checks."""
+"""Interval, in steps, of thorough comparisons of ranks if the user did not ask for checks."""
 
 
 def attach(
@@ -100,7 +100,7 @@ def attach(
 
 
 def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
-    """Yield the observer of invariants, if `source` has what it needs."""
+    """Yield the observer that checks invariants, if `source` has what the checks need."""
     from bridge.trace.invariants import Invariants
     from bridge.trace.invariants.masters import Masters
     from bridge.trace.module import ModuleSource
@@ -114,8 +114,8 @@ def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
 def _layer_log(
     source: Source, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
 ) -> Observer:
-    """The observer that writes the logs which `debug` selects into `folder`, within the limits of
-    `keep`.
+    """Return the observer that writes the logs which `debug` selects into `folder`, within the
+    limits of `keep`.
     """
     from bridge.trace.filter import Filter
     from bridge.trace.keeping import Keep
@@ -130,14 +130,14 @@ def _layer_log(
 
 
 def batch(path: str | Path, *values: Any, **named: Any) -> bool:
-    """Write the batch that a loop feeds its model into the safetensors file `path`. One line in the
-    loop is enough.
+    """Write a batch of the user's training loop into the safetensors file `path`. A call in each
+    step of the loop is enough.
 
-    `values` are a dict, a tuple, tensors; `named` adds more, such as `labels=labels`. The first
-    call on the first rank writes and returns True; later calls in the process do nothing. Raises
-    `BridgeError` with the name and type of each value that is no tensor, array or plain value.
-
-    `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a file.
+    `values` are a dict, a tuple, or tensors; `named` adds named tensors, such as `labels=labels`.
+    The first call on the first rank writes the file and returns True; later calls in the process do
+    nothing. Raises `BridgeError` with the name and type of each value that is no tensor, array or
+    plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a
+    file.
     """
     from bridge.trace.batch_file import keep
 
@@ -145,7 +145,7 @@ def batch(path: str | Path, *values: Any, **named: Any) -> bool:
 
 
 def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
-    """The trace source for `target`. Raises `BridgeError` if `target` cannot be attached."""
+    """Return the trace source for `target`. Raises `BridgeError` if `target` cannot be attached."""
     from torch import nn
 
     from bridge.errors import BridgeError
@@ -177,10 +177,9 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
 
 
 def _stack_of(target: Any) -> Any:
-    """The module `runtime.tracing` of the stack to which the class of `target` (or of the first of
-    several) belongs.
-
-    The stack's folder has the name of the package that defines the class.
+    """Return the module `runtime.tracing` of the stack that defines the class of `target` (or of
+    the first of several objects). The stack's folder has the name of the package that defines the
+    class.
     """
     first = target[0] if isinstance(target, list | tuple) and target else target
     # A class that a user derives from an engine's comes from another package; its bases tell.

@@ -1,9 +1,9 @@
 """Adaptive updates: the effect of rounding in gradients on weights that Adam updates, computed from
 both runs' logs.
 
-Adam divides each element of a gradient by its own usual size, so that rounding, small beside the
-largest elements, decides where the smallest go. The effect is known: both runs log their gradients,
-so both updates can be computed.
+Adam divides each element of a gradient by the element's usual size. Rounding is small compared with
+the largest elements, but it may decide the direction in which the smallest elements move. Both runs
+log their gradients, so the updates of both runs can be computed, and with them this effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ the logs.
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Parameters whose samples follow each other in an array (2, samples) with both runs."""
+    """The parameters of one array of samples (2, samples) with both runs, in which the samples of
+    one parameter follow those of another.
+    """
 
     keys: tuple[Key, ...]
     segments: Segments
@@ -39,11 +41,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The parameters of a batch that are followed.
-
-    `rows` are their indices in the batch, `given` the indices of their samples in it, `numbers`
-    their indices among all followed parameters, and `at` the indices of their samples among all
-    followed samples, which lie in `segments`.
+    """The parameters of a batch that are followed. `rows` are the indices of these parameters in
+    the batch, and `given` the indices of their samples in the batch. `numbers` are their indices
+    among all followed parameters, and `at` the indices of their samples among all followed samples,
+    in `segments`.
     """
 
     rows: NDArray[np.int64]
@@ -55,15 +56,14 @@ class Known:
 
 @dataclass
 class Followed:
-    """The samples of parameters in both runs (2, samples), one parameter behind the other.
+    """The samples (2, samples) of parameters in both runs, one parameter after the other.
 
-    `weights` are the weights as last logged, `first` and `second` Adam's moments as computed from
-    the gradients.
-
-    `explained` (samples) is how far rounding of gradients may have carried each weight apart. By
-    parameter: `steps` that were taken; `noise`, how far the step's gradients are apart as a share
-    of their `size` (NaN until they are known); `matters`, their size beside that of others, at most
-    1.
+    `weights` are the weights as last logged. `first` and `second` are Adam's moments, computed from
+    the gradients. `explained` (samples) is the distance of each weight between the runs that
+    rounding of gradients may have caused. The other fields have one entry for each parameter:
+    `steps` is the number of steps; `noise` is the distance of this step's gradients as a share of
+    their `size` (NaN until it is known); `matters` is their size relative to other gradients, at
+    most 1.
     """
 
     segments: Segments = field(default_factory=lambda: Segments.of(()))
@@ -79,7 +79,7 @@ class Followed:
     _known: dict[int, tuple[Batch, Known]] = field(default_factory=dict)
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Follow the parameters of a batch from the first update on; those that were followed
+        """Follow the parameters of a batch from the first update on. Parameters that were followed
         before start again.
         """
         start, before = self.segments.size, len(self.segments.lengths)
@@ -103,7 +103,9 @@ class Followed:
         self._known.clear()
 
     def known(self, batch: Batch) -> Known:
-        """The parameters of a batch that are followed and have an equal number of samples."""
+        """Return the followed parameters in `batch` for which both runs logged the same number of
+        sampled elements.
+        """
         if id(batch) not in self._known:
             # The batch is kept with its answer, so that no other one gets its id.
             self._known[id(batch)] = batch, self._look(batch)
@@ -130,10 +132,9 @@ class Followed:
 
 @dataclass
 class Updates:
-    """Follows the updates of two runs whose optimizer has these settings.
-
-    `drift` is how far apart, as a share of their size, rounding may have carried the weights before
-    the current step; None from the first step on in which the logs lack the samples to compute it.
+    """Follows the updates of two runs whose optimizers have these settings. `drift` is the distance
+    between the runs' weights before the current step that rounding may have caused, as a share of
+    their size. It is None from the first step on whose samples the logs lack.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -145,8 +146,8 @@ class Updates:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Updates:
-        """Make it from the settings of a run: those of a plan, or of the first group of a torch
-        optimizer.
+        """Return an instance for the settings of a run: the settings of a plan, or of the first
+        group of a torch optimizer.
         """
 
         def setting(name: str, default: Any) -> Any:
@@ -178,14 +179,13 @@ class Updates:
             ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Record the weights (2, samples) before the first update."""
+        """Record the samples (2, samples) of weights before the first update."""
         self._followed.begin(batch, weights)
 
     def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
-        """Record the gradients (2, samples) of a step.
-
-        `noise` is how far apart those of each parameter are, as a share of their size; `scale` is
-        the usual size of gradients.
+        """Record the samples (2, samples) of a step's gradients. `noise` is, for each parameter,
+        the distance of its gradients as a share of their size; `scale` is the usual size of
+        gradients.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -201,11 +201,12 @@ class Updates:
     def weights(
         self, batch: Batch, weights: Floats, scales: Floats
     ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Record the weights (2, samples) after an update; `scales` are the usual sizes of such
-        weights.
+        """Record the samples (2, samples) of weights after an update; `scales` are the usual sizes
+        of such weights.
 
-        Returns how far apart rounding may have carried each sample, for which parameters that is
-        known, and which parameters could not be followed, so that `drift` is unknown from then on.
+        Returns three values: the distance that rounding may have caused for each sample, the
+        parameters for which this distance is known, and the parameters that could not be followed.
+        After the latter, `drift` is unknown.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -235,12 +236,16 @@ class Updates:
         return explained, found, lost
 
     def end(self) -> None:
-        """End the step. Steps carry weights apart in independent directions: drifts add up as squares."""
+        """End the step. Steps move weights apart in independent directions, so the squares of
+        drifts are added.
+        """
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
 
     def _spread(self, known: Known, values: Floats, change: Floats) -> Floats:
-        """How far apart rounding of this step's gradients may carry each sample."""
+        """Return the distance between the runs that rounding of this step's gradients may cause,
+        for each sample.
+        """
         steps, segments = self._steps(known, values - change), known.segments
         with np.errstate(all="ignore"):
             # The rate that fits best, change = -rate * steps by least squares. A schedule changes
@@ -253,7 +258,8 @@ class Updates:
         return spread
 
     def _steps(self, known: Known, weights: Floats) -> Floats:
-        """The updates that the optimizer subtracts from the weights, divided by its learning rate.
+        """Return the updates that the optimizer subtracts from the weights, divided by its learning
+        rate.
         """
         all_of, at = self._followed, known.at
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
@@ -267,12 +273,13 @@ class Updates:
         return steps
 
     def _beyond_samples(self, numbers: NDArray[np.int64]) -> Floats:
-        """How far apart the updates of all elements may be, as a share of their size, sampled or
-        not.
+        """Return the possible distance of the updates of all elements, sampled or not, as a share
+        of their size.
 
-        A first update is nearly the sign of its gradient. Of elements spread around 0, a share of
-        about `noise` is smaller than its own rounding, and may move in either direction unless
-        `eps` is larger still. Later updates differ less: few elements are small in all steps.
+        A first update is nearly the sign of the gradient. Among elements spread around 0, a share
+        of about `noise` is smaller than the rounding error, and may move in either direction unless
+        `eps` is larger still. Later updates differ less, because few elements are small in all
+        steps.
         """
         all_of = self._followed
         noise, size = all_of.noise[numbers], all_of.size[numbers]

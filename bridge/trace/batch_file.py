@@ -27,8 +27,8 @@ _WRITTEN: set[str] = set()
 
 @dataclass(frozen=True)
 class Kept:
-    """The tensors of a batch by name (in tuples by index; nested names are joined by dots), and its
-    plain values.
+    """Return the tensors of a batch by name, and its plain values. Elements of tuples are named by
+    their index; nested names are joined by dots.
     """
 
     tensors: Mapping[str, Tensor]
@@ -36,7 +36,7 @@ class Kept:
 
 
 def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Write a batch for `bridge.trace.batch`. Returns whether this call wrote the file."""
+    """Write a batch for `bridge.trace.batch`. Returns whether this call has written the file."""
     from safetensors.torch import save
 
     place = os.path.abspath(path)
@@ -114,7 +114,7 @@ def _kind(value: Any) -> str:
 
 
 def read(path: Path) -> Kept:
-    """The batch in a file. Raises `SourceError` if the file holds none."""
+    """Return the batch in a file. Raises `SourceError` if the file holds no batch."""
     from safetensors import SafetensorError, safe_open
 
     try:

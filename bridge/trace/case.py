@@ -1,5 +1,5 @@
-"""Cases: the step in which two runs part, with its tensors in both logs, as the input of the search
-for a cause.
+"""Cases: the step in which two runs part, with the step's tensors in both logs, as the input of the
+search for a cause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Case:
         )
 
     def of(self, phase: str, kind: str | None = None) -> list[Line]:
-        """The lines of a phase, of one kind if `kind` is given."""
+        """Return the lines of a phase; if `kind` is given, only the lines of this kind."""
         return [
             line
             for line in self.lines
@@ -47,9 +47,8 @@ class Case:
         ]
 
     def agree(self, phase: str, kind: str, words: str) -> str | None:
-        """A sentence that all tensors of a phase and kind agree.
-
-        None if one does not, or if none was logged in both runs.
+        """Return a sentence that all tensors of a phase and kind agree. Return None if one of them
+        differs, or if both runs logged no such tensor.
         """
         measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
         if not measured or any(line.is_fault for line in self.of(phase, kind)):
@@ -57,8 +56,8 @@ class Case:
         return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
 
     def unwatched(self, phase: str, kind: str) -> set[str]:
-        """Names of layers without a tensor of that phase and kind to compare, because a log is
-        partial.
+        """Return the names of layers that have no tensor of that phase and kind to compare, because
+        a log is partial.
         """
         runs = self.comparison.first, self.comparison.second
         part = any(
@@ -78,10 +77,9 @@ class Case:
         return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
 
     def weights(self, layer: str) -> tuple[int, list[Line]]:
-        """The last earlier step after which both runs logged weights, and the lines about those of
-        a layer.
-
-        A layer without weights of its own, such as a tied head, gets the lines about all weights.
+        """Return the last earlier step after which both runs logged weights, and the lines about
+        the weights of a layer. For a layer without its own weights, such as a tied head, return the
+        lines about all weights.
         """
         step = self.first.name.step
         found: dict[int, list[Line]] = {}
@@ -100,9 +98,8 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """The step's tensors in both runs, by name.
-
-        If only one rank of A differs, A's tensors are that rank's.
+        """Return the step's tensors in both runs, by name. If only one rank of A differs, the
+        tensors of A come from this rank.
         """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(
@@ -111,12 +108,14 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The rank of A whose copy differs; None if that is not a single rank."""
+        """The rank of A whose copy differs; None if it is more than one rank or none."""
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 
     @cached_property
     def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """The tensors of the last earlier step that both runs logged, by name; empty if there is none."""
+        """Return the tensors of the last earlier step that both runs logged, by name. The result is
+        empty if there is no such step.
+        """
         steps = sorted(
             set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True
         )
@@ -130,14 +129,14 @@ class Case:
         return {}, {}
 
     def pair(self, name: Name) -> tuple[Tensor, Tensor] | None:
-        """The samples of a tensor in both runs; None if one has none, or if their numbers differ.
+        """Return the samples of a tensor in both runs. Return None if a run has no samples, or if
+        the numbers of samples differ.
         """
         return pair_of(self.entries[0].get(key_of(name)), self.entries[1].get(key_of(name)))
 
     def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The change of a weight's samples by the update in both runs, and B's samples before it.
-
-        None if the step before was not logged.
+        """Return how the update changed a weight's sampled elements in run A and in run B, and the
+        elements of run B before the update. Return None if the step before was not logged.
         """
         after, old = self.pair(name), self._last.get(_bare(key_of(name)))
         if after is None or old is None or old[0].shape != after[0].shape:
@@ -162,8 +161,8 @@ class Case:
         return [setting for setting in self.comparison.settings if not setting.layout]
 
     def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
-        """The common factor between A's and B's values in these tensors, and their number; None
-        without such a factor.
+        """Return the common factor between the values of A and B in these tensors, and the number
+        of tensors. Return None if there is no such factor.
         """
         found = []
         for line in lines:
@@ -184,7 +183,7 @@ class Case:
 
 
 def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
-    """A step's tensors by name, with the copies of `rank` where these differ from the first rank's.
+    """Return a step's tensors by name. A tensor of which `rank` has a different copy is this copy.
     """
     found = {}
     for entry in run.entries(step):

@@ -1,5 +1,5 @@
-"""Causes: why two runs part, as far as settings and logs prove it; otherwise the place, and what to
-log next.
+"""Causes: why two runs part, as far as settings and logs prove it; otherwise the tensor where they
+part, and what to log next.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Rule = Callable[[Case], Found | None]
 def diagnosed(comparison: Comparison) -> Diagnosis:
     """The diagnosis of why two runs part, by the first rule that finds its evidence."""
     first = comparison.divergence
-    assert first is not None, "asked only where they part"
+    assert first is not None, "expected runs that part"
     case = Case(comparison, first)
     for rule in RULES.get(first.name.phase, ()):
         found = rule(case)
@@ -78,7 +78,7 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "update-unexplained",
     ),
 }
-"""Ids of findings in a single run that explain a difference in a phase, the most certain first."""
+"""Ids of findings on a single run that explain a difference in a phase, the most certain first."""
 LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings about the start of a run that are known only after some steps."""
 
@@ -106,7 +106,7 @@ def _seen(case: Case) -> Iterator[str]:
 
 
 def _next(case: Case, known: bool) -> str:
-    """Advice on what to log next; empty if the cause is known."""
+    """Return advice on the tensors to log next, or an empty text if the cause is known."""
     name = case.first.name
     if known:
         return ""
@@ -153,7 +153,8 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """A sentence that a weight of one run is a copy of one that both runs have; empty if it is not.
+    """Return a sentence that a weight of one run is a copy of a weight that both runs have. Return
+    an empty text if it is no copy.
     """
     side = 0 if line.verdict == "only in A" else 1
     entries, other = (
@@ -197,7 +198,7 @@ def _on(case: Case) -> str:
 
 
 def _passes(case: Case) -> Found | None:
-    """Rule: a rank of one of the runs logged one microbatch several times."""
+    """Rule: one rank logged the same microbatch several times in one of the runs."""
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {
         label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
@@ -229,8 +230,8 @@ def _twice(run: Run, step: int) -> str:
 
 
 def _numbers(case: Case) -> Found | None:
-    """Rule: the runs have different numbers of passes in a step, and neither run was given their
-    number.
+    """Rule: the runs have different numbers of passes in a step, and the number was not given in
+    either run.
     """
     runs = _runs(case)
     if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
@@ -252,7 +253,7 @@ def _told_passes(count: int) -> str:
 
 
 def _passes_of(run: Run, step: int) -> dict[int, int]:
-    """Number of passes that each rank logged of a step, by rank."""
+    """Return the number of passes that each rank logged of a step, by rank."""
     found = {
         (part.rank, part.record.microbatch)
         for entry in run.entries(step)
@@ -344,7 +345,7 @@ def _layer(case: Case) -> Found | None:
     own = (
         "weights that were changed after an update"
         if sure
-        else "its weights, whose equality the logs do not show"
+        else "its weights (the logs do not show whether they were equal)"
     )
     ways = (
         f"because of its code or settings, its number format, its random numbers, {own}, or the "
@@ -388,7 +389,7 @@ def _loss(case: Case) -> Found | None:
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
-            return f"{what}, which is undone before the update: a loss scale", [*same, after]
+            return f"{what}, but the gradients agree before the update: a loss scale", [*same, after]
         return f"{what}{_counted(case, found[0])}", same
     hidden = [
         layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
@@ -417,13 +418,13 @@ def _loss(case: Case) -> Found | None:
 
 
 def _later(case: Case, layer: str) -> bool:
-    """Whether a layer runs after the one at which the runs part."""
+    """Return whether a layer runs after the layer at which the runs part."""
     return case.places.get(layer, -1) > case.places.get(case.first.name.layer, -1)
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
-    """Rule: the first gradient of an activation is B's times a different factor for each
-    microbatch.
+    """Rule: the first gradients of an activation in A are those of B times a factor, and the factor
+    differs between microbatches.
     """
     pair = case.pair(line.name)
     if pair is None:
@@ -449,7 +450,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
 
 
 def _microbatches(run: Run) -> int:
-    """Number of microbatches of a step, over all ranks with different samples."""
+    """Return the number of microbatches of a step, over all ranks with different samples."""
     sizes = run.about.get("mesh", {})
     ranks = prod(size for axis, size in sizes.items() if axis not in ("tensor", "pipeline"))
     return int(ranks * (run.about.get("accumulation") or 1))
@@ -530,11 +531,11 @@ def _gradients(case: Case) -> Found | None:
 
 
 NEAR = 8
-"""Largest number of steps around the one in which the runs part that are examined."""
+"""Maximum number of steps before and after the step in which the runs part that are examined."""
 
 
 def _clipped(case: Case) -> Found | None:
-    """Rule: the norm of all gradients is constant in one run, and in the other it varies or is
+    """Rule: the norm of all gradients is constant in one run; in the other run it varies or is
     another constant.
     """
     runs = case.comparison.first, case.comparison.second
@@ -581,8 +582,8 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _varied(run: Run, steps: Sequence[int]) -> bool:
-    """Whether each of these steps has other samples than the step before, as far as they were
-    logged.
+    """Return whether each of these steps has other samples than the step before, as far as samples
+    were logged.
     """
     found = [
         [
@@ -596,8 +597,8 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
 
 
 def _coarse(case: Case) -> Found | None:
-    """Rule: the gradients of one run have only the precision of a 16-bit format, those of the other
-    have more.
+    """Rule: the gradients of one run have only the precision of a 16-bit format, and the gradients
+    of the other run have more.
     """
     faults = [line for line in case.of("reduce", "gradient") if line.is_fault]
     pairs = [pair for pair in map(case.pair, (line.name for line in faults)) if pair]
@@ -651,7 +652,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
 
 
 def _zeroed(values: Tensor, others: Tensor) -> bool:
-    """Whether A has zeros where B has values, and equals B elsewhere."""
+    """Return whether A has zeros where B has values, and equals B elsewhere."""
     zero = (values == 0) & (others != 0)
     return bool(zero.any()) and torch.allclose(
         values[~zero], others[~zero], rtol=1e-4, atol=float(others.abs().max()) * 1e-6
@@ -726,10 +727,11 @@ def _update(case: Case) -> Found | None:
 
 
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
-    """Both runs' weight decays as text, with the evidence, if they explain the updates.
+    """Return the weight decays of both runs as text, with the evidence, if they explain the
+    different updates.
 
-    They do if the updates differ by the same share of every weight, which equals a learning rate
-    times the difference of the decays.
+    They explain the updates if these differ by one share of every weight, and this share is a
+    learning rate times the difference of the decays.
     """
     shares, decays = (
         _shares(case, faults),
@@ -766,7 +768,7 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     words = dict(zip("AB", names, strict=True))
     return f"{words['A']} in A, {words['B']} in B", [
         f"updates differ by {share:.3g} of the weights ({len(shares)} tensors)",
-        f"a learning rate of {rate:g} and decays of {one:g} and {other:g} make {-rate * (one - other):.3g}",
+        f"a learning rate of {rate:g} and decays of {one:g} and {other:g} give {-rate * (one - other):.3g}",
     ]
 
 
@@ -782,7 +784,8 @@ def _numbers_of(run: Run, *names: str) -> set[float]:
 
 
 def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
-    """The share of each weight by which its updates differ; empty if they differ by anything else.
+    """Return the shares of each weight by which its updates differ, or an empty result if the
+    updates differ in another way.
     """
     shares = []
     for line in faults:

@@ -1,6 +1,5 @@
-"""Columns: the numbers of a step as arrays.
-
-Facts that similar steps share are read and checked once.
+"""Columns: the numbers of a step as arrays. Facts that similar steps have in common are read and
+checked once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ PATTERNS = 8
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The file with one rank's tensors of a step: all of its bytes, and those of its header."""
+    """The file with one rank's tensors of a step: all bytes of the file, and the bytes of its
+    header.
+    """
 
     path: Path
     content: Any
@@ -64,7 +65,9 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Elements of one rank's tensors of one number format, and their target indices in an array."""
+    """The elements of one rank's tensors in one number format, and the index in the target array
+    for each element.
+    """
 
     rank: int
     dtype: str
@@ -111,7 +114,9 @@ class Readings:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """The facts that similar steps of one run share: everything but the values of their tensors."""
+    """The facts that similar steps of one run have in common: everything except the values of the
+    tensors.
+    """
 
     shapes: tuple[list[Any] | None, ...]
     heads: tuple[bytes | None, ...]
@@ -119,10 +124,10 @@ class Pattern:
     entries: tuple[Entry, ...]
     """Tensors of these steps, with names as of step 0."""
     rows: Mapping[int, int]
-    """The number of each part's record among those of all ranks, by the `id` of the part."""
+    """The index of each part's record among the records of all ranks, by the `id` of the part."""
     numbers: tuple[Reading, ...]
     expected: tuple[Floats, ...]
-    """The numbers of the samples that parts have, among all samples of their whole tensor."""
+    """The indices of the samples in each part, among all samples of the whole tensor."""
 
     @classmethod
     def of(
@@ -157,7 +162,7 @@ class Pattern:
         return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
-        """Whether a step has this pattern."""
+        """Return whether a step has this pattern."""
         # None: records from which `_split` could not take the figures.
         if None in shapes or list(self.shapes) != list(shapes):
             return False
@@ -172,16 +177,15 @@ class Pattern:
 
 
 def _there(file: Stored | None) -> Stored:
-    assert file is not None, "asked only of what lies in a file"
+    assert file is not None, "expected tensors that are in a file"
     return file
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The numbers of one step for the records of all ranks.
-
-    `raw` are the figures of each summary, `figures` the same in the unit that all layouts share,
-    and `factors` the factors between them.
+    """The numbers of one step for the records of all ranks. `raw` are the figures of each summary.
+    `figures` are the same figures in the unit of all layouts, and `factors` are the factors for the
+    conversion.
     """
 
     pattern: Pattern
@@ -190,7 +194,8 @@ class Columns:
     factors: Floats
     files: tuple[Stored | None, ...]
     losses: tuple[float | None, ...]
-    """The loss from which backward started on each rank; None if it was not seen."""
+    """Return the loss from which backward started on each rank, or None if this loss was not seen.
+    """
 
     @classmethod
     def of(
@@ -268,10 +273,9 @@ class Reader:
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
-    """Remove the figures and the factor from each record.
-
-    Returns them (None if a record does not have the form that a log writes), and whether tensors
-    are stored beside the records.
+    """Remove the figures and the factor from each record. Returns them, and whether tensors are
+    stored in a file next to the records. The figures are None if a record does not have the form
+    that a log writes.
     """
     found, stored = [], False
     try:
@@ -304,7 +308,8 @@ def _stored(records: list[Any]) -> bool:
 
 
 def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
-    """The array (records, 8) of these numbers; None if some are no valid figures."""
+    """Return the array (records, 8) of these numbers, or None if some of them are no valid figures.
+    """
     try:
         found = np.array(numbers, np.float64).reshape(-1, 8)
     except (ValueError, TypeError, OverflowError):
@@ -316,11 +321,11 @@ def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
 
 
 class Gathering:
-    """How a step's records form the tensors `entries`: statistics are merged, samples are put in
-    order.
+    """Combine the records of a step into the tensors `entries`: statistics are merged, and samples
+    are put in order.
 
-    For each tensor it has whether there are statistics (`told`), the number of samples (-1: none),
-    and their beginning.
+    For each tensor the result has a flag for statistics (`told`), the number of samples (-1: none),
+    and the index of the first sample.
     """
 
     def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
@@ -345,8 +350,8 @@ class Gathering:
         self._readings = readings.all()
 
     def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
-        """Note where a tensor's samples are: among the kept samples, or in tensors that were kept
-        whole.
+        """Record where a tensor's samples are: among the logged samples, or inside tensors that
+        were logged as a whole.
         """
         full = any(part.record.full for part in entry.parts)
         several = [
@@ -377,7 +382,7 @@ class Gathering:
             readings.add(part.rank, span, each, begin + to, row)
 
     def _numbered(self, part: Part, row: int) -> Places:
-        """The numbers of the samples that a part has, as read from its file."""
+        """Return the indices of the samples that a part has, as read from its file."""
         for reading, wanted in zip(self.pattern.numbers, self.pattern.expected, strict=True):
             here = reading.rows == row
             if reading.rank == part.rank and here.any():
@@ -385,7 +390,9 @@ class Gathering:
         return np.zeros(0, np.int64)
 
     def figures(self, columns: Columns) -> Floats:
-        """(tensors, 7): the merged statistics of each tensor; zeros for one that has none."""
+        """Return the merged statistics (tensors, 7) of each tensor; zeros for a tensor without
+        statistics.
+        """
         parts = columns.figures[self._rows]
         if not self._single and len(self._rows):
             with np.errstate(all="ignore"):
@@ -399,7 +406,7 @@ class Gathering:
         return found
 
     def samples(self, columns: Columns) -> Floats:
-        """All samples, one tensor after the other; NaN for those of missing ranks."""
+        """Return all samples, one tensor after the other. Samples of missing ranks are NaN."""
         found = np.full(self._size, np.nan)
         for reading in self._readings:
             with np.errstate(all="ignore"):
@@ -411,7 +418,7 @@ class Gathering:
 
 
 def _length(entry: Entry) -> int:
-    """Number of samples of a tensor; -1 if none are kept."""
+    """Return the number of samples of a tensor, or -1 if it has none."""
     if entry.joined or not any(part.record.full or part.record.samples for part in entry.parts):
         return -1
     return len(sampled(entry.shape, entry.first.level))

@@ -1,5 +1,5 @@
-"""Comparing: two runs step by step, taking into account how far earlier steps carried the weights
-apart.
+"""Comparing: two runs are compared step by step. The bounds include the distance that rounding in
+earlier steps caused between the weights.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ SLACK = 8.0
 """Approximate number of successive roundings in one layer."""
 
 GAIN = 8.0
-"""Factor by which values may be further apart than the weights from which they are computed."""
+"""Maximum ratio between the distance of values and the distance of the weights that they are
+computed from.
+"""
 
 UNKNOWN = 100.0
-"""Factor by which values may exceed rounding after an adaptive update whose samples are not in the
-logs.
+"""Factor by which values may exceed rounding after an adaptive update if the logs have no samples
+of this update.
 """
 
 RUNNING = ("forward", "backward")
@@ -36,8 +38,8 @@ RUNNING = ("forward", "backward")
 
 
 class Half:
-    """The pairs of tensors of a step before its update, or of the update, with their constant
-    facts.
+    """The pairs of tensors of one part of a step, before the update or in the update, with the
+    facts that are constant.
     """
 
     def __init__(self, pairs: Pairs, pairing: Pairing, run: Run, late: bool) -> None:
@@ -103,7 +105,7 @@ class Half:
         return np.stack([values[0][elements], values[1][elements]])
 
     def differing(self, columns: Columns) -> list[Copy]:
-        """The copies that differ from what the first rank logged."""
+        """Return the copies in a step that differ from the copy that the first rank logged."""
         if not self.copies:
             return []
         numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
@@ -111,7 +113,9 @@ class Half:
         return [self.copies[at] for at in apart.nonzero()[0].tolist()]
 
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
-        """The ranks of A whose part differs from the corresponding part in B; empty if all do."""
+        """Return the ranks of A whose part differs from the corresponding part in B. The result is
+        empty if all parts differ.
+        """
         rows = self._apart.get(at, [])
         odd = [
             rank
@@ -122,8 +126,8 @@ class Half:
 
 
 def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, int]]:
-    """For tensors of several parts in both runs: the rank that logged each part of A, and both
-    record numbers.
+    """For tensors that consist of several parts in both runs: the rank that logged each part of A,
+    and the record numbers in both runs.
     """
     theirs = {part.record.placement: part for part in other.parts}
     pairs = [(part, theirs.get(part.record.placement)) for part in one.parts]
@@ -157,8 +161,8 @@ class Comparer:
         self._before: dict[tuple[str, str], Floats] = {}
         self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
         self.formats: dict[str, tuple[Name, str, str]] = {}
-        """The first tensor of each kind whose number format differs between the runs, with both
-        formats.
+        """Yield the first tensor of each kind whose number format differs between the runs, with
+        both formats.
         """
 
     def step(self, step: int) -> list[Line]:
@@ -259,12 +263,12 @@ class Comparer:
     def _bounds(
         self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
     ) -> tuple[Floats | None, Floats]:
-        """How far apart samples may be because gradients were rounded, and the bound of each pair's
-        distance.
+        """Return the distance of samples that rounding of gradients explains, and the bound of each
+        pair's distance.
 
-        The bound is in units in the last place of the coarsest format on the path. It grows with
-        the root of the number of layers and steps before, and with the drift of earlier adaptive
-        updates.
+        The bound is in units in the last place of the coarsest format that was used. The bound
+        grows with the square root of the number of layers and steps before, and with the drift of
+        earlier adaptive updates.
         """
         # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
@@ -300,10 +304,8 @@ class Comparer:
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Note in `ranks` which ranks of A logged a copy that differs from B.
-
-        Returns, by pair, the values of a copy that differs from B although the first rank's does
-        not.
+        """Add to `ranks` the ranks of A that logged a copy that differs from B. Returns, by pair,
+        the values of such a copy, if the first rank's copy equals B.
         """
         odd = half.differing(columns)
         if not odd:
@@ -342,7 +344,9 @@ class Comparer:
         values: tuple[Floats, Floats],
         copied: Mapping[int, Floats],
     ) -> None:
-        """Describe the updates of weights that differ, since the weights themselves hardly do."""
+        """Describe the differences in updates of weights, because the weights themselves hardly
+        differ.
+        """
         rows, batch = half.weights
         if not len(rows):
             return
@@ -374,7 +378,9 @@ class Comparer:
         return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
 
     def _some(self, entry: Entry) -> tuple[int, ...]:
-        """The ranks that logged a tensor; empty if all ranks that were to log it did."""
+        """Return the ranks that logged a tensor. The result is empty if all ranks logged it that
+        were set to log it.
+        """
         # Who logged a tensor then does not tell who has it.
         if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
             return ()
@@ -382,10 +388,9 @@ class Comparer:
         return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
 
     def _unseen(self, name: Name) -> bool:
-        """Whether only one run could log a tensor, or was set to.
-
-        A compiler may hide its layer, a filter may leave it out, or the other run may have logged
-        nothing of that kind so far.
+        """Return whether only one run could log a tensor, or was set to log it. A compiler may hide
+        the tensor's layer, a filter may leave the tensor out, or the other run may have logged
+        nothing of this kind so far.
         """
         both = self._seen[0] & self._seen[1]
         chosen = all(run.filter.takes(name) for run in self.runs)
@@ -398,7 +403,7 @@ MOST = 64
 
 
 def _adaptive(run: Run) -> bool:
-    """Whether the optimizer of a run divides gradients by their own size, as Adam does."""
+    """Return whether the optimizer of a run divides gradients by their own size, as Adam does."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
     # An optimizer that no setting names is taken for AdamW, as most are.
     return (
@@ -407,7 +412,7 @@ def _adaptive(run: Run) -> bool:
 
 
 def _ratios(first: Run, second: Run) -> dict[str, float]:
-    """Factors that a missing or repeated reduction causes, by name."""
+    """Return the factors that a missing or repeated reduction causes, by name."""
     found: dict[str, float] = {}
     for label, run in (("A", first), ("B", second)):
         sizes: Mapping[str, Any] = run.about.get("mesh", {})

@@ -26,9 +26,9 @@ class Comparison:
     second: Run
     lines: tuple[Line, ...]
     left: tuple[int, ...] = ()
-    """Steps that were not compared, since they come after the first that differs."""
+    """Steps that were not compared, because they follow the first step that differs."""
     formats: tuple[Setting, ...] = ()
-    """Differences in number format, each for the first tensor of a kind."""
+    """Differences in number format. Each of them names the first tensor of its kind."""
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def worst(self) -> Line | None:
-        """Of the lines within their bounds, the one nearest to its bound."""
+        """The line that is nearest to its bound, among the lines within their bounds."""
         return max((line for line in self.lines if not line.is_fault), key=share, default=None)
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
@@ -67,10 +67,10 @@ class Comparison:
 def compare(
     first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True
 ) -> Comparison:
-    """Compare the steps that are complete in both runs, or those of them in `steps`, in order.
+    """Compare the steps that are complete in both runs, in order. `steps` limits the comparison to
+    these steps. Without `every`, stop at the first step that differs.
 
-    Without `every`, stop at the first step that differs. Raises `BridgeError` if there is no such
-    step.
+    Raises `BridgeError` if there is no such step.
     """
     wanted = set(first.logged) & set(second.logged)
     wanted &= wanted if steps is None else set(steps)

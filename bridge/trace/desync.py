@@ -63,15 +63,14 @@ class DesyncError(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often and how exactly ranks are compared, and the reaction to a difference.
+    """The schedule and precision of comparisons between ranks, and the reaction to a difference.
 
     Ranks are compared in one step out of `every`. Values may differ by `ulps` units in the last
-    place (above 0, activations are kept to the end of a step). At most `reports` tensors are
-    examined in a step. A difference is logged (`action` "log"), raises `DesyncError` ("raise"), or
-    does so after its tensors were written to `folder` ("dump").
-
-    In one step out of `thorough`, and in the first two, everything is compared, by digests that
-    detect every change. The other steps compare counters, and updated weights by quicker digests.
+    place (if this is above 0, activations are stored until the end of a step). At most `reports`
+    tensors are examined in a step. The reaction is `action`: "log" logs a difference, "raise"
+    raises `DesyncError`, and "dump" writes the tensors to `folder` and then raises. In one step out
+    of `thorough`, and in the first two steps, everything is compared, by digests that detect every
+    change. The other steps compare counters, and updated weights by quicker digests.
     """
 
     every: int = 1
@@ -84,8 +83,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A tensor that differs between `ranks`; `culprits` are the ranks in the minority, if there is
-    a majority.
+    """A tensor that differs between `ranks`. If most ranks agree, `culprits` are the ranks in the
+    minority.
     """
 
     name: Name
@@ -109,9 +108,8 @@ class Mismatch:
 
 @dataclass
 class Queued:
-    """A tensor to compare, and its digest.
-
-    The tensor is None if it is not kept; the digest is None if it is computed at the comparison.
+    """A tensor to compare, and its digest. The tensor is None if it is not stored. The digest is
+    None if it is only computed at the comparison.
     """
 
     name: Name
@@ -122,7 +120,8 @@ class Queued:
 
 @dataclass
 class DesyncCheck:
-    """The observer that queues tensors which ranks hold alike, and compares them before the update.
+    """The observer that queues tensors which several ranks hold alike, and compares them before the
+    update.
     """
 
     source: Source
@@ -130,8 +129,8 @@ class DesyncCheck:
     findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
     _seeded: bool = True
-    """Whether random generators agreed at the start, which they do not in a script that never seeds
-    them.
+    """Whether the random generators of all ranks agreed at the start. In a script that sets no seed
+    they do not agree.
     """
 
     def wants(self, kind: str) -> bool:
@@ -268,17 +267,21 @@ class Desync:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
 
     def _queue(self, placement: Placement, holders: tuple[int, ...] = ()) -> list[Queued] | None:
-        """The queue of the ranks that hold a tensor alike; None if no other rank does."""
+        """Return the queue of the ranks that hold a tensor alike, or None if no other rank holds
+        it.
+        """
         axes = tuple(axis for axis in self._sizes if axis in placement.replicas)
         some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
         return self._queues[axes, holders if some else ()] if axes else None
 
     def computed(self, sight: Sight) -> None:
-        """Queue a forward's output for comparison with the same computed again in backward."""
+        """Queue the output of a forward pass, for comparison with the output when backward computes
+        it again.
+        """
         self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest(sight.tensor))
 
     def forget_activations(self) -> None:
-        """Release the tensors of earlier microbatches; their digests stay."""
+        """Release the tensors of earlier microbatches. The digests of these tensors are kept."""
         for queue in self._queues.values():
             for queued in queue:
                 queued.tensor = None
@@ -351,13 +354,15 @@ class Desync:
 
     @cached_property
     def _agreed(self) -> int:
-        """A hash of the policy, since ranks with different policies would make different calls."""
+        """Return a hash of the policy, because ranks with different policies would make different
+        calls.
+        """
         return _hash([repr(self.policy)])
 
     def _compared(
         self, group: Group, queue: list[Queued], step: int, headers: Tensor
     ) -> Iterator[Mismatch]:
-        """Compare digests of whole runs of tensors, and then, in runs that differ, digests of each
+        """Compare digests of whole runs of tensors. In runs that differ, compare digests of each
         tensor.
         """
         # Columns: lengths of runs, count, names, step, policy. The first alone may differ.
@@ -386,12 +391,12 @@ class Desync:
         return (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist(), every
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
-        """The tensors (ranks, ...) that every rank in the group passed."""
+        """Return the tensors (ranks, ...) that every rank in the group passed."""
         return gathered(self.comm, name, tensor, group)
 
     def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
-        """The mismatch of ranks that queued different lists: the first item that only some ranks
-        have.
+        """Return the mismatch of ranks that queued different lists. The mismatch names the first
+        item that only some ranks have.
         """
         texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
         lists = [text.splitlines() for text in texts]
@@ -449,7 +454,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.elements:
-            return "equal now, since it was overwritten"
+            return "the tensors are equal now, because they were overwritten"
         return (
             f"{self.elements} of {self.of} elements, first at {list(self.first)},"
             f" largest difference {self.largest:.3g} ({self.ulps} ulps)"
@@ -477,8 +482,7 @@ def _nan(tensor: Tensor) -> Tensor:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """The values as int64 in the same order, 1 apart for neighbouring values.
-
+    """Return the values as int64 in the same order, so that neighbouring values differ by 1.
     Negative zero is 1 below zero.
     """
     if not tensor.is_floating_point():
@@ -491,8 +495,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
-    """The ranks that differ from a majority of more than half of the group; none without such a
-    majority.
+    """Return the ranks that differ from more than half of the group, or no ranks if no such
+    majority agrees.
     """
     value, count = Counter(values).most_common(1)[0]
     if count < 2 or count * 2 <= len(values):
@@ -526,9 +530,8 @@ def _facts(name: Name, tensor: Tensor) -> str:
 
 
 def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
-    """Yield runs of tensors that follow each other in a buffer.
-
-    Any other tensor is a run of its own.
+    """Yield runs of tensors that follow each other in one buffer. A tensor without such a neighbour
+    is a run of its own.
     """
     run: list[Queued] = []
     for queued in queue:
@@ -554,9 +557,8 @@ def _adjoin(one: Queued, other: Queued) -> bool:
 
 
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
-    """The digest (2,) of a whole run, in which payloads of NaNs count.
-
-    Runs that differ only in such payloads are found to be equal by `_digest`.
+    """Return the digest (2,) of a whole run, which includes the payloads of NaNs. Runs that differ
+    only in these payloads are equal by `_digest`.
     """
     first = run[0]
     if first.digest is not None or first.tensor is None:
@@ -573,22 +575,24 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
 
 
 def _digest(queued: Queued) -> Tensor:
-    """The digest (2,) of one tensor, in which payloads of NaNs do not count."""
+    """Return the digest (2,) of one tensor. Payloads of NaNs do not change the digest."""
     if queued.digest is None:
-        assert queued.tensor is not None, "what has no digest yet is kept"
+        assert queued.tensor is not None, "a tensor without a digest must be kept"
         queued.digest = digest(queued.tensor)
     return queued.digest
 
 
 def _when(queued: Queued) -> tuple[int, int]:
-    """Sorting key by place in a step: phase and microbatch, in whatever order a schedule runs
-    these.
+    """Return the sorting key of a phase and microbatch, which does not depend on the order in which
+    a schedule runs them.
     """
     return PHASES.index(queued.name.phase), queued.name.microbatch or 0
 
 
 def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
-    """Sorting key by place and name, for ranks that visit their tensors in different orders."""
+    """Return the sorting key of a phase, microbatch and name, for ranks that visit their tensors in
+    different orders.
+    """
     return _when(queued), queued.facts
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 COLUMNS = 128
-"""Number of words in a row.
-
-The words of a row, and then the rows, are summed with weights by position.
+"""Number of words in a row. Words of a row are summed with weights that depend on their position;
+the sums of the rows are then summed in this way too.
 """
 
 WEIGHTS = 1 << 15
@@ -29,11 +28,11 @@ MOST = 1 << 17
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
-    """A hash of the bits of `tensor` and its count of NaNs, (2,) int64, on its device and without
-    waiting for it.
+    """Return a hash of the bits of `tensor` and the number of its NaNs, (2,) int64, on the tensor's
+    device and without waiting for the device.
 
-    All NaNs hash alike: their payloads differ between kernels and have no meaning. Shape and dtype
-    are not part of the hash; compare them separately. `bits` describes which changes the hash
+    All NaNs have one hash: their payloads differ between kernels and have no meaning. Shape and
+    dtype are not part of the hash; compare them separately. `bits` describes which changes the hash
     detects.
     """
     values, nans = _canonical(tensor.detach())
@@ -61,11 +60,11 @@ def bits(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hasty(tensor: Tensor) -> Tensor:
-    """Another hash of the bits, () int64, with a third of the work on a CPU: 64-bit words times odd
-    numbers, mod 2^64.
+    """Return another hash of the bits, () int64, with a third of the work on a CPU: the sum of
+    64-bit words times odd numbers, mod 2^64.
 
-    One changed word changes it for certain. Changes of the highest bits of two words (signs) may
-    hide each other.
+    A change of one word always changes the hash. Changes of the highest bits (signs) of two words
+    may cancel each other.
     """
     flat = tensor.detach().contiguous().view(-1)
     words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
@@ -95,7 +94,8 @@ def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bytes of `tensor` in order, as 32-bit words, the last of them padded with zeros."""
+    """Return the bytes of `tensor` in order, as 32-bit words; the last word is padded with zeros.
+    """
     flat = tensor.contiguous().view(-1)
     # 32-bit words can be viewed only from a multiple of 4 bytes on, where a copy begins.
     if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % 4:
@@ -109,7 +109,9 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _wide(words: Tensor) -> Tensor:
-    """The words as (rows, COLUMNS) fp64, on a CPU in memory that the next call overwrites."""
+    """Return the words as (rows, COLUMNS) fp64. On a CPU, the next call overwrites the memory of
+    the result.
+    """
     size = words.numel()
     rows = -(-size // COLUMNS)
     kept = words.device.type == "cpu"
@@ -126,13 +128,13 @@ def _wide(words: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _scratch(thread: int) -> Tensor:
-    """Memory for the rows that are widened at a time, separate for each thread."""
+    """Return memory for the rows that are widened at a time. Each thread has its own memory."""
     return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
 
 def _at_least(count: int) -> int:
-    """`count` rounded up to a power of two of at least 1,024, so that few tables of multipliers are
-    kept.
+    """Return `count` rounded up to a power of two of at least 1,024, so that only few tables of
+    multipliers exist.
     """
     return 1 << max(10, (count - 1).bit_length())
 
@@ -159,6 +161,6 @@ def _mixed(count: int, salt: int) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    """`word` shifted right, with zeros moving in."""
+    """Return `word` shifted right, with zeros as the new high bits."""
     # torch shifts signed numbers, with copies of the sign moving in.
     return (word >> bits) & ((1 << (64 - bits)) - 1)

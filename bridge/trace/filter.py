@@ -28,7 +28,7 @@ class Filter:
         )
 
     def notes(self) -> list[str]:
-        """Sentences about the parts of a run that a log does not have."""
+        """Sentences about the parts of a run that a log with this filter lacks."""
         steps = (
             f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
         )

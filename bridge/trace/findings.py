@@ -31,7 +31,7 @@ class Meaning:
 
 MEANINGS: Mapping[str, Meaning] = {
     "replicas-differ": Meaning(
-        "ranks that must hold the same tensor hold different ones, and drift apart from here on"
+        "ranks that must hold equal tensors hold different ones, and the difference grows"
     ),
     "models-differ": Meaning(
         "data ranks do not have the same parameters; nothing else can be compared between them"
@@ -128,7 +128,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "positions-moved": Meaning("positions start with another number than in all passes before"),
     "future-seen": Meaning(
-        "outputs depend on later tokens, which the loss makes them predict: the causal mask is "
+        "outputs depend on later tokens, which they are trained to predict: the causal mask is "
         "missing"
     ),
     "buffers-differ": Meaning("buffers that no forward pass changes differ between data ranks"),
@@ -149,7 +149,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "recomputing a layer for backward gave other values: its random numbers were not kept"
     ),
     "check-ended": Meaning(
-        "a check of the trace itself failed with an error, and is left out from here on",
+        "a check of the trace itself failed with an error, and is not run any more",
         "remark",
     ),
     "accumulation-differs": Meaning(
@@ -162,8 +162,8 @@ MEANINGS: Mapping[str, Meaning] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding in a step: its id, the layer or parameter, the ranks that it concerns (none: all),
-    and the evidence.
+    """A finding in a step: its id, the layer or parameter, the ranks that the finding concerns
+    (empty: all), and the evidence.
     """
 
     id: str
@@ -189,9 +189,11 @@ class Finding:
 
 @dataclass
 class Findings:
-    """The findings of a run, each reported once for each place, and written to `folder` unless that
-    is None. `command` is split as a shell would split it, and run for each finding, which it gets
-    as a JSON object on its stdin and in STAGEBRIDGE_FINDING.
+    """The findings of a run. Each is reported once for each place and, unless `folder` is None,
+    written to `folder`.
+
+    `command` is a command line, split as a shell would split it. It is run for each finding, with
+    the finding as a JSON object on stdin and in STAGEBRIDGE_FINDING.
     """
 
     folder: Path | None = None

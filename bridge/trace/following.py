@@ -38,7 +38,7 @@ class Follower:
     _run: Run | None = None
     _reader: Reader | None = None
     _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """The numbers of bytes and lines that were read, by the folder of a rank."""
+    """The numbers of bytes and lines that were read so far, by the folder of a rank."""
     _told: int = 0
     _readings: dict[int, Reading] = field(default_factory=dict)
 
@@ -100,13 +100,13 @@ class Follower:
                 del steps[step]  # type: ignore[attr-defined]
 
     def _of(self, place: Path) -> dict[int, Line]:
-        assert self._run is not None, "asked only once a run is there"
+        assert self._run is not None, "expected a run in the folder"
         found = self._run.lines[place]
         assert isinstance(found, dict), "made by a follower"
         return found
 
     def _step(self, step: int) -> Step:
-        assert self._run is not None and self._reader is not None, "asked only once a run is there"
+        assert self._run is not None and self._reader is not None, "expected a run in the folder"
         left = any(steps[step].left for steps in self._run.lines.values())
         columns: Columns = self._reader.columns(step)
         pattern = columns.pattern

@@ -13,7 +13,9 @@ from bridge.comm import Comm, Group
 
 
 def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
-    """The tensors (ranks, ...) of every rank in the group, on the device of this rank's own."""
+    """Return the tensors (ranks, ...) of all ranks in the group, on the device of this rank's
+    tensor.
+    """
     if group.size == 1:
         return tensor[None]
     own = tensor.reshape(-1).contiguous()
@@ -25,7 +27,7 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
 
 
 def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
-    """The JSON value of every rank in the group."""
+    """Return the JSON value of every rank in the group."""
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     # Lengths first: a gather takes as much from each rank.
     sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()

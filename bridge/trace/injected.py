@@ -17,24 +17,22 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
-"""Name of the environment variable with the settings: a JSON object with `run`, `debug` and further
-arguments of `attach`.
+"""Name of the environment variable with the settings of the injection: a JSON object with `run`,
+`debug` and further arguments of `attach`.
 """
 
 ATTACHED = "attached.json"
-"""Name of the file in a run's folder that tells that a training is watched."""
+"""Name of the file in a run's folder that shows that a training is traced."""
 
 APART = "apart"
-"""Prefix of the subfolders for ranks that are watched separately.
-
-The first such rank uses the run's folder itself.
+"""Prefix of the subfolders for ranks that are traced separately. The first of these ranks uses the
+run's folder itself.
 """
 logger = logging.getLogger("bridge.trace")
 
 
 def install() -> None:
-    """Arrange for `watch` to be called when torch is imported, if `SETTINGS` is set.
-
+    """Arrange that `watch` is called when torch is imported, if the variable `SETTINGS` is set.
     Nothing is loaded before torch.
     """
     if SETTINGS not in os.environ:
@@ -46,7 +44,7 @@ def install() -> None:
 
 
 def awaited(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` is imported, or now if it already is."""
+    """Call `then` when the module `name` is imported, or now if the module is imported already."""
     if name in sys.modules:
         then()
     else:
@@ -93,13 +91,13 @@ class _Watch:
         self.inside = False
         self.hooks: list[Any] = []
         self.first: weakref.ref[Any] | None = None
-        """The first module that trains although no optimizer holds its parameters; None if there is
-        none.
+        """Return the first module that trains although no optimizer holds its parameters, or None
+        if there is none.
         """
 
     def forward(self, module: Any, given: Any) -> None:
-        """Attach a module that runs if it is called from outside, trains, and has its parameters in
-        an optimizer.
+        """Attach a module when it runs, if it is called from outside, trains, and has its
+        parameters in an optimizer.
         """
         import torch
 
@@ -114,8 +112,8 @@ class _Watch:
             self.first = weakref.ref(module)
 
     def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
-        """Attach a module that trained without an optimizer when one steps, which was made for
-        another copy of it.
+        """Attach a module that trained without an optimizer, when an optimizer steps that was made
+        for another copy of the module.
         """
         module = self.first() if self.first is not None else None
         if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):
@@ -139,8 +137,8 @@ class _Watch:
             hook.remove()
 
     def schedule(self, schedule: Any) -> None:
-        """Attach a schedule of torch's pipelining that begins a step, before ranks wait for each
-        other's messages.
+        """Attach a schedule of torch's pipelining when it begins a step, before ranks wait for
+        messages.
         """
         import torch
 
@@ -155,7 +153,8 @@ class _Watch:
 
     @staticmethod
     def _apart(module: Any, optimizers: Any, run: str) -> tuple[Any, str]:
-        """The module as a source that belongs to this rank alone, and the folder of its run."""
+        """Return the module as a source that belongs to this rank alone, and the folder of the run.
+        """
         import torch.distributed as dist
 
         from bridge.comm import Comm
@@ -225,8 +224,8 @@ class _Watch:
 
 
 def watch(settings: dict[str, Any]) -> None:
-    """Note optimizers when they are made, and modules when they are called from outside of any
-    other.
+    """Record optimizers when they are made, and modules when they are called from outside any other
+    module.
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim import Optimizer
@@ -249,7 +248,7 @@ PIPELINING = "torch.distributed.pipelining.schedules"
 
 
 def _scheduled(found: _Watch) -> None:
-    """Watch each step of a schedule."""
+    """Observe each step of a schedule."""
     for kind in vars(sys.modules[PIPELINING]).values():
         if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
             _told(kind, found)

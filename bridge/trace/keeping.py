@@ -1,5 +1,5 @@
-"""Keeping: how much of a run its log keeps, by steps, by ranks, by copies of equal tensors, and by
-bytes.
+"""Keeping: the part of a run that its log contains, by steps, by ranks, by copies of equal tensors,
+and by bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
 OWNED = ("weight", "gradient", "moment", "buffer")
 INSIDE = ("tensor", "pipeline")
-"""Names of the axes along which ranks hold different parts."""
+"""Names of the axes along which ranks hold different parts of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The part of a run that its log keeps.
-
-    It has the tensors of steps that are multiples of `every`, of `ranks` (empty: all), and about
-    `budget` bytes of all ranks together. With `once`, tensors that ranks hold with equal bits are
-    kept once.
+    """The part of a run that its log contains: tensors of steps that are multiples of `every`, of
+    `ranks` (empty: all ranks), and about `budget` bytes of all ranks together. With `once`, a
+    tensor that several ranks hold with equal bits is logged by one rank only.
     """
 
     every: int = 1
@@ -49,11 +47,11 @@ class Keep:
             )
 
     def takes(self, step: int, rank: int) -> bool:
-        """Whether a rank's tensors of a step are to be kept, if there is room."""
+        """Return whether a rank's tensors of a step are to be logged, if there is room."""
         return self.fits(step) and (not self.ranks or rank in self.ranks)
 
     def fits(self, step: int) -> bool:
-        """Whether any rank's tensors of a step are to be kept."""
+        """Return whether any rank's tensors of a step are to be logged."""
         return step % self.every == 0
 
     def share(self, world: int) -> int | None:
@@ -66,7 +64,8 @@ class Keep:
 
 
 def notes(keep: Mapping[str, Any]) -> list[str]:
-    """Sentences about the parts of a run that its log does not have, by the settings in its head.
+    """Yield sentences about the parts of a run that its log lacks, by the settings in the run's
+    head.
     """
     found = []
     if keep.get("every", 1) > 1:
@@ -77,9 +76,8 @@ def notes(keep: Mapping[str, Any]) -> list[str]:
 
 
 def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
-    """The indices of the tensors in `seen` that an earlier rank logs with equal bits.
-
-    All ranks must call it at the same point of a step.
+    """Return the indices of the tensors in `seen` that a rank before this one logs with equal bits.
+    All ranks must call this at the same point of a step.
     """
     axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}

@@ -27,7 +27,7 @@ RATE = "learning rate"
 
 @dataclass
 class LayerLog:
-    """Writes to `log` at the levels of `debug`."""
+    """Writes tensors to `log` at the levels that `debug` sets."""
 
     source: Source
     debug: Debug
@@ -44,8 +44,8 @@ class LayerLog:
 
     @property
     def alone(self) -> bool:
-        """Whether it needs no communication with other ranks, since parameters hold their own
-        gradients.
+        """Whether logging needs no communication with other ranks, because parameters hold their
+        own gradients.
         """
         return bool(getattr(self.source, "plain", False)) and self._at_hand
 
@@ -55,7 +55,7 @@ class LayerLog:
         return bool(getattr(self.source, "at_hand", False))
 
     def _looks(self, step: int) -> bool:
-        """Whether this rank has to read its tensors: for its own log, or for another rank's that
+        """Whether this rank has to read its tensors: for its own log, or because another rank's log
         needs them.
         """
         if self._at_hand or not self.keep.fits(step):
@@ -125,8 +125,8 @@ class LayerLog:
             self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
-        """The loss of the step, in a unit that is the same for all layouts. It is the engine's loss if
-        there is one, else the tensor from which backward started.
+        """Return the loss of the step, in a unit that is the same for all layouts. This is the
+        engine's loss if there is one, else the tensor from which backward started.
         """
         if hasattr(self.source, "loss"):
             return float(self.source.loss)
@@ -134,7 +134,8 @@ class LayerLog:
         return None if found is None else found * factors.get("parameter", 1.0)
 
     def _rate(self, step: int) -> None:
-        """Log the learning rates and changed settings, if gradients or updates are logged."""
+        """Log the learning rates and the settings that changed, if gradients or updates are logged.
+        """
         level = self.debug.all_param_gradients or self.debug.param_update
         for held in self.source.tensors("state") if level else ():
             name = Name(step, "reduce", held.layer, None, held.kind, held.tensor)
@@ -176,9 +177,8 @@ class LayerLog:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Add a tensor to the log as a part of the whole one, or as a tensor of this rank.
-
-        The latter holds for shards, and if the plan turns whole tensors off.
+        """Add a tensor to the log, either as a part of the whole tensor, or as a separate tensor of
+        this rank. It is separate if it is a shard, or if the plan turns whole tensors off.
         """
         if self.debug.global_tensors is False or name.kind == SHARD:
             name, placement = self._own(name), Placement.full(tuple(tensor.shape))

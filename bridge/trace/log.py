@@ -30,14 +30,14 @@ from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
 
 HEADER = 80
-"""Approximate number of bytes that a file needs for each tensor beside its values."""
+"""Approximate number of bytes that a file needs for each tensor in addition to the values."""
 MOST_THIN = 2**20
 logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record whose numbers are still being copied from the device."""
+    """A record whose numbers are still being copied from the device to the host."""
 
     record: Record
     unit: Unit
@@ -46,11 +46,10 @@ class Seen:
 
 
 class Log:
-    """The log of one rank.
+    """The log of one rank. From level 3 on, `full` adds whole tensors to the samples.
 
-    `full` keeps whole tensors beside the samples from level 3 on. Of `budget` bytes, half are used
-    for every step, a quarter for every second step, and so on. The log ends at the first step that
-    does not fit.
+    If `budget` is set, half of it is used for logging every step, the next quarter for logging
+    every second step, and so on. The log ends at the first step that does not fit.
     """
 
     def __init__(
@@ -106,9 +105,8 @@ class Log:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Record the present values of `tensor`, from level 1 on.
-
-        Gradients get the factor of their `unit` when the step ends.
+        """Record the present values of `tensor`, from level 1 on. At the end of the step, gradients
+        are multiplied by the factor of their `unit`.
         """
         if level < 1 or not self._open:
             return
@@ -140,9 +138,9 @@ class Log:
     ) -> None:
         """Write the records of `step` to the disk.
 
-        Gradients times `factors` are those of the step's mean loss. With `alone`, the step had a
-        single microbatch, whose number names leave out. `loss` is the loss from which backward
-        started, if that is known.
+        Multiplied by `factors`, gradients are those of the step's mean loss. With `alone`, the step
+        had a single microbatch, and names leave out its number. `loss` is the loss from which
+        backward started, if it is known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -183,15 +181,18 @@ class Log:
             self._open = not left.get("stopped", False)
 
     def keeps(self, step: int) -> bool:
-        """Whether there is room for the tensors of a step, as far as that is known before it."""
+        """Return whether there is room for the tensors of a step, as far as this is known before
+        the step.
+        """
         return self._open and step % self._thin == 0
 
     def _left(
         self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """The entry for the line of a step whose tensors do not fit the budget; empty if they fit.
+        """Return the entry for the line of a step whose tensors exceed the budget, or an empty
+        entry if they fit.
         """
-        assert self.budget is not None, "asked only where there is one"
+        assert self.budget is not None, "expected a budget"
         if step % self._thin:
             return {"left": "budget"}
         held = sum(
@@ -265,8 +266,8 @@ def _append(path: Path, line: str) -> int:
 
 
 def _drop_from(run: Path, rank: int, step: int) -> None:
-    """Drop the steps from `step` on, which belong to an earlier run, or to one that was resumed
-    from before them.
+    """Delete the steps from `step` on. They belong to an earlier run, or to a run that was resumed
+    from a step before them.
     """
     path = rank_folder(run, rank) / STEPS
     if path.exists():

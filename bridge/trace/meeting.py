@@ -1,5 +1,5 @@
-"""Meetings: ranks wait for each other before a step is compared, so that a missing rank is a
-finding and not a hang.
+"""Meetings: ranks wait for each other before a step is compared, so that a missing rank causes a
+finding and no hang.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from bridge.comm import Comm
 from bridge.trace.gathering import gathered
 
 PATIENCE = 10.0
-"""Seconds that ranks wait before they look for the others; the variable STAGEBRIDGE_MEETING
-overrides it.
+"""Seconds that ranks wait before they check the other ranks; the variable STAGEBRIDGE_MEETING
+overrides this number.
 """
 VARIABLE = "STAGEBRIDGE_MEETING"
 WAITS = 12
 OVER = "over"
 ATTACHING = 3
-"""Number of times `PATIENCE` that ranks wait for each other before an injected trace is attached.
+"""Number of periods of `PATIENCE` that ranks wait for each other before an injected trace is
+attached.
 """
 _made = 0
 """Number of meetings that this process made."""
 
 
 class Meeting:
-    """A meeting of ranks, held through the store of the process group and not by collectives.
+    """A meeting of ranks. Ranks communicate through the store of the process group, without
+    collectives.
 
-    A rank that has waited `WAITS` times in vain gives up: it does not know what the others do, and
-    nothing is compared any more.
-
-    If a rank waits while another one has begun a further forward pass, the other one skipped the
-    step. Then `lost(id, ranks, why)` is called once on every rank, and nothing is compared any
-    more, while the training continues.
+    A rank that has waited `WAITS` times in vain gives up: it does not know the state of the other
+    ranks, and nothing is compared any more. If a rank waits while another rank has begun a further
+    forward pass, the other rank skipped the step. Then `lost(id, ranks, why)` is called once on
+    every rank, and nothing is compared any more, while the training continues.
     """
 
     def __init__(self, comm: Comm, lost: Callable[[str, tuple[int, ...], str], None]) -> None:
@@ -58,13 +58,13 @@ class Meeting:
         atexit.register(self.leave)
 
     def passed(self) -> None:
-        """Note that a forward pass begins."""
+        """Record that a forward pass begins."""
         self.passes += 1
         if not self.over:
             self.store.set(f"pass {self.comm.rank}", str(self.passes))
 
     def met(self) -> bool:
-        """Wait until all ranks step. Returns False if some do not."""
+        """Wait until all ranks step. Returns False if some ranks do not."""
         number, world = self.steps, self.comm.world.size
         self.steps += 1
         if self.over or self._ended():
@@ -97,14 +97,14 @@ class Meeting:
         return True
 
     def _absent(self, number: int) -> tuple[str, tuple[int, ...], str]:
-        """The finding that the other ranks did not come, for an unknown reason."""
+        """Return the finding that the other ranks did not come, for an unknown reason."""
         waited = WAITS * self.patience.total_seconds()
         told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
         return "rank-absent", (self.comm.rank,), told
 
     def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
-        """The ranks that passed this step without coming to it, and the evidence; None if there are
-        none.
+        """Return the ranks that went on to a later pass without this step, and the evidence. Return
+        None if there are no such ranks.
         """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
@@ -141,7 +141,7 @@ class Meeting:
         return True
 
     def leave(self) -> None:
-        """Tell the other ranks that this one takes no more steps."""
+        """Tell the other ranks that this rank takes no more steps."""
         atexit.unregister(self.leave)
         if self.over:
             return
@@ -153,9 +153,8 @@ class Meeting:
 
 
 def together(wait: float | None = None) -> bool:
-    """Whether all ranks of the process group come to this call within some time.
-
-    Ranks of a hand-written pipeline may not: they run one after the other, and some may train
+    """Return whether all ranks of the process group make this call within some time. In a
+    hand-written pipeline they may not: its ranks run one after the other, and some may train
     nothing.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

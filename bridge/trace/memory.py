@@ -1,4 +1,4 @@
-"""Memory: what a process holds on a device, in bytes."""
+"""Memory: the bytes that a process has allocated on a device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Any module as a source of traces, with or without wrappers: on one rank, replicated, or
-distributed by torch.
+"""Any module as a source of traces, with or without wrappers: on one rank, replicated, or sharded
+by torch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bridge.trace.tracer import recomputing
 
 logger = logging.getLogger("bridge.trace")
 INSIDE = ("tensor", "pipeline")
-"""Axes whose ranks work on the same samples."""
+"""Axes whose ranks process the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 """Function that is called with the inputs of a forward pass."""
 
 
 class ModuleSource:
-    """The trace source of a `module` whose steps are those of `optimizer`. With several, a step
-    ends when all have stepped.
+    """The trace source of a `module` whose steps are those of `optimizer`. If there are several
+    optimizers, a step ends when all of them have stepped.
 
     The module may be wrapped by DistributedDataParallel, FullyShardedDataParallel, `fully_shard`,
-    `parallelize_module`, torch.compile or accelerate. With `accumulation` told, each pass's loss is
-    expected to be a mean, divided by it; without, the passes of a step are logged each under its
-    number. Gradients are averaged over ranks by the time of a step.
+    `parallelize_module`, torch.compile or accelerate. If `accumulation` is given, the loss of each
+    pass is expected to be a mean divided by this number. Otherwise the passes of a step are logged
+    separately, each under its number. Gradients must be averaged over ranks by the time of a step.
     """
 
     def __init__(
@@ -57,32 +57,31 @@ class ModuleSource:
         self._step, self._passes = 1, 0
         self._stepped: set[int] = set()
         self._whole = False
-        """Whether observers were told that the step's gradients are complete."""
+        """Whether observers have been informed that the step's gradients are complete."""
         self.replaced = ""
-        """Text about an optimizer that replaced another one in this step; empty if none did."""
+        """Text about an optimizer that replaced another optimizer in this step, or empty."""
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that hold no parameter of the module."""
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
         """For each optimizer, the depth of nested calls of its step(), and the number of forward
-        passes begun before.
-
-        A call that ended with an error no longer counts after a further forward pass.
+        passes that had begun before. A call that ended with an error no longer counts after the
+        next forward pass.
         """
         self._entered = 0
         """Number of forward passes that have begun."""
         self.late = False
-        """Whether weights were updated before gradients could be seen, since the trace was attached
-        within a step.
+        """Whether weights were updated before their gradients were observed, because the trace was
+        attached within a step.
         """
         self._ready: set[int] = set()
-        """Numbers of the optimizers whose gradients are complete."""
+        """Indices of the optimizers whose gradients are complete."""
         self.stepping: list[Callable[[int], None]] = []
-        """Functions that are called with an optimizer's number before it steps."""
+        """Functions that are called with an optimizer's index before the optimizer steps."""
         self.quiet, self.evaluating = False, 0
-        """Whether the current forward pass is not for training, and the number of such passes with
-        gradients on.
+        """Whether the current forward pass is not for training, and the number of such passes that
+        computed gradients.
         """
         self._calls: dict[Moment, list[Callable[[], None]]] = {
             "reduced": [],
@@ -93,26 +92,25 @@ class ModuleSource:
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
         self.meeting: Meeting | None = None
-        """The meeting in which ranks wait for each other before a step; None if they do not."""
+        """The meeting in which ranks wait for each other before a step; None if ranks do not wait.
+        """
         self.last_gradient = 0.0
         """Time of this rank's last gradient, on the host's clock."""
         self.done = 0
-        """Number of steps of the run that this one resumes, as given by the user."""
+        """Number of steps before this run in the run that it resumes, as the user gave it."""
         self._said = False
         self._enter()
         self.watch()
 
     @property
     def together(self) -> bool:
-        """Whether ranks still step together, so that what they hold can be compared."""
+        """Whether ranks still step together. Only then are their tensors compared."""
         return not self.uneven and (self.meeting is None or not self.meeting.over)
 
     @property
     def uneven(self) -> bool:
-        """Whether torch's `Join` allows ranks to take different numbers of steps, so that none may
-        wait for another.
-
-        A warning says so once.
+        """Return whether torch's `Join` allows ranks to take different numbers of steps, so that no
+        rank may wait for another. The first time, a warning says so.
         """
         found = any(part._join_config.enable for part in self._joinable)
         if found and not self._said:
@@ -170,15 +168,7 @@ class ModuleSource:
         self._watched = watched
         for number in range(len(self.optimizers)):
             watched(number)
-        # Torch keeps this hook for good: it must not keep the model.
-        source = weakref.ref(self)
-
-        def other(optimizer: Any, given: Any, named: Any) -> None:
-            watching = source()
-            if watching is not None:
-                watching._meet(optimizer)
-
-        weakref.finalize(self, register_optimizer_step_pre_hook(other).remove)
+        _meeting(self)
 
     def _meet(self, optimizer: Any) -> None:
         """Handle a step of an optimizer that was not passed to `attach` but holds parameters of the
@@ -208,9 +198,8 @@ class ModuleSource:
         self._watched(number)
 
     def _begun(self, number: int, given: Any, named: Any) -> Any:
-        """Handle the beginning of a step.
-
-        If it has a closure, gradients are complete only after that has run.
+        """Handle the beginning of a step. If the step has a closure, gradients are complete only
+        after the closure has run.
         """
         place = 1 if len(given) > 1 else None
         closure = given[1] if place else named.get("closure")
@@ -236,7 +225,9 @@ class ModuleSource:
         return given, {**named, "closure": computed}
 
     def before(self, number: int = 0) -> None:
-        """Note that gradients are complete, at least those of the optimizer with this number."""
+        """Record that gradients are complete, at least the gradients of the optimizer with this
+        index.
+        """
         if number not in self._ready:
             self._ready.add(number)
             for call in self.stepping:
@@ -249,7 +240,7 @@ class ModuleSource:
         self._tell("reduced")
 
     def after(self) -> None:
-        """Note that the step is over."""
+        """Record that the step is over."""
         self._tell("updated")
         self._tell("ended")
         self._step += 1
@@ -270,7 +261,7 @@ class ModuleSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """The layers by name: blocks of lists, and the largest modules beside them."""
+        """The layers by name: blocks of lists, and the largest modules outside these lists."""
         return naming.layers(self.module)
 
     @cached_property
@@ -311,9 +302,8 @@ class ModuleSource:
         return self.model
 
     strict = False
-    """Whether a step never has more passes than `accumulation`.
-
-    Otherwise several passes may share one loss.
+    """Whether a step never has more passes than `accumulation`. Otherwise several passes may have
+    one loss.
     """
 
     @property
@@ -328,10 +318,9 @@ class ModuleSource:
 
     @cached_property
     def at_hand(self) -> bool:
-        """Whether a rank's tensors can be read without communication.
-
-        Parts of DTensors have to be boxes. If torch did not shard the whole module, gradients of
-        DTensors may still have to be summed.
+        """Whether a rank's tensors can be read without communication. The local parts of DTensors
+        must be boxes. If torch did not shard the whole module, gradients of DTensors may still have
+        to be summed.
         """
         weights = naming.parameters(self.module).values()
         return all(map(in_boxes, weights)) and (
@@ -340,7 +329,7 @@ class ModuleSource:
 
     @property
     def recomputes(self) -> bool:
-        """True, since the module's own code may recompute."""
+        """True, because the module's own code may recompute."""
         return True
 
     @property
@@ -376,9 +365,8 @@ class ModuleSource:
         return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """The placement of an activation.
-
-        A tensor with fewer tokens than the input is one tensor rank's part.
+        """Return the placement of an activation. A tensor with fewer tokens than the input is the
+        part of one tensor rank.
         """
         local, placement = whole(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
@@ -394,8 +382,8 @@ class ModuleSource:
         return placement.split(1, self.comm.group("tensor").index, group)
 
     def batched(self, tensor: Tensor) -> bool:
-        """Whether the first dimension of an activation is that of the input's samples, or of their
-        tokens.
+        """Return whether the first dimension of an activation is the dimension of the input's
+        samples, or of the input's tokens.
         """
         first = next((given for given in self._given if given.dim()), None)
         if first is None or not tensor.dim():
@@ -426,7 +414,9 @@ class ModuleSource:
                         yield Held(*self._named(piece.name, part, kind), local, placement)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """A tensor of a parameter: whole, if ranks hold it alike, or this rank's part."""
+        """Return a tensor of a parameter: the whole tensor if ranks hold it alike, or this rank's
+        part.
+        """
         local, placement = whole(
             tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline")
         )
@@ -441,7 +431,8 @@ class ModuleSource:
         return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """The tensors of a kind that belong to a parameter, by the suffixes of their names."""
+        """Return the tensors of a kind that belong to a parameter, by the suffixes of their names.
+        """
         if kind == "weight":
             return {"": parameter.detach()}
         if kind == "gradient":
@@ -458,7 +449,8 @@ class ModuleSource:
         }
 
     def batch(self) -> Iterator[Held]:
-        """Yield the inputs, which tensor ranks share and data ranks do not."""
+        """Yield the inputs. Tensor ranks have the same inputs, and data ranks have different ones.
+        """
         for index, tensor in enumerate(self._given):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
@@ -474,11 +466,11 @@ class ModuleSource:
 
     @property
     def moving(self) -> Sequence[int]:
-        """The numbers of the optimizers that have begun to step in this step."""
+        """The indices of the optimizers that have begun to step in this step."""
         return sorted(self._ready)
 
     def owned(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
-        """The group of each parameter that these optimizers hold, by the parameter's id."""
+        """Return the group of each parameter that these optimizers hold, by the parameter's id."""
         return {
             id(weight): group
             for number in numbers
@@ -525,10 +517,9 @@ class ModuleSource:
         )
 
     def _settings_held(self) -> Iterator[Held]:
-        """Yield the present numbers in the optimizers' settings, each setting as one tensor.
-
-        A value that all groups share is given once, so that the grouping of parameters does not
-        matter.
+        """Yield the present numbers in the optimizers' settings, each setting as one tensor. A
+        value that is equal in all groups is yielded once, so that the grouping of parameters does
+        not matter.
         """
         for name in dict.fromkeys(
             name for group in self.groups for name in group if name != "params"
@@ -543,7 +534,7 @@ class ModuleSource:
                     )
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Handle the beginning of a forward pass, which is counted if it is for training."""
+        """Handle the beginning of a forward pass. The pass is counted if it is for training."""
         # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
@@ -566,8 +557,8 @@ class ModuleSource:
 
 
 def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a call in the order of the module's forward, whether they are positional or
-    keywords.
+    """Return the arguments of a call in the order of the parameters of the module's forward,
+    whether they are positional or keywords.
     """
     kind: Any = type(module)
     try:
@@ -591,17 +582,16 @@ def _signature(kind: Any) -> Signature:
 
 
 def ranks_of(module: nn.Module) -> Comm:
-    """The ranks of the process group, with the axes along which torch distributes `module`; one
-    rank without a group.
+    """Return the mesh of the process group's ranks, with the axes along which torch distributes
+    `module`, or a mesh of one rank if there is no group.
     """
     rank, world = joined() or (0, 1)
     return Comm(mesh_of(module, world), rank)
 
 
 def bare_optimizer(optimizer: Any) -> Any:
-    """The optimizer without the wrappers of accelerate and others.
-
-    Raises `BridgeError` if it cannot be watched.
+    """Return the optimizer inside the wrappers of accelerate and others. Raises `BridgeError` if
+    the optimizer cannot be observed.
     """
     inner = getattr(optimizer, "optimizer", None)
     if inner is not None and hasattr(inner, "param_groups"):
@@ -618,3 +608,25 @@ def _compiled(module: nn.Module) -> bool:
     return (
         "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
     )
+
+
+_sources: weakref.WeakSet[ModuleSource] = weakref.WeakSet()
+"""The sources that handle steps of optimizers that were not passed to `attach`."""
+
+
+def _meeting(source: ModuleSource) -> None:
+    """Let a source handle the steps of all optimizers, for as long as it lives."""
+    # One hook for all sources, which stays: a hook that goes with its source may go while torch
+    # walks through the hooks of a step, and that step would end in an error.
+    if not _hooked:
+        _hooked.append(register_optimizer_step_pre_hook(_met))
+    _sources.add(source)
+
+
+_hooked: list[Any] = []
+"""The handle of the hook on all optimizers, after the first source was made."""
+
+
+def _met(optimizer: Any, given: Any, named: Any) -> None:
+    for source in tuple(_sources):
+        source._meet(optimizer)

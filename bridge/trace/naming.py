@@ -13,10 +13,10 @@ wrapped module.
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The innermost module that `module` wraps; `module` itself if it wraps nothing.
+    """Return the innermost module that `module` wraps, or `module` itself if it wraps nothing.
 
-    A wrapper holds its module under one of `INNER`, or as its only child, called `module`, and has no parameters of its own
-    (DistributedDataParallel, and those built like it).
+    A wrapper holds its module under a name in `INNER`, or as its only child, called `module`, and
+    has no parameters of its own (DistributedDataParallel, and wrappers built like it).
     """
     inner = _inner(module)
     return module if inner is None else unwrapped(inner)
@@ -35,7 +35,7 @@ def _inner(module: nn.Module) -> nn.Module | None:
 
 
 def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module but wrappers, parents first, with its path without wrappers."""
+    """Yield every module that is no wrapper, parents first, with its path without wrappers."""
     inner = unwrapped(root)
     yield path, inner
     for name, child in inner.named_children():
@@ -43,12 +43,14 @@ def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
 
 
 def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name without wrappers, each once."""
+    """Return the parameters by name without wrappers. Each parameter appears once."""
     return dict(_once(root, "_parameters"))  # type: ignore[arg-type]
 
 
 def buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Buffers by name without wrappers, each once, including those that checkpoints do not hold."""
+    """Return the buffers by name without wrappers. Each buffer appears once, and buffers that
+    checkpoints leave out are included.
+    """
     return dict(_once(root, "_buffers"))
 
 
@@ -63,10 +65,8 @@ def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def layers(root: nn.Module) -> dict[str, nn.Module]:
-    """The layers by name, in order: blocks of lists at any depth, and the largest other modules
-    without a list.
-
-    A module with two names is one layer.
+    """Return the layers by name, in order: blocks of lists at any depth, and the largest other
+    modules that contain no list. A module with two names is one layer.
     """
     model, found, seen = unwrapped(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
@@ -89,8 +89,8 @@ def _layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_list(module: nn.Module) -> bool:
-    """Whether `module` is a list of blocks: one of torch's, or a sequence of modules of one kind
-    with weights.
+    """Return whether `module` is a list of blocks: a list of torch's, or a sequence of modules of
+    one kind with weights.
     """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
@@ -109,8 +109,8 @@ def is_list(module: nn.Module) -> bool:
 
 
 def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
-    """The layer to which a parameter or module belongs (empty: none), and its name within the
-    layer.
+    """Return the layer to which a parameter or module belongs (empty: none), and the name within
+    this layer.
     """
     words = name.split(".")
     # The longest name first: layers may lie inside of others.

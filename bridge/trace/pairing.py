@@ -20,7 +20,9 @@ from bridge.trace.segments import Floats, Places, Segments, ranges
 from bridge.trace.verdicts import Verdict
 
 OWNED = ("weight", "gradient", "moment", "replica", "buffer")
-"""Kinds of tensors that belong to a parameter or buffer, whatever its layer in a log."""
+"""Kinds of tensors that belong to a parameter or buffer. Their layer may have different names in
+the two logs.
+"""
 STATISTICS = 5
 """Number of statistics that represent a tensor without samples: mean, deviation, size, smallest,
 largest.
@@ -30,9 +32,8 @@ Section = tuple[str, str]
 
 
 def key(name: Name) -> Name:
-    """The name of a tensor in both runs.
-
-    That of a parameter includes its layer, which the runs may name differently.
+    """The name of a tensor in both runs. The name of a parameter includes its layer, because the
+    runs may divide the name differently.
     """
     return (
         name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
@@ -47,9 +48,8 @@ def section(name: Name) -> Section:
 
 
 def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Both steps' tensors.
-
-    Those that the runs divide into different microbatches are joined, without samples.
+    """Return the tensors of both steps. Tensors that the runs divide into different microbatches
+    are joined, without samples.
     """
     numbers: list[dict[Name, set[int | None]]] = []
     for entries in (ours, theirs):
@@ -98,7 +98,7 @@ class Table:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Root mean square of each tensor; 0 for one without finite elements."""
+        """Root mean square of each tensor; 0 for a tensor without finite elements."""
         with np.errstate(all="ignore"):
             return np.where(
                 self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0
@@ -115,8 +115,8 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The results for some pairs: verdicts, distances, descriptions of faults, and all values in
-    order of the pairs.
+    """The results for some pairs: verdicts, distances, descriptions of faults, and all values. All
+    are in the order of the pairs.
     """
 
     verdicts: list[Verdict]
@@ -135,7 +135,8 @@ class Pairs:
     theirs: Places
     tensors: tuple[tuple[Entry, Entry], ...]
     partial: bool = False
-    """Whether some ranks were not to log, so that only samples that both runs have are compared."""
+    """Whether some ranks were set not to log. Then only samples that both runs have are compared.
+    """
 
     @cached_property
     def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
@@ -171,15 +172,17 @@ class Pairs:
 
     @cached_property
     def segments(self) -> Segments:
-        """Segments of the values of each pair: its samples, or its statistics if it has none."""
+        """Segments of the values of each pair. The values are samples, or statistics if there are
+        no samples.
+        """
         return Segments.of(
             np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
         )
 
     @cached_property
     def _reading(self) -> tuple[Places, Places, Places, Places]:
-        """Indices of samples among the values and in both tables, and of statistics among the
-        values.
+        """Indices of samples among the values and in both tables, and indices of statistics in the
+        same form.
         """
         rows, others = self.sampled.nonzero()[0], (~self.sampled).nonzero()[0]
         lengths = self.segments.lengths[rows]
@@ -190,7 +193,7 @@ class Pairs:
         return self.segments.elements(rows), first, second, self.segments.elements(others)
 
     def values(self, tables: tuple[Table, Table]) -> tuple[Floats, Floats]:
-        """The values of both runs, one tensor after the other."""
+        """Return the values of both runs, one tensor after the other."""
         to, first, second, rest = self._reading
         found = np.empty(self.segments.size), np.empty(self.segments.size)
         for values, table, places, which in zip(
@@ -213,10 +216,9 @@ class Pairs:
         ratios: Mapping[str, float],
         explained: Floats | None = None,
     ) -> Judged:
-        """Compare the pairs.
-
-        `scales` are the usual sizes of such values, against which a tensor is measured that is 0 up
-        to rounding. `explained` is the distance of each sample that is already explained.
+        """Compare the pairs. `scales` are the usual sizes of such values; a tensor that is 0 up to
+        rounding is compared with them. `explained` is the part of each sample's distance that is
+        explained already.
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):
@@ -255,7 +257,7 @@ class Pairs:
     def looks(
         self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]
     ) -> dict[int, str]:
-        """Descriptions of the differences of these pairs, by pair."""
+        """Return descriptions of the differences of these pairs, by pair."""
         if not len(which):
             return {}
         elements = self.segments.elements(which)
@@ -272,8 +274,8 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of a part, logged by a rank of A other than the first: its pair, and the records of
-    copy and part.
+    """A copy of a part that a rank of A other than the first logged: the index of its pair, and the
+    records of the copy and of the part.
     """
 
     pair: int
@@ -281,7 +283,7 @@ class Copy:
     row: int
     first: int
     tensor: Entry
-    """The tensor with the copy in place of the first rank's part."""
+    """Return the tensor with this copy in place of the first rank's part."""
 
 
 def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[Copy]:
@@ -295,14 +297,14 @@ def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[C
 
 
 def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
-    """The unit in the last place (machine epsilon) of the coarsest number format."""
+    """Return the unit in the last place (machine epsilon) of the coarsest number format."""
     formats = {one.first.dtype, other.first.dtype, *formats}
     floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
     return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
 
 
 class Pairing:
-    """The pairs of tensors in steps of two runs with these patterns."""
+    """Return the pairs of tensors in steps of two runs with these patterns."""
 
     def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial
@@ -349,7 +351,7 @@ class Pairing:
         )
 
     def scales(self, table: Table) -> Mapping[Section, float]:
-        """The usual size of B's values of each phase and kind."""
+        """Return the usual size of B's values for each phase and kind."""
         found: dict[Section, float] = defaultdict(float)
         for name, rows in self._by_section.items():
             sizes = table.sizes[rows][table.finite[rows] != 0]

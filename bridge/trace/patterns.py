@@ -13,10 +13,10 @@ from torch import Tensor
 from bridge.trace.segments import Floats, Segments
 
 CLOSE = 1e-2
-"""Largest distance, as a share, at which a tensor counts as a scaled copy of another."""
+"""Largest relative distance at which a tensor counts as another tensor times a factor."""
 
 SAME = 1e-6
-"""Largest distance, as a share, at which values count as equal."""
+"""Largest relative distance at which values count as equal."""
 
 
 def causes(
@@ -26,10 +26,8 @@ def causes(
     ratios: Mapping[str, float],
     phases: Sequence[str] = (),
 ) -> list[str]:
-    """A description of the difference of each tensor: A's `values` against B's `others`, in that
-    phase of a step.
-
-    The elements of one tensor after the other lie in `segments`.
+    """Return a description of each tensor's difference between `values` of A and `others` of B, in
+    one phase of a step. `segments` divides the elements into tensors.
     """
     with np.errstate(all="ignore"):
         norms, sizes = np.sqrt(segments.sums(values**2)), np.sqrt(segments.sums(others**2))
@@ -62,7 +60,7 @@ def causes(
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append("the same in both: the difference is older than this update")
+            found.append("equal in both runs: the difference is older than this update")
         elif other_order:
             found.append("the same values in another order: swapped microbatches or samples")
         else:
@@ -71,7 +69,7 @@ def causes(
 
 
 def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
-    """Whether each tensor is equal in both runs, up to rounding."""
+    """Return whether each tensor is equal in both runs, up to rounding."""
     with np.errstate(all="ignore"):
         apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
     found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
@@ -79,8 +77,8 @@ def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool
 
 
 def scaled(values: Tensor, others: Tensor) -> tuple[float, float]:
-    """The factor of B's values that comes nearest to A's, and the distance that remains, as a share
-    of A's norm.
+    """Return the factor that brings B's values nearest to A's values, and the distance that
+    remains, as a share of A's norm.
     """
     factor = float(values @ others) / max(float(others @ others), TINY)
     return factor, float((values - factor * others).norm()) / max(float(values.norm()), TINY)

@@ -19,7 +19,9 @@ from bridge.trace.source import Now
 
 
 def stages_of(target: Any) -> tuple[Any, ...]:
-    """The stages of a schedule on this rank, or a stage itself; empty for any other object."""
+    """Return the stages of a schedule on this rank, or the stage if `target` is a stage. Return no
+    stages for any other object.
+    """
     if hasattr(target, "submod") and hasattr(target, "stage_index"):
         return (target,)
     found = getattr(target, "_stages", None) or [getattr(target, "_stage", None)]
@@ -29,9 +31,8 @@ def stages_of(target: Any) -> tuple[Any, ...]:
 
 
 class Stages(nn.Module):
-    """The stages of a rank as one module.
-
-    Names that two stages share (`0.weight`) get the stage as a prefix.
+    """Return the stages of a rank as one module. A name that two stages have (`0.weight`) gets the
+    stage as a prefix.
     """
 
     def __init__(self, stages: Sequence[Any], apart: bool) -> None:
@@ -45,9 +46,9 @@ class Stages(nn.Module):
 class PipelineSource(ModuleSource):
     """The trace source of the `stages` on this rank, whose microbatches are those of `schedule`.
 
-    Layers have their names in the stage's module, which `torch.distributed.pipelining.pipeline` and
-    most hand-written splits keep. If two stages share names, `stage1.` and so on is put before
-    them.
+    Layers have the names that they have in the stage's module.
+    `torch.distributed.pipelining.pipeline` and most hand-written splits keep the model's names. If
+    two stages have equal names, `stage1.` and so on is the prefix of each name.
     """
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
@@ -76,8 +77,8 @@ class PipelineSource(ModuleSource):
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
-        """Do not count the pass in which a stage infers shapes from made-up tensors before its
-        first step.
+        """Do not count the pass before the first step in which a stage infers shapes from made-up
+        tensors.
         """
         plain = getattr(stage, "_forward_metadata_inference", None)
         if plain is None:
@@ -105,7 +106,7 @@ class PipelineSource(ModuleSource):
         return tuple(stage.submod for stage in self.stages)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Handle the beginning of a forward pass, which each stage counts separately."""
+        """Handle the beginning of a forward pass. Each stage counts its passes separately."""
         if self._trial:
             self.quiet = True
             return
@@ -132,7 +133,7 @@ class PipelineSource(ModuleSource):
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """The layers of all ranks; those of other ranks are modules that are never called."""
+        """The layers of all ranks. Layers of other ranks are modules that are never called."""
         here = {
             self._name(stage.stage_index, name): module
             for stage in self.stages
@@ -142,7 +143,8 @@ class PipelineSource(ModuleSource):
         return {name: here.get(name) or nn.Identity() for name in order}
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors of gradients. A schedule that scales gradients does so at the end of a step."""
+        """Factors of gradients. A schedule that scales gradients does so only at the end of a step.
+        """
         return {
             "parameter": 1.0,
             "activation": 1 / self.data.size / (self.number or 1 if self.scaled else 1),
@@ -159,9 +161,8 @@ class PipelineSource(ModuleSource):
 
 
 def mesh_of(stage: Any) -> Comm:
-    """The mesh of the pipeline ranks in a stage's group and of data ranks.
-
-    Raises `BridgeError` if they form no grid.
+    """Return the mesh of data ranks and of the pipeline ranks in a stage's group. Raises
+    `BridgeError` if they form no grid.
     """
     rank, world = joined() or (0, 1)
     size = stage.group_size

@@ -1,4 +1,5 @@
-"""Placements: which part of a whole tensor a rank holds, so that parts of any layout can be joined.
+"""Placements: the part of a whole tensor that a rank holds, in a form in which parts of any layout
+can be joined.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A part of a tensor of shape `whole`: of the box at `offsets` with `sizes`, the elements
-    `start` to `stop`.
-
-    Elements are in row-major order. Ranks along the axes `replicas` hold the same part.
+    """A part of a tensor of shape `whole`: the elements `start` to `stop` of the box at `offsets`
+    with `sizes`, in row-major order. Ranks along the axes `replicas` hold the same part.
     """
 
     whole: Shape
@@ -29,30 +28,30 @@ class Placement:
 
     @classmethod
     def full(cls, shape: Shape, replicas: tuple[str, ...] = ()) -> Placement:
-        """The placement of a whole tensor."""
+        """Return the placement of a whole tensor."""
         return cls(shape, (0,) * len(shape), shape, 0, prod(shape), replicas)
 
     @classmethod
     def box(
         cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()
     ) -> Placement:
-        """The placement of a box."""
+        """Return the placement of a box."""
         return cls(whole, offsets, sizes, 0, prod(sizes), replicas)
 
     def split(self, dim: int, index: int, parts: int) -> Placement:
-        """The placement in the larger tensor of which this one is part `index` of equal `parts`
-        along `dim`.
+        """Return the placement of the same elements in a larger tensor. This tensor is part `index`
+        of equal `parts` of the larger one along `dim`.
         """
         size, change = self.sizes[dim], {dim: self.sizes[dim] * index}
         whole = tuple(
             length * parts if at == dim else length for at, length in enumerate(self.whole)
         )
         offsets = tuple(offset + change.get(at, 0) for at, offset in enumerate(self.offsets))
-        assert size * parts == whole[dim], "parts along a dimension are equal"
+        assert size * parts == whole[dim], "expected equal parts along a dimension"
         return Placement(whole, offsets, self.sizes, self.start, self.stop, self.replicas)
 
     def run(self, start: int, stop: int) -> Placement:
-        """The placement of the elements `start` to `stop` of the box, in row-major order."""
+        """Return the placement of the elements `start` to `stop` of the box, in row-major order."""
         return Placement(self.whole, self.offsets, self.sizes, start, stop, self.replicas)
 
     @property
@@ -66,8 +65,8 @@ class Placement:
         return self.count == prod(self.whole)
 
     def within(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Which elements of the whole (int64 indices in row-major order) are held here, and their
-        indices here.
+        """Return the indices of this part's elements in the whole tensor (int64, row-major order),
+        and their indices in the part.
         """
         held = torch.ones_like(wanted, dtype=torch.bool)
         place, rest = torch.zeros_like(wanted), wanted
@@ -82,7 +81,7 @@ class Placement:
         return held, place[held]
 
     def places(self) -> Tensor:
-        """The index of each held element in the whole, in row-major order."""
+        """Return the index in the whole tensor of each element of this part, in row-major order."""
         found = torch.arange(self.start, self.stop)
         place = torch.zeros_like(found)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):

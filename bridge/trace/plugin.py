@@ -14,16 +14,17 @@ Folder = str | Path
 
 @pytest.fixture
 def assert_same_run() -> Callable[[Folder, Folder], None]:
-    """`assert_same_run(a, b)`: asserts that two traced runs are equal up to rounding.
+    """The function `assert_same_run(a, b)`, which asserts that two traced runs are equal up to
+    rounding.
 
-    A failure says where they part and, if their logs show it, why. Runs without a tensor whose
-    values both logged fail too, since nothing was proved.
+    A failure names the tensor at which they part and, if the logs show it, the cause. If no tensor
+    has values in both logs, the assertion fails too, because nothing was proved.
     """
     return same_run
 
 
 def same_run(first: Folder, second: Folder) -> None:
-    """Raises `AssertionError` if the runs part, and `BridgeError` if a folder holds no run."""
+    """Raise `AssertionError` if the runs part, and `BridgeError` if a folder holds no run."""
     from bridge.trace.comparison import compare
     from bridge.trace.run import Run
 

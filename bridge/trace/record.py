@@ -16,16 +16,14 @@ MEMORY, SHARD = "memory", "gradient shard"
 
 Unit = Literal["own", "activation", "parameter"]
 """The unit of a tensor: its own values, a gradient of an activation as backward computes it, or a
-reduced gradient.
+gradient after the reduction.
 """
 
 
 class Name(NamedTuple):
-    """The name of a logged tensor.
-
-    `kind` is its role in the layer (output, input gradient, weight, gradient, moment), and `tensor`
-    tells which one it is. `microbatch` is None if the microbatches of a step are concatenated to
-    one tensor.
+    """The name of a logged tensor. `kind` is its role in the layer (output, input gradient, weight,
+    gradient, moment), and `tensor` its name among the tensors of this kind. `microbatch` is None if
+    the microbatches of a step are concatenated to one tensor.
     """
 
     step: int
@@ -43,10 +41,9 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record that one rank logged of one tensor at one point of a step.
-
-    `placement` tells which part of the named tensor it is, `microbatch` when it was seen. Logged values times `factor` are in
-    the unit that all layouts share: of the step's mean loss, unscaled.
+    """The record that one rank logged of one tensor at one point of a step. `placement` is the part
+    of the tensor that the rank held, and `microbatch` the microbatch in which it was logged. Values
+    times `factor` are in the unit of all layouts: that of the step's mean loss, unscaled.
     """
 
     name: Name

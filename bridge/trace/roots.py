@@ -23,7 +23,7 @@ class Roots:
         _install()
 
     def began(self, tensors: Any) -> None:
-        """Note the tensors from which a backward pass starts."""
+        """Record the tensors from which a backward pass starts."""
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if not recomputing() and isinstance(several, list | tuple):
@@ -32,9 +32,8 @@ class Roots:
             ]
 
     def take(self) -> float | None:
-        """The sum of the scalars, since passes of a step share its loss; None if there were none.
-
-        Waits for the device.
+        """Return the sum of the scalars from which passes of the step started, or None if there
+        were none. Waits for the device.
         """
         found, self._found = self._found, []
         return sum(float(root) for root in found) if found else None
@@ -44,9 +43,8 @@ _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
 
 
 def _install() -> None:
-    """Report every backward pass that Python code starts to all listeners.
-
-    Installed once in a process.
+    """Report every backward pass that Python code starts to all listeners. It is installed once in
+    a process.
     """
     plain = torch.autograd.backward
     # Replaced once more, it would tell of each pass twice.

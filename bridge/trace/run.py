@@ -28,8 +28,8 @@ from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_fo
 from bridge.trace.summary import Summary, sampled
 
 MOST_MISSING = 4096
-"""Largest ratio of a tensor's elements to those in the logs, as the logs of some ranks may be
-missing.
+"""Maximum ratio of a tensor's elements to the elements in the logs. The ratio may exceed 1, because
+the logs of some ranks may be missing.
 """
 
 
@@ -47,9 +47,8 @@ class Part:
         return int(self.folder.name.rpartition("-")[2])
 
     def tensor(self, key: str | None, count: int | None = None) -> Tensor | None:
-        """The `count` numbers that were kept under `key`, in fp64.
-
-        Raises `SourceError` if they are missing.
+        """Return the `count` numbers that are stored under `key`, in fp64. Raises `SourceError` if
+        they are missing.
         """
         if key is None:
             return None
@@ -69,9 +68,8 @@ class Part:
 
 @lru_cache(maxsize=128)
 def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
-    """The tensors of a file, which is read once.
-
-    `written`, its time, distinguishes it from a later file of that name.
+    """Read the tensors of a file, once. `written`, its modification time, distinguishes the file
+    from a later one with the same name.
     """
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
         raise SourceError(
@@ -81,7 +79,7 @@ def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor
 
 
 def _room(elements: int, present: int, name: object) -> None:
-    """Raises `SourceError` if a tensor is far larger than its logged part, so that its log must be
+    """Raise `SourceError` if a tensor is far larger than its logged part. Its log must then be
     damaged.
     """
     if elements > MOST_MISSING * max(present, 1):
@@ -92,9 +90,8 @@ def _room(elements: int, present: int, name: object) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a step, as its logged parts without copies.
-
-    Values are in the unit that all layouts share.
+    """One tensor of a step, made of its logged parts without copies. Values are in the unit of all
+    layouts.
     """
 
     name: Name
@@ -102,11 +99,13 @@ class Entry:
     replicas: tuple[Part, ...] = ()
     """Further copies of the parts, logged by other ranks."""
     joined: bool = False
-    """Whether the parts are of several microbatches, for which only statistics can be merged."""
+    """Whether the parts belong to several microbatches. Only statistics of such parts can be
+    merged.
+    """
 
     def copies(self) -> Iterator[tuple[Part, Entry]]:
-        """Yield each copy that differs from the first rank's part, with the tensor in which it
-        replaces that part.
+        """Yield each copy that differs from the first rank's part, with the tensor in which the
+        copy replaces this part.
         """
         first = {place(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
@@ -124,7 +123,7 @@ class Entry:
 
     @property
     def first(self) -> Record:
-        """The record of the first part, for facts that all parts share."""
+        """The record of the first part, which holds the facts that are equal for all parts."""
         return self.parts[0].record
 
     @property
@@ -143,7 +142,7 @@ class Entry:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The merged summary of all parts; None below level 2."""
+        """The merged summary of all parts; None for logs below level 2."""
         found = [
             _scaled(part.record.summary, part.record.factor)
             for part in self.parts
@@ -153,8 +152,8 @@ class Entry:
 
     @cached_property
     def samples(self) -> Tensor | None:
-        """The samples of the whole tensor in fp64, NaN for those of missing ranks; None below level
-        3.
+        """The samples of the whole tensor in fp64, with NaN for samples of missing ranks; None for
+        logs below level 3.
         """
         if self.joined:
             return None
@@ -181,11 +180,11 @@ class Entry:
             (len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64
         )
         for part, held in zip(found, values, strict=True):
-            assert held is not None, "asked only where there are samples"
+            assert held is not None, "expected a tensor with samples"
             key = part.record.samples
-            assert key is not None, "asked only where there are samples"
+            assert key is not None, "expected a tensor with samples"
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
-            assert numbers is not None, "asked only where there are samples"
+            assert numbers is not None, "expected a tensor with samples"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
                 told = "found indices of samples beyond those of the tensor; it is damaged"
                 raise SourceError(f"{part.folder}: {self.name}: {told}")
@@ -194,7 +193,9 @@ class Entry:
 
     @cached_property
     def whole(self) -> Tensor | None:
-        """The whole tensor in fp64, NaN for missing parts; None unless whole tensors were kept."""
+        """Return the whole tensor in fp64, with NaN for missing parts. Return None if whole tensors
+        were not logged.
+        """
         if not any(part.record.full for part in self.parts):
             return None
         _room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
@@ -220,7 +221,7 @@ class Entry:
 
 
 LOOKED = 3
-"""Number of steps in which the order of layers is looked up."""
+"""Number of steps that are searched for the order of layers."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """Open the run in `folder`. Raises `SourceError` if that is no run."""
+        """Open the run in `folder`. Raises `SourceError` if the folder holds no run."""
         path = Path(folder)
         if not (path / RUN).exists():
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
@@ -263,7 +264,7 @@ class Run:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the parts of the run that are not in this log."""
+        """Sentences about the parts of the run that its log lacks."""
         found, left = (
             [*notes(self.keep), *self.filter.notes()],
             [step for step in self.steps if step not in self._kept],
@@ -278,13 +279,13 @@ class Run:
 
     @cached_property
     def keep(self) -> Mapping[str, Any]:
-        """The settings of which parts of the run were to be logged; empty for all."""
+        """The settings of the parts of the run that were to be logged; empty for all parts."""
         found = self.about.get("keep", {})
         return found if isinstance(found, Mapping) else {}
 
     @cached_property
     def filter(self) -> Filter:
-        """The filter that selected the tensors to be logged."""
+        """Return the filter that selected the tensors to be logged."""
         return Filter.of(self.about)
 
     @cached_property
@@ -305,7 +306,7 @@ class Run:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Steps that every rank has written."""
+        """The steps that every rank has written completely."""
         written = [set(steps) for steps in self.lines.values()]
         return tuple(sorted(set.intersection(*written))) if written else ()
 
@@ -342,7 +343,9 @@ class Run:
         return tuple(next(ran) if layer in seen else layer for layer in told)
 
     def _ran(self) -> list[str]:
-        """The layers of which the first rank logged an output, in the order of its first step that has some."""
+        """Return the layers of which the first rank logged an output, in the order of the first
+        step with such outputs.
+        """
         known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
         for step in self.logged[:LOOKED]:
             names = [
@@ -373,10 +376,8 @@ class Run:
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
-    """Yield the tensor with a name, or several if ranks logged parts of tensors with different
-    shapes.
-
-    Microbatches of unequal length, for example, have different shapes.
+    """Yield the tensor with a name. Yield several tensors if ranks logged parts of tensors with
+    different shapes, such as microbatches of unequal length.
     """
     wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
     for parts in copies:
@@ -395,13 +396,14 @@ def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
 
 
 APART = "part"
-"""Suffix of a tensor's name, before a number, if ranks logged parts of tensors with different
+"""Suffix of a tensor's name, followed by a number, if ranks logged parts of tensors with different
 shapes.
 """
 
 
 def place(placement: Placement) -> Any:
-    """A placement without its replicas, which is equal for parts that are copies of each other."""
+    """Return a placement without its replicas. It is equal for parts that are copies of each other.
+    """
     return replace(placement, replicas=())
 
 

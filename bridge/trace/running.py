@@ -19,9 +19,8 @@ MOST = 2**16
 
 
 def mark(folder: Path) -> Callable[[], None]:
-    """Note that this process writes to `folder`.
-
-    Returns a function that removes the note, as the process's end does.
+    """Record that this process writes to `folder`. Returns a function that deletes the record; the
+    end of the process deletes it too.
     """
     path = folder / FILE
 
@@ -38,8 +37,8 @@ def mark(folder: Path) -> Callable[[], None]:
 
 
 def alive(folder: Path) -> bool:
-    """Whether a process writes to `folder`: there is a note, and its process exists as far as this
-    host can tell.
+    """Return whether a process writes to `folder`: there is a record, and its process still exists,
+    as far as this host can find out.
     """
     path = folder / FILE
     if not path.exists():

@@ -26,17 +26,17 @@ from bridge.trace.record import PHASES, Record
 
 FORMAT = 2
 UNSEALED = 1
-"""The previous format, whose lines have no digests."""
+"""The previous format version, in which lines have no digests."""
 RUN = "run.json"
 STEPS = "steps.jsonl"
 MOST_HEAD = 2**26
 MOST_LEVEL = 40
-"""Largest level; its 2^37 samples are more than any tensor has elements."""
+"""Maximum level. Its 2^37 samples are more than any tensor has elements."""
 
 
 class Chosen(BaseModel):
-    """The filter of a run (`bridge.trace.layer_log.Filter`), with its steps as the arguments of a
-    range.
+    """The filter of a run (`bridge.trace.layer_log.Filter`), with the range of steps as its three
+    arguments.
     """
 
     model_config = ConfigDict(strict=True)
@@ -64,10 +64,9 @@ class Head(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a line: one rank's records of a step, the digest of its file of tensors, and
-    the loss.
-
-    The digest is None if there is no such file, and the loss is None if it was not seen.
+    """The content of a line: one rank's records of a step, the digest of the file with the step's
+    tensors, and the loss. The digest is None if there is no such file, and the loss is None if it
+    was not observed.
     """
 
     records: list[Any]
@@ -109,7 +108,7 @@ class Line:
 
 
 def head(run: Path) -> dict[str, Any]:
-    """The content of run.json. Raises `SourceError`."""
+    """Read the content of run.json. Raises `SourceError`."""
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
     found = parsed(text, path)
@@ -131,15 +130,15 @@ def head(run: Path) -> dict[str, Any]:
 
 
 def rank_folder(run: Path, rank: int) -> Path:
-    """The folder to which a rank writes."""
+    """Return the folder to which a rank writes."""
     return run / f"rank-{rank:05d}"
 
 
 def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[Line]:
     """Yield the complete lines of a rank's log from byte `begin` on, each checked by its digest.
 
-    `number` lines come before `begin`. The last line is left out if a kill cut it. Nothing is
-    yielded if the rank has not begun.
+    `number` lines precede byte `begin`. The last line is left out if a kill cut it off. Nothing is
+    yielded if the rank has written nothing.
     """
     path = rank_folder(run, rank) / STEPS
     if not inside(path, run).exists():
@@ -167,16 +166,16 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
 LEFT = b', "left": "budget"'
 """Text near the end of a line whose tensors were left out."""
 BEGINNING = re.compile(rb'\{"step": (-?\d{1,18}), "rank": (\d{1,18}), "records": \[')
-"""Matches the beginning of a line as a log writes it, so that step and rank are known without
-reading it all.
+"""Pattern of the beginning of a line as a log writes it. It gives step and rank without parsing the
+whole line.
 """
 SEALED = re.compile(rb', "digest": "([0-9a-f]{64})"\}')
 SEAL = len(', "digest": ""}') + 64
-"""Number of bytes of a digest with the text around it."""
+"""Number of bytes of a digest, including the surrounding text."""
 
 
 def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
-    """The step and rank of a line."""
+    """Return the step and rank of a line."""
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _holds(raw):
@@ -189,7 +188,7 @@ def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
 
 
 def _holds(raw: bytes) -> bool:
-    """Whether a line matches its digest."""
+    """Return whether a line matches its digest."""
     seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
     return (
         seal is not None
@@ -198,7 +197,9 @@ def _holds(raw: bytes) -> bool:
 
 
 def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
-    """The content of a line. A damaged line is parsed again more slowly, for a good message."""
+    """Parse the content of a line. A damaged line is parsed again, more slowly, for a precise
+    message.
+    """
     if not sealed or _holds(raw):
         try:
             found = from_json(raw)
@@ -236,9 +237,8 @@ def _records() -> TypeAdapter[Record]:
 
 
 def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
-    """One record of a line of `step`.
-
-    Raises `SourceError`, with a message that starts with `where`.
+    """Parse one record of a line of `step`. Raises `SourceError`, with a message that starts with
+    `where`.
     """
     try:
         found = _records().validate_python(fields)
@@ -251,7 +251,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
 
 
 def _reason(found: Record, step: int) -> str:
-    """The reason why no log can hold such a record; empty if one can."""
+    """Return the reason why no log can contain such a record, or an empty string if a log can."""
     if found.name.step != step:
         return f"found a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:

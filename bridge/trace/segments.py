@@ -15,7 +15,7 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The lengths and beginnings of segments, and for each element the number of its segment."""
+    """The lengths and beginnings of segments, and the index of the segment for each element."""
 
     lengths: Places
     begins: Places
@@ -33,18 +33,19 @@ class Segments:
         return len(self.numbers)
 
     def elements(self, which: Places) -> Places:
-        """Indices of the elements of the segments `which`, in that order."""
+        """Return the indices of the elements of the segments `which`, in that order."""
         return ranges(self.begins[which], self.lengths[which])
 
     def sums(self, values: Floats) -> Floats:
-        """Sums of each segment's elements: (elements,) to (segments,), with 0 for an empty segment.
+        """Return the sums of each segment's elements: (elements,) to (segments,), with 0 for an
+        empty segment.
         """
         found: Floats = np.bincount(self.numbers, values, len(self.lengths)).astype(np.float64)
         return found
 
     def rms(self, values: Floats) -> Floats:
-        """Root mean square of each segment, over all rows of `values` (elements,) or (rows,
-        elements); 0 if empty.
+        """Return the root mean square of each segment, over all rows of `values` (elements,) or
+        (rows, elements); 0 if empty.
         """
         with np.errstate(all="ignore"):
             squares = values**2 if values.ndim == 1 else (values**2).sum(axis=0)
@@ -58,7 +59,7 @@ class Segments:
 
 
 def ranges(begins: Places, lengths: Places) -> Places:
-    """The concatenation of ranges of integers, given by `begins` and `lengths`."""
+    """Return the concatenation of ranges of integers, given by `begins` and `lengths`."""
     ends = np.cumsum(lengths)
     found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
         begins - (ends - lengths), lengths

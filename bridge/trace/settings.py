@@ -1,4 +1,5 @@
-"""Settings of two runs, of one engine or of two, and which of them differ."""
+"""Settings of two runs, of one engine or of two engines, and the search for settings that differ.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that differs between two runs, None in a run without it.
-
-    With `layout`, it decides who computes what.
+    """A setting that differs between two runs; its value is None in a run without it. `layout` is
+    true if the setting decides which rank computes what.
     """
 
     path: str
@@ -35,7 +35,7 @@ LAYOUT = (
     "accumulation",
     "zero_optimization.",
 )
-"""Prefixes of settings that decide which rank computes what, or what is logged."""
+"""Prefixes of settings that decide which rank computes which part, or which tensors are logged."""
 SPEED = (
     "foreach",
     "fused",
@@ -45,7 +45,8 @@ SPEED = (
     "decoupled_weight_decay",
     "param_names",
 )
-"""Names of settings of torch's optimizers that do not affect the update, or follow from the class.
+"""Names of settings of torch's optimizers that do not affect the update, or that follow from the
+optimizer's class.
 """
 SHARED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.name", "optimizer"),
@@ -55,12 +56,12 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "weight decay": ("optimizer.weight_decay", "group 0.weight_decay"),
     "momentum": ("optimizer.momentum", "group 0.momentum"),
 }
-"""Settings that engines have in common, with their names in each."""
+"""Settings that several engines have, with the name of the setting in each engine."""
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """The settings that differ between two runs' heads; for different engines, only those that both
-    have.
+    """Return the settings that differ between the heads of two runs. For two different engines,
+    only settings that both have are compared.
     """
     ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
     alike = set(ours) & set(theirs)
@@ -98,7 +99,9 @@ def _told(about: Mapping[str, Any]) -> str:
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, without those of `SPEED`; a text that spells a number or a list becomes one."""
+    """Return settings by name, without the settings in `SPEED`. A text that spells a number or a
+    list becomes this number or list.
+    """
     return {
         name: _value(value)
         for name, value in settings.items()
@@ -107,7 +110,7 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """The number or list that a text spells; any other value unchanged."""
+    """Return the number or list that a text spells; any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

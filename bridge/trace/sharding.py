@@ -1,5 +1,5 @@
-"""Sharding: which part of a whole tensor a rank holds, if torch distributes it as a DTensor or a
-flat parameter.
+"""Sharding: the part of a whole tensor that a rank holds if torch distributes the tensor as a
+DTensor or a flat parameter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
 
 
 def mesh_of(model: nn.Module, world: int) -> Mesh:
-    """The axes along which torch distributes the weights of `model`: those of its largest device
-    mesh, else only data.
+    """Return the axes along which torch distributes the weights of `model`: the axes of its largest
+    device mesh, or only data if there is none.
 
-    Of two or more dimensions over which batches are split, the last one shards and the first ones
-    replicate.
+    If a batch is split over two or more dimensions of the mesh, the last of them shards and the
+    others replicate.
     """
     found = [
         weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)
@@ -52,7 +52,7 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
 
 
 def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
-    """Names of the axes of a mesh, the fastest first."""
+    """Return the names of the axes of a mesh, the fastest first."""
     names = device_mesh.mesh_dim_names or ("",) * device_mesh.ndim
     found: list[str] = []
     for name in reversed(names):
@@ -75,16 +75,15 @@ def is_split(tensor: Tensor) -> bool:
 
 
 def fully_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was called on the model or on a part of it."""
+    """Return whether `fully_shard` was called on the model or on a part of it."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
-    """This rank's part of `tensor`, and its placement in the whole.
-
-    A plain tensor is whole, and ranks along the axes `others` hold the same one.
+    """Return this rank's part of `tensor`, and the placement of this part in the whole tensor. A
+    plain tensor is whole, and ranks along the axes `others` hold the same tensor.
     """
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
@@ -115,8 +114,8 @@ def local(tensor: Any) -> Tensor:
 
 
 def local_gradient(weight: nn.Parameter) -> Tensor | None:
-    """The gradient of this rank's part of a weight; None if it has none, or if it is split
-    differently from the weight.
+    """Return the gradient of this rank's part of a weight. Return None if there is no gradient, or
+    if it is split differently from the weight.
     """
     found: Any = weight.grad
     if isinstance(weight, DTensor) and isinstance(found, DTensor):
@@ -126,7 +125,8 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 
 
 def in_boxes(tensor: Tensor) -> bool:
-    """Whether each rank holds a box of a tensor, whose place is known without the other ranks."""
+    """Return whether each rank holds a box of a tensor that it can locate without the other ranks.
+    """
     return not isinstance(tensor, DTensor) or all(
         type(placement) in (Shard, Replicate) for placement in tensor.placements
     )
@@ -134,8 +134,8 @@ def in_boxes(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """The elements `start` to `stop` of a parameter, in row-major order, which are at `offset` of a
-    flat shard.
+    """The elements `start` to `stop` of a parameter in row-major order, which begin at `offset` in
+    a flat shard.
     """
 
     name: str
@@ -146,9 +146,9 @@ class Piece:
 
 
 def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
-    """The pieces that this rank holds, by the id of a flat parameter of FullyShardedDataParallel.
-
-    The id may also be that of an original parameter that is a view of a flat one.
+    """Return the parts of parameters that this rank holds, by the id of a flat parameter of
+    FullyShardedDataParallel. The id may also be that of an original parameter that is a view of a
+    flat one.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -13,27 +13,22 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 
 Kind = Literal["weight", "gradient", "shard", "moment", "replica", "buffer", "state", "generator"]
-"""Kinds of tensors between steps.
-
-They are owned parts of weights, gradients (also as reduced flat pieces: shards) and optimizer
-state; whole parameters that data ranks hold alike (replicas); buffers; counters and rates (state);
-and generators.
+"""Kinds of tensors that persist between steps: owned parts of weights, gradients (also as reduced
+flat slices: shards) and optimizer state; whole parameters that data ranks hold alike (replicas);
+buffers; counters and rates (state); and generators.
 """
 Moment = Literal["reduced", "updated", "ended"]
-"""Points of a step that every rank reaches, even if the step is skipped.
-
-At "reduced" gradients are complete and nothing is updated; at "updated" weights are updated or
-skipped; at "ended" the step is over.
+"""Points of a step that every rank reaches, even if the step is skipped. At "reduced", gradients
+are complete and nothing is updated. At "updated", weights are updated or the step is skipped. At
+"ended", the step is over.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that lives between steps. `layer` is its layer, and `tensor` its name, such as that
-    of a moment.
-
-    If its placement has the pipeline axis among its replicas, only the pipeline ranks `holders`
-    hold it (empty: all).
+    """A tensor that persists between steps. `layer` is its layer, and `tensor` its name in the
+    layer, such as the name of a moment. If its placement has the pipeline axis among its replicas,
+    only the pipeline ranks `holders` hold the tensor (empty: all).
     """
 
     layer: str
@@ -46,12 +41,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The present point of a run.
+    """The present position of a run: the step, the current microbatch, the number of microbatches
+    in the step over all data ranks (None: unknown), and whether the current forward pass is a
+    recomputation outside any backward pass.
 
-    It has the step, the current microbatch, the number of microbatches in the step over all data
-    ranks (None: unknown), and whether the current forward pass is a recomputation outside of any
-    backward pass. If the number is unknown, `part` may have this rank's index and the number of
-    equal parts of the microbatch.
+    If the number is unknown, `part` may hold this rank's index and the number of equal parts of the
+    microbatch.
     """
 
     step: int
@@ -62,7 +57,7 @@ class Now:
 
 
 class Source(Protocol):
-    """The interface that `attach` needs of an engine."""
+    """The interface that an engine must have for `attach`."""
 
     @property
     def layers(self) -> Mapping[str, nn.Module]:
@@ -81,7 +76,7 @@ class Source(Protocol):
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """The sets of pipeline ranks that hold some tensor alike, which all ranks know."""
+        """The sets of pipeline ranks that hold some tensor alike. All ranks know these sets."""
         ...
 
     @property
@@ -94,17 +89,17 @@ class Source(Protocol):
         ...
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors that turn gradients of the ending step into those of its unscaled mean loss, by
-        unit.
+        """Return factors for gradients, by unit. Gradients times these factors are those of the
+        step's unscaled mean loss.
         """
         ...
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """The placement of `tensor` within the microbatch's output (or input) of a layer."""
+        """Return the placement of `tensor` within the microbatch's output (or input) of a layer."""
         ...
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """Yield this rank's tensors of a kind; gradients are available after their reduction."""
+        """Yield this rank's tensors of a kind. Gradients are available after their reduction."""
         ...
 
     def batch(self) -> Iterator[Held]:
@@ -116,7 +111,7 @@ class Source(Protocol):
         ...
 
     def settings(self) -> Mapping[str, object]:
-        """The run's settings by dotted path, which are equal on all ranks."""
+        """The run's settings by dotted path. They are equal on all ranks."""
         ...
 
     def about(self) -> Mapping[str, object]:

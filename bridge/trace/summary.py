@@ -16,15 +16,19 @@ from torch import Tensor
 from bridge.trace.placement import Placement
 
 STATISTICS = 2
-"""Level from which on a record has statistics; at level 1 it has only shape, dtype and device."""
+"""Level from which on a record has statistics. At level 1 a record has only shape, dtype and
+device.
+"""
 
 SAMPLES = 3
-"""Level from which on 2^(level - 3) values are kept, too."""
+"""Level from which on a record also has 2^(level - 3) values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of some elements: NaNs and infinities are counted, and left out of the rest."""
+    """Statistics of some elements. NaNs and infinities are counted, and the other statistics leave
+    them out.
+    """
 
     count: int
     nans: int
@@ -42,7 +46,7 @@ class Summary:
 
     @classmethod
     def merged(cls, parts: Iterable[Summary]) -> Summary:
-        """The summary of all elements of `parts`."""
+        """Return the summary of all elements of `parts`."""
         found = list(parts)
         return cls(
             sum(part.count for part in found),
@@ -81,8 +85,8 @@ class Summary:
 
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
-    """The values of a summary, (7,) fp64, on the tensor's device; on a GPU without waiting for
-    them.
+    """Return the values of a summary, (7,) fp64, on the tensor's device. On a GPU, the call does
+    not wait for them.
     """
     values = _real(tensor.detach())
     if not values.numel():
@@ -99,8 +103,8 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """The elements as real numbers: both parts of a complex tensor, and all elements of a sparse
-    one.
+    """Return the elements as real numbers: both parts of each complex number, and all elements of a
+    sparse tensor.
     """
     whole = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if whole.is_complex():
@@ -125,11 +129,11 @@ def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Ten
 
 @lru_cache(maxsize=4096)
 def sampled(shape: tuple[int, ...], level: int) -> Tensor:
-    """The indices of the samples of a whole tensor of this shape, in row-major order.
+    """Return the indices of the samples of a whole tensor of this shape, in row-major order.
 
-    There are 2^(level - 3) of them, as far apart as possible without falling into one column
-    (Fast-LLM's rule, so that both logs show the same elements). The returned tensor is cached: do
-    not change it.
+    There are 2^(level - 3) samples, as far apart as possible, but not all in one column (Fast-LLM's
+    rule, so that both logs show the same elements). The returned tensor is cached: do not change
+    it.
     """
     size, wanted = prod(shape), 2 ** (level - SAMPLES)
     step = max(size // wanted, 1)
@@ -140,7 +144,8 @@ def sampled(shape: tuple[int, ...], level: int) -> Tensor:
 
 @torch.no_grad()
 def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
-    """This rank's samples of the whole tensor: their indices among all samples, and their values.
+    """Return this rank's samples of the whole tensor: their indices among all samples, and their
+    values.
     """
     numbers, places = _sampled_here(placement, level, tensor.device)
     return numbers.clone(), tensor.detach().reshape(-1)[places]
@@ -148,9 +153,8 @@ def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tens
 
 @lru_cache(maxsize=4096)
 def _sampled_here(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The indices of this rank's samples among all samples, and in its part.
-
-    The result is cached: do not change it.
+    """Return the indices of this rank's samples among all samples, and in its part. The result is
+    cached: do not change it.
     """
     held, places = placement.within(sampled(placement.whole, level))
     return held.nonzero().view(-1), places.to(device)

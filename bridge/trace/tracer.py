@@ -27,10 +27,8 @@ logger = logging.getLogger("bridge.trace")
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """An activation or its gradient, as a hook sees it.
-
-    `placement` is its part of the named tensor. `again` tells that the forward pass runs inside
-    backward, for recomputation.
+    """An activation or its gradient, as a hook receives it. `placement` is its part of the named
+    tensor. `again` is true if the forward pass is a recomputation inside backward.
     """
 
     name: Name
@@ -44,7 +42,7 @@ class Observer(Protocol):
     """The interface of objects that hooks inform."""
 
     def wants(self, kind: str) -> bool:
-        """Whether the observer needs sights of a kind: input, output, input gradient."""
+        """Return whether the observer needs sights of a kind: input, output, input gradient."""
         ...
 
     def saw(self, sight: Sight) -> None:
@@ -63,19 +61,19 @@ INPUT, OUTPUT, GRADIENT = "input", "output", "input gradient"
 
 @dataclass
 class Tracer:
-    """Hooks on `source` for `observers`; `remove` removes them."""
+    """Hooks on `source` for `observers`; the method `remove` removes them."""
 
     source: Source
     observers: Sequence[Observer]
     findings: Findings = field(default_factory=Findings)
     ended: Callable[[], None] | None = None
-    """Function to call when nothing is watched any more; None if there is none."""
+    """Function to call when no observer is left; None if there is none."""
     _handles: list[Any] = field(default_factory=list)
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     _over: bool = False
     _without: dict[str, list[Now]] = field(default_factory=dict)
-    """Steps and microbatches in which each layer ran without a graph, to run again with one in
-    backward.
+    """Steps and microbatches in which each layer ran without a graph, and will run again with a
+    graph in backward.
     """
 
     def install(self) -> Tracer:
@@ -123,9 +121,8 @@ class Tracer:
                 self._asked(observer, observer.reached, moment)
 
     def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
-        """Call an observer, which is dropped if it fails with an unexpected error.
-
-        A `BridgeError` is raised.
+        """Call an observer. An observer that fails with an unexpected error is removed; a
+        `BridgeError` is raised.
         """
         try:
             call(given)
@@ -191,9 +188,7 @@ class Tracer:
         return hook
 
     def _call(self, now: Now, layer: str, kind: str, again: bool = False) -> str:
-        """Prefix that distinguishes a layer's second and later calls in a microbatch from the
-        first; empty for that.
-        """
+        """Prefix for a layer's second and later calls in a microbatch; empty for the first call."""
         key, at = (layer, kind, again), (now.step, now.microbatch)
         last, count = self._counts.get(key, (at, -1))
         count = count + 1 if last == at else 0
@@ -201,8 +196,8 @@ class Tracer:
         return f"call {count + 1} " if count else ""
 
     def _await(self, inputs: Any, layer: str, now: Now) -> None:
-        """Observe the gradients of activations, each once, even if a backward pass in two halves
-        visits them twice.
+        """Observe the gradients of activations. Each is observed once, even if a backward pass in
+        two halves visits it twice.
         """
         wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
         call = self._call(now, layer, GRADIENT) if wanted else ""
@@ -248,18 +243,18 @@ class Tracer:
 
 
 def recomputing() -> bool:
-    """Whether a forward pass runs inside a backward pass, for recomputation."""
+    """Return whether a forward pass runs inside a backward pass, for recomputation."""
     # -1 outside of any backward; torch has no public name for it.
     return torch._C._current_graph_task_id() != -1
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that torch distributes."""
+    """Return this rank's part of a tensor that torch distributes."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in `values`, all but the first with their number."""
+    """Yield the tensors in `values`. All except the first are yielded with their number."""
     found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))

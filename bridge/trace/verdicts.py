@@ -28,11 +28,11 @@ FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other 
 class Line:
     """The result for one tensor.
 
-    `distance` is the root mean square of the difference over that of the values, and `bound` the
-    largest distance that rounding may cause. `cause` describes a fault, and `ranks` are those whose
-    logs differ, if not all do. A tensor of a kind that one of the runs does not log is "unseen".
-    The distance of weights excludes the part that adaptive updates make of the distance of their
-    gradients.
+    `distance` is the root mean square of the difference divided by that of the values, and `bound`
+    is the largest distance that rounding may cause. `cause` describes a fault. `ranks` are the
+    ranks whose logs differ, if not all differ. The verdict is "unseen" if one of the runs does not
+    log tensors of this kind. The distance of weights excludes the part that follows, through
+    adaptive updates, from the distance of gradients.
     """
 
     name: Name
@@ -44,12 +44,14 @@ class Line:
 
     @property
     def is_fault(self) -> bool:
-        """Whether rounding does not explain it."""
+        """Whether rounding does not explain the result."""
         return self.verdict in FAULTS
 
 
 def share(line: Line) -> float:
-    """The distance of a line as a share of its bound; infinite for a fault without a bound."""
+    """Return the distance of a line as a share of its bound, or infinity for a fault without a
+    bound.
+    """
     if line.bound:
         return line.distance / line.bound
     return math.inf if line.is_fault else 0.0

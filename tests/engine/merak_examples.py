@@ -381,7 +381,7 @@ BESIDE: Mapping[str, Sequence[str]] = {
     "checkpoint_num_layers": ("--activation_checkpointing", "true"),
 }
 """Flags that a flag is seen beside, in both runs."""
-KINDS = ("refused", "lines", "files", "stages", "chunks", "own", "findings", "plan")
+KINDS = ("refused", "lines", "timed", "files", "stages", "chunks", "own", "findings", "plan")
 
 
 def commands(folder: Path) -> list[tuple[str, str, str]]:
@@ -420,7 +420,8 @@ def flags(folder: Path) -> list[Use]:
 def _flag(pool: Pool, name: str, value: str) -> Use:
     """What is seen of a flag."""
     value = GIVEN.get(name, value)
-    another = other(name, value == "true" if value in ("true", "false", "True", "False") else _number(value), OTHER)
+    switch = value.lower()
+    another = other(name, switch == "true" if switch in ("true", "false") else _number(value), OTHER)
     seen = []
     for each in (value, another):
         with tempfile.TemporaryDirectory() as place:

@@ -169,22 +169,33 @@ def _relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
-def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int]]:
+def live_bytes(rank: int, world: int, case: Case) -> tuple[int, dict[str, int], list[int]]:
     """Bytes of all tensors that are alive after a step, less those alive before the model was made;
-    and the prediction.
+    the prediction; and bytes of gradients at the update and after the step.
     """
     before = set(_storages())
     engine = initialize(model_of(case), Plan.of(case.plan), mean_cross_entropy)
+    gradients: list[int] = []
+
+    def count() -> None:
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in engine.gradients.tensors()
+        }
+        gradients.append(sum(storages.values()))
+
+    engine.watchers["updated"].append(count)
     engine.train_batch(list(microbatches(case, engine, 0)))
+    count()
     kept = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(engine._last)}  # if data ends
     predicted = engine.layout.bytes()
+    freed = gradients[0] - gradients[1]
     for _ in range(LOOKS):  # the thread of a collective lets go of its tensors when it is given time, on a busy machine later
         found = {pointer: size for pointer, size in _storages().items() if pointer not in before | kept}
         total = sum(size for size in found.values() if size > SMALL)
-        if total <= sum(predicted.values()):
+        if total <= sum(predicted.values()) - freed:
             break
         time.sleep(0.1)
-    return total, predicted
+    return total, predicted, gradients
 
 
 LOOKS = 20

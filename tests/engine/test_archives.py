@@ -136,7 +136,7 @@ RAW = {
     "an object by mark": b"(cos\nsystem\nX\x01\x00\x00\x00xo.",
     "a call of what was built": b"\x80\x02]K\x01\x85R.",
     "a call of a record": b"\x80\x02cdeepspeed.runtime.fp16.loss_scaler\nLossScaler\n)R)R.",
-    "attributes of a list": b"\x80\x02]}b.",
+    "attributes are set on a list": b"\x80\x02]}b.",
     "a storage that is none": b"\x80\x02(X\x07\x00\x00\x00storageK\x01K\x01K\x01K\x01tQ.",
     "a name that is no text": b"\x80\x04K\x01K\x02\x93.",
     "a list that is its own key": b"\x80\x02}]K\x01s.",

@@ -109,8 +109,11 @@ SHARED = [("bf16", 1, 1, False), ("bf16", 2, 1, False), ("bf16", 2, 2, False), (
 def test_every_live_byte_is_predicted(run: Any, world: int, tensor: int, sequence: bool, level: int, compute: str) -> None:
     values = {"precision.compute": compute, "zero.stage": level, "parallel.tensor": tensor, "parallel.sequence": sequence}
     case = Case({**ADAMW, **values, "batch.accumulation": 2}, dtype=torch.float32)
-    for found, predicted in run(world, live_bytes, case):
-        assert found == sum(predicted.values())
+    for found, predicted, (reduced, kept) in run(world, live_bytes, case):
+        # Gradients that are shards have memory from backward to the update alone; those of the tie stay.
+        assert reduced == predicted["gradients"]
+        assert kept < reduced / 8 if level > 1 and world > tensor else kept == reduced
+        assert found == sum(predicted.values()) - reduced + kept
 
 
 @pytest.mark.parametrize("level", [0, 3])

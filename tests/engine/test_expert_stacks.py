@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-import torch
-from blocks import TENSOR, VOCAB, batches, errors, plain, small
+from blocks import TENSOR, VOCAB, Steps, batches, errors, plain, small
 from conftest import Run
 from torch import nn
 
@@ -27,16 +28,21 @@ def to_the_first_experts() -> nn.Module:
     return model
 
 
-def idle(rank: int, world: int) -> list[tuple[float, dict[str, torch.Tensor]]]:
-    """The gradients of a step in which no token goes to an expert of the last rank."""
-    engine = initialize(to_the_first_experts(), Plan.of(FP64), seed=5)
+def odd() -> nn.Module:
+    """A model with an odd vocabulary, whose plan splits the head alone."""
+    return small("bamba", vocab_size=VOCAB + 1)
+
+
+def a_step(rank: int, world: int, make: Callable[[], nn.Module]) -> Steps:
+    """The loss and the gradients of one step over tensor ranks."""
+    engine = initialize(make(), Plan.of(FP64), seed=5)
     before = {key: weight.clone() for key, weight in engine.state_dict()}
     loss = engine.train_batch(batches(0))
     return [(loss, {key: (before[key] - weight) / 0.1 for key, weight in engine.state_dict()})]
 
 
 def test_a_rank_whose_experts_get_no_token_takes_part(run: Run) -> None:
-    assert errors(run(2, idle)[0], plain(to_the_first_experts(), steps=1))[0] < 1e-6
+    assert errors(run(2, a_step, to_the_first_experts)[0], plain(to_the_first_experts(), steps=1))[0] < 1e-6
 
 
 def in_16_bits(rank: int, world: int) -> tuple[bool, float]:
@@ -59,16 +65,14 @@ def test_routing_in_fp32_is_counted_in_16_bit_training(run: Run) -> None:
         assert share < 0.6, "the experts, most of the weights, are shared"
 
 
-def uneven(rank: int, world: int) -> list[tuple[float, dict[str, torch.Tensor]]]:
-    """The gradients of a step of a model with an odd vocabulary, whose head the ranks split."""
-    engine = initialize(small("bamba", vocab_size=VOCAB + 1), Plan.of(FP64), seed=5)
-    before = {key: weight.clone() for key, weight in engine.state_dict()}
-    loss = engine.train_batch(batches(0))
-    return [(loss, {key: (before[key] - weight) / 0.1 for key, weight in engine.state_dict()})]
-
-
 def test_a_head_is_split_by_an_odd_vocabulary(run: Run) -> None:
-    assert errors(run(2, uneven)[0], plain(small("bamba", vocab_size=VOCAB + 1), steps=1))[0] < 1e-6
+    assert errors(run(2, a_step, odd)[0], plain(odd(), steps=1))[0] < 1e-6
+
+
+def test_a_head_that_is_no_plain_linear_layer_stays_whole() -> None:
+    model = small("llama")
+    model.lm_head = nn.Identity()
+    assert tensor_plan(model, Plan.of({}), 2).gathered == ()
 
 
 def test_a_tied_head_stays_whole() -> None:

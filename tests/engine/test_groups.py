@@ -108,7 +108,7 @@ def test_a_file_that_is_odd_is_refused(tmp_path: Path, text: str, problem: str) 
 
 @pytest.mark.parametrize(
     ("names", "problem"),
-    [([ALL[1:]], "'0.weight' is in no group"), ([ALL, ["9.x"]], "'9.x' is no trained"), ([ALL, ALL], "several")],
+    [([ALL[1:]], "'0.weight' is in no group"), ([ALL, ["9.x"]], "'9.x' is not a trained"), ([ALL, ALL], "several")],
 )
 def test_groups_hold_each_parameter_once(names: list[list[str]], problem: str) -> None:
     with pytest.raises(SourceError, match=problem):

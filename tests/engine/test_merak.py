@@ -13,7 +13,7 @@ import pytest
 import torch
 from blocks import small
 from conftest import Run
-from merak_runs import Rows, arguments, limited, other_kinds, plain, trained
+from merak_runs import Rows, arguments, flagged, limited, other_kinds, plain, trained
 
 import compat.merak
 from bridge.errors import BridgeError, ConfigError
@@ -54,6 +54,21 @@ def test_arguments_are_merak_s_on_the_command_line() -> None:
     )
 
 
+def test_lists_of_words_are_taken_on_the_command_line() -> None:
+    from transformers import HfArgumentParser
+
+    words = "--output_dir out --use_cpu True --input_names input_ids attention_mask --custom_partition 1 3"
+    (args,) = HfArgumentParser(compat.merak.MerakArguments).parse_args_into_dataclasses(words.split())
+    assert args.input_names == ["input_ids", "attention_mask"] and args.custom_partition == ["1", "3"]
+
+
+def test_the_time_of_each_part_of_a_step_is_printed(run: Run, tmp_path: Path) -> None:
+    timed = run(1, flagged, tmp_path, ["--wall_clock_breakdown", "true"])[0]
+    assert timed["timed"] == len(timed["lines"]) > 0
+    off = ["--wall_clock_breakdown", "false"]  # on by default, as in Merak
+    assert run(1, flagged, tmp_path, off)[0]["timed"] == 0
+
+
 def test_names_that_scripts_import_beside_are_there() -> None:
     from compat.merak.utils import datasets
     from compat.merak.utils.datasets import DynamicGenDataset
@@ -74,9 +89,9 @@ def test_names_that_scripts_import_beside_are_there() -> None:
     assert DynamicGenDataset(config, "vision_only", image_size=4)[0]["pixel_values"].shape == (3, 4, 4)
     with pytest.raises(ConfigError, match="DynamicGenDataset: found mode 'sound', expected one of text_only"):
         DynamicGenDataset(config, mode="sound")
-    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; .* it has DynamicGenDataset"):
+    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; it provides these names of Merak: "):
         _ = datasets.Other
-    with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: groups of ranks are the engine's own"):
+    with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: the engine has its own process groups"):
         mpu.get_data_parallel_group()
 
 
@@ -128,7 +143,7 @@ def test_leaf_modules_are_among_the_findings(tmp_path: Path) -> None:
     model, leaves = small("gpt2").float(), (torch.nn.Linear,)
     trainer = compat.merak.MerakTrainer(model=model, args=args, train_dataset=Rows(), leaf_modules=leaves)
     told = {finding.path: finding.message for finding in trainer.findings}
-    assert told["leaf_modules"] == "nothing is traced here, so that Linear cannot be leaves of a trace"
+    assert told["leaf_modules"] == "the engine does not trace the model, so the leaf modules Linear have no effect"
 
 
 @pytest.mark.parametrize(("name", "shape"), [("t5", (2, 1, 1)), ("dinov2", (1, 2, 1)), ("convnext", (1, 2, 1))])
@@ -151,5 +166,5 @@ def test_what_the_engine_cannot_run_is_refused() -> None:
         compat.merak.set_tp_layer_lists(conv_para_list=["conv"])
     with pytest.raises(ConfigError, match="MerakTrainer: found no data"):
         compat.merak.MerakTrainer(model=object(), args=object())
-    with pytest.raises(AttributeError, match="of Merak's own it has init"):
+    with pytest.raises(AttributeError, match="it provides these names of Merak: init"):
         _ = compat.merak.Trainer

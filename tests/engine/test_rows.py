@@ -115,4 +115,4 @@ def test_a_model_that_leaves_out_blocks_by_chance_is_one_layer() -> None:
     engine = train(model, **{"zero.stage": 3})
     assert len(engine.chain.layers) == 1
     told = {finding.path: finding.message for finding in engine.findings}
-    assert told["zero.stage"].endswith("it leaves out blocks by chance (model.decoder.layerdrop=0.5); set that to 0")
+    assert told["zero.stage"].endswith("it leaves out blocks at random (model.decoder.layerdrop=0.5); set this field to 0")

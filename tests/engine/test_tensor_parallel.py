@@ -163,7 +163,7 @@ def test_what_does_not_divide_is_refused(run: Any, values: dict[str, Any], shape
 
 
 def test_empty_and_contradictory_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="splits nothing; name columns and rows, shapes, weights or a vocabulary"):
+    with pytest.raises(ConfigError, match="splits nothing; name modules in `columns`"):
         TensorPlan(attributes=("heads",))
     with pytest.raises(ConfigError, match="'up' is in the lists of column and row layers; leave it in one"):
         TensorPlan(columns=("up",), rows=("up",))

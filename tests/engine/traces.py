@@ -199,7 +199,7 @@ def logged(rank: int, world: int, case: Case, folder: Path) -> tuple[list[float]
     for step in range(2):
         engine.train_batch(microbatches(case, engine, step))
         norms.append(engine.progress.grad_norm)
-    return norms, dict(engine.state_dict()), [len(shard) for _, shard in engine.gradients.parts()]
+    return norms, dict(engine.state_dict()), [flat.shard for flat in engine.gradients.flats.values()]
 
 
 def drifted(rank: int, world: int, case: Case) -> tuple[list[str], int]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from bridge.plan import Debug
 from bridge.trace import attach
@@ -434,3 +435,13 @@ def test_a_log_that_fails_itself_is_said_and_the_training_goes_on(
     assert len(told) == 1
     assert "step 1" in told[0]
     assert "the training goes on: KeyError" in told[0]
+
+
+def test_hooks_on_all_optimizers_do_not_come_and_go_with_models(tmp_path: Path) -> None:
+    """Torch walks through them in each step, and ends it in an error if one goes meanwhile."""
+    numbers = []
+    for name in ("a", "b"):
+        model = small()
+        attach(model, LOGS, tmp_path / name, optimizer=adam(model.parameters())).remove()
+        numbers.append(len(_global_optimizer_pre_hooks))
+    assert numbers[0] == numbers[1]

@@ -1,11 +1,12 @@
-"""Blocks: a model that is written as one module, as Hugging Face's are, run as the layers that it
-consists of.
+"""Blocks: a model that is written as one module, like the models of Hugging Face, runs as a list of
+layers.
 
-Nothing is traced or rewritten. A layer beside the blocks is the model's own forward pass, in which
-stand-ins take the place of the other layers' modules: those of earlier layers give what came in of
-their outputs, and the blocks that follow note their arguments. A block's arguments that follow from
-the batch alone, such as masks, every rank finds by itself. The others travel: the stream, and what
-else is computed from weights.
+Nothing is traced or rewritten. A layer before, between or after the blocks is the model's own
+forward pass, in which substitutes replace the modules of other layers. Substitutes for earlier
+layers return the tensors that came in, and substitutes for the following blocks record their
+arguments. Arguments that follow from the batch alone, such as masks, are computed on every rank.
+Other arguments are sent from rank to rank: the stream, and other tensors that are computed from
+weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from bridge.errors import BridgeError
 
 
 class Step(NamedTuple):
-    """A call of a module in a forward pass: its name, and which of its calls this is, from 0."""
+    """One call of a module in a forward pass: the module's name, and the number of the call among
+    the module's calls, from 0.
+    """
 
     name: str
     turn: int = 0
@@ -36,9 +39,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a call: its form, its leaves that are not tensors (None in the position of each
-    tensor), and the numbers of its tensors that later layers use. `alike` names arguments with the
-    same shapes as tensors in the output. All are keyed by position among the leaves.
+    """The structure of a call's output: its form, its leaves that are not tensors (None in the
+    position of each tensor), and the numbers of the tensors that later layers use. `alike` names
+    arguments with the same shapes as tensors in the output. All are indexed by position among the
+    leaves of the output.
     """
 
     form: Any
@@ -47,13 +51,13 @@ class Output:
     values: Mapping[int, int]
 
     def filled(self, tensors: Mapping[int, Any]) -> Any:
-        """An output of this form with `tensors` at their positions."""
+        """Return an output of this form with `tensors` at their positions."""
         leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
     def imitated(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
-        """An output with `tensors`, its own arguments in the place of others, and the stream that
-        came in as the one that goes out.
+        """Return an output with `tensors`. The call's own arguments replace tensors in `alike`, and
+        the incoming stream is also the outgoing stream.
         """
         alike = {place: given[at] for place, at in self.alike.items()}
         return self.filled({**alike, block.leaves_at: given[block.place], **tensors})
@@ -61,9 +65,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Block:
-    """A call of a block. Its stream is the argument at `place` among the leaves of all, and comes
-    out at `leaves_at` among those of its output. `taken` has the numbers of the arguments that
-    travel, by their places.
+    """A call of a block. The stream is the argument at `place` among all leaves, and the output at
+    `leaves_at` among the leaves of the output. `taken` has the numbers of the arguments that travel
+    between ranks, by their positions.
     """
 
     step: Step
@@ -74,8 +78,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Segment:
-    """The calls of modules ahead of a row of blocks, or behind the last one. `unused` modules were
-    not called in the trial.
+    """The calls of modules before a row of blocks, or after the last row. `unused` modules were not
+    called in the trial.
     """
 
     steps: tuple[Step, ...]
@@ -89,13 +93,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a model is cut: segments and rows of blocks, in turn, with a segment at both ends.
+    """The division of a model: segments and rows of blocks alternate, with a segment at both ends.
 
-    Tensors that pass from layer to layer are numbered; `entering` has those that each layer gets,
-    in order. `blanks` take a weight and a call, and make what stands for the output of a module
-    beside the blocks.
-    `beside` names parameters of the modules around the blocks. `fixed` arguments are passed to the
-    model in every call, so that it keeps no caches.
+    Tensors that pass from layer to layer are numbered; `entering` has the numbers of each layer's
+    inputs, in order. `blanks` have a function for each module outside the blocks: from a weight and
+    a call, it makes a substitute for the module's output. `beside` names parameters of the modules
+    that contain the blocks. `fixed` arguments are passed to the model in every call, so that it
+    stores no caches.
     """
 
     layers: tuple[Segment | Block, ...]
@@ -116,7 +120,7 @@ class Cut:
 
     @cached_property
     def calls(self) -> Sequence[int]:
-        """How many calls of modules come before each layer and in it."""
+        """For each layer, the number of module calls before it and in it."""
         return list(
             accumulate(
                 len(one.steps) if isinstance(one, Segment) else 1 for one in self.layers
@@ -125,7 +129,7 @@ class Cut:
 
     @cached_property
     def rows(self) -> Mapping[int, range]:
-        """The blocks behind each segment, by the places of both."""
+        """The blocks after each segment, by the positions of segment and blocks."""
         ends = [place for place, one in enumerate(self.layers) if isinstance(one, Segment)]
         return {
             place: range(place + 1, end)
@@ -133,7 +137,7 @@ class Cut:
         }
 
     def blocks_of(self, place: int) -> list[Block]:
-        """The blocks of the row behind the segment at `place`."""
+        """Return the blocks of the row after the segment at `place`."""
         row = (self.layers[at] for at in self.rows[place])
         return [block for block in row if isinstance(block, Block)]
 
@@ -144,13 +148,13 @@ class Cut:
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The names of the modules ahead of all blocks."""
+        """The names of the modules before all blocks."""
         first = self.layers[0]
         return first.modules if isinstance(first, Segment) else ()
 
     @property
     def after(self) -> tuple[str, ...]:
-        """The names of the modules behind all blocks."""
+        """The names of the modules after all blocks."""
         last = self.layers[-1]
         return last.modules if isinstance(last, Segment) else ()
 
@@ -164,11 +168,11 @@ class Call:
 
     @property
     def leaves(self) -> list[Any]:
-        """All arguments, and what is in them."""
+        """All arguments, and the leaves in them."""
         return tree_leaves((self.given, self.named))
 
     def filled(self, values: Mapping[int, Any]) -> Call:
-        """The same call with `values` at their places among the leaves."""
+        """Return the same call with `values` at their positions among the leaves."""
         leaves, form = tree_flatten((self.given, self.named))
         for place, value in values.items():
             leaves[place] = value
@@ -177,8 +181,8 @@ class Call:
 
 @dataclass(eq=False)
 class Batch:
-    """The model's arguments, and the arguments of its blocks by row, which are found when the first
-    of a row needs its own.
+    """The model's arguments, and the arguments of its blocks by row. A row's arguments are found
+    when its first block needs them.
     """
 
     given: Arguments
@@ -187,8 +191,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stream:
-    """The value between layers. `tensors` are hidden states, then what else is computed from
-    weights. They alone travel to other ranks, which have the batch themselves.
+    """The value that passes between layers. `tensors` are the hidden states, then other tensors
+    that are computed from weights. Only `tensors` are sent to other ranks, because every rank has
+    the batch.
     """
 
     tensors: tuple[Tensor, ...]
@@ -240,10 +245,12 @@ class Part(nn.Module):
 
 @dataclass
 class _Pass:
-    """A forward pass of the model up to the row behind the segment at `place`, or to its end.
+    """A forward pass of the model up to the row after the segment at `place`, or to the end of the
+    model.
 
-    `values` came in, by their numbers, and what the segment adds joins them. If it is not `real`,
-    blanks stand for the segment's own modules too. `calls` are those of the row's blocks.
+    `values` are the incoming tensors by number, and the segment adds its own. If the pass is not
+    `real`, substitutes replace the segment's modules too. `calls` are the calls of the row's
+    blocks.
     """
 
     place: int
@@ -254,7 +261,7 @@ class _Pass:
 
 
 class Blocks:
-    """A model and its layers: rows of blocks, and what runs before, between and after them."""
+    """A model and its layers: rows of blocks, and the segments before, between and after them."""
 
     def __init__(self, model: nn.Module, cut: Cut) -> None:
         self.model, self.cut = model, cut
@@ -286,11 +293,11 @@ class Blocks:
         return Chain(tuple(layers), 1, 1, True, self.received)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
-        """The stream of tensors from another rank, with this rank's own batch."""
+        """Return the stream of tensors from another rank, with this rank's own batch."""
         return Stream(tuple(tensors), Batch(given))
 
     def _segment(self, place: int, inputs: Any) -> Any:
-        """Run the modules beside blocks at `place`. Returns the input of the row behind them; the
+        """Run the segment at `place`. Returns the input of the row after the segment, or the
         model's output if there is none.
         """
         if place:
@@ -326,11 +333,11 @@ class Blocks:
         return self._handed(place, values, batch)
 
     def _named(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
-        """The values that enter a layer, by their numbers."""
+        """Return the values that enter a layer, by their numbers."""
         return dict(zip(self.cut.entering[place], tensors, strict=True))
 
     def _handed(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
-        """The input of the layer behind `place`."""
+        """Return the input of the layer after `place`."""
         return Stream(tuple(values[number] for number in self.cut.entering[place + 1]), batch)
 
     def _keep(self, step: Step, output: Any, values: dict[int, Any]) -> None:
@@ -340,8 +347,8 @@ class Blocks:
         values.update({number: leaves[at] for at, number in wanted.items()})
 
     def _note(self, batch: Batch, now: _Pass) -> None:
-        """Note the arguments of the blocks of a row in `batch`, without what travels, which joins
-        the values.
+        """Record the arguments of the blocks of a row in `batch`. Arguments that travel between
+        ranks are added to the values instead.
         """
         try:
             self._run(batch, now)
@@ -353,15 +360,15 @@ class Blocks:
         raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
 
     def _check(self, now: _Pass) -> None:
-        """Raise unless a pass came by all modules up to where it ended. One that is left out would
-        not have given what its layer did.
+        """Raise an error unless a pass called all modules before its end. A module that was left
+        out would not have given the output of its layer.
         """
         if now.turns.total() != self.cut.calls[now.place + len(now.calls)]:
             missed = (step for step in self.cut.places if now.turns[step.name] <= step.turn)
             raise BridgeError(f"{next(missed).name}: {_OUT_OF_TURN}")
 
     def _run(self, batch: Batch, now: _Pass) -> Any:
-        """The model's forward pass with stand-ins."""
+        """Run the model's forward pass with substitutes for modules."""
         before, self._now = self._now, now
         try:
             with replaced(self.model, self._standins):
@@ -370,7 +377,7 @@ class Blocks:
             self._now = before
 
     def _visited(self, name: str, /, *given: Any, **named: Any) -> Any:
-        """The forward pass of the stand-in for a module."""
+        """Return the forward function of the substitute for a module."""
         now = self._now
         assert now is not None
         step = Step(name, now.turns[name])
@@ -385,7 +392,7 @@ class Blocks:
         return self._again(step, at, Call(list(given), dict(named)), now)
 
     def _noted(self, name: str, at: int | None, call: Call, now: _Pass) -> Any:
-        """Note the arguments of the block at `at`."""
+        """Record the arguments of the block at `at`."""
         block, leaves = None if at is None else self.cut.layers[at], call.leaves
         if not isinstance(block, Block) or at != now.place + len(now.calls) + 1:
             raise BridgeError(f"{name}: {_OUT_OF_TURN}")
@@ -400,7 +407,8 @@ class Blocks:
         return self.cut.outputs[block.step].imitated(block, leaves, {})
 
     def _again(self, step: Step, at: int, call: Call, now: _Pass) -> Any:
-        """The output of a module of an earlier layer, as far as its tensors were passed on."""
+        """Return the output of a module of an earlier layer, with the tensors that were passed on.
+        """
         output, block = self.cut.outputs[step], self.cut.layers[at]
         found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
         if isinstance(block, Block):
@@ -414,7 +422,9 @@ class Blocks:
 
 
 def _title(cut: Cut, place: int) -> str:
-    """The name of a segment: that of its first module, of the last segment that of its last."""
+    """Return the name of a segment: the name of its first module, or of its last module for the
+    last segment.
+    """
     segment = cut.layers[place]
     assert isinstance(segment, Segment)
     if not segment.modules:
@@ -425,8 +435,8 @@ def _title(cut: Cut, place: int) -> str:
 
 
 def left_out(model: nn.Module) -> str | None:
-    """The setting by which a model leaves out blocks by chance in training, if it has one that is
-    on, with its value.
+    """Return the setting by which a model leaves out blocks at random in training, with its value.
+    Return nothing if no such setting is on.
     """
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
@@ -442,8 +452,8 @@ CACHES = ("use_cache", "past_key_values")
 
 
 def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
-    """A problem for each output or cache that settings or arguments ask for and that a model in
-    layers does not return.
+    """Yield a problem for each output or cache that settings or arguments ask for and that a model
+    in layers does not return.
     """
     for flag in FLAGS:
         if named.get(flag, getattr(model.config, flag, False)):
@@ -469,7 +479,7 @@ _OUT_OF_TURN = (
 
 @contextmanager
 def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Context in which the modules of `others` replace the modules of these names."""
+    """Context in which the modules in `others` replace the modules with these names."""
     places = [
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)
         for name, other in others.items()
@@ -485,7 +495,9 @@ def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None
 
 
 def _standin(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """A module that has all attributes of `module` and runs `forward`, without its hooks."""
+    """Return a module with all attributes of `module` that runs `forward`, without the hooks of
+    `module`.
+    """
     found = copy(module)
     # With gradient checkpointing on, transformers' layers would run `forward` within a checkpoint,
     # and once more in backward.

@@ -1,5 +1,5 @@
 """Cutting: a model of Hugging Face is run on a few tokens to find where it can be cut into layers.
-The layers are then run one by one, each with no weights but its own, and have to give the same
+The layers are then run one by one, each with only its own weights, and must give the model's
 output.
 """
 
@@ -31,18 +31,18 @@ SHAPE = (2, 8)
 def planned(
     model: nn.Module, plan: Plan, parts: object = None, sample: Arguments | None = None
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
-    """The cut of a model of Hugging Face, and None for other models, with findings.
+    """Return the cut of a model of Hugging Face, and findings. The cut is None for other models.
 
-    A model that cannot be cut, or leaves out blocks by chance, is run as one layer, unless pipeline
-    ranks have to share it. If ZeRO 3 is asked for, that is a finding, because one layer is never
-    sharded.
+    A model that cannot be cut, or that leaves out blocks at random, is run as one layer, unless
+    pipeline ranks must share the model. With ZeRO 3 this is a finding, because a single layer is
+    never sharded.
     """
     if isinstance(model, nn.Sequential):
         return None, ()
-    reason = "make it an nn.Sequential to shard them"
+    reason = "make the model an nn.Sequential to shard its weights"
     shared = ranks_of(plan) > 1 or bool(parts)
     if is_hugging_face(model) and not shared and (setting := left_out(model)):
-        reason = f"it leaves out blocks by chance ({setting}); set that to 0"
+        reason = f"it leaves out blocks at random ({setting}); set this field to 0"
     elif is_hugging_face(model):
         try:
             return cut_of(model, sample), ()
@@ -63,13 +63,13 @@ def planned(
 
 
 def is_hugging_face(model: nn.Module) -> bool:
-    """Whether `model` is one of transformers, or wraps one."""
+    """Return whether `model` is a model of transformers, or wraps one."""
     return hasattr(model, "config") and callable(getattr(model, "get_input_embeddings", None))
 
 
 def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
-    """The cut of `model`, which is run on a few tokens, or on `sample` if it does not run on these.
-    Raises `Uncut` with the module in the way.
+    """Return the cut of `model`. The model is run on a few tokens, or on `sample` if it cannot run
+    on tokens. Raises `Uncut`, which names the module that prevents a cut.
     """
     Uncut.raise_if(asked(model, {}))
     # Weights take part in backward, so that arguments of blocks which are computed from weights
@@ -84,7 +84,7 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
 
 def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> None:
     """Run the layers one by one, each as if it were alone on a rank. Raise `Uncut` unless their
-    output equals the model's, bit by bit.
+    output is bit by bit the model's output.
     """
     blocks = Blocks(model, found)
     value: Any = given
@@ -116,20 +116,19 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _named(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Arguments with a few tokens: first with labels, as a model is called in training, then
-    without, as not every model accepts labels.
+    """Yield arguments with a few tokens: first with labels, as in training, then without labels,
+    which some models do not accept.
     """
-    try:
-        ids = tokens(model)
-    except NotImplementedError:
-        return []
-    return [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
+    ids = words(model)
+    return [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
 
 
 def ran(
     model: nn.Module, tries: Sequence[Arguments], fixed: Mapping[str, Any]
 ) -> tuple[Arguments, Any]:
-    """The first of some arguments on which the model runs, and its output. Raises `Uncut`."""
+    """Return the first of some arguments on which the model runs, and the model's output. Raises
+    `Uncut`.
+    """
     found = f"{type(model).__name__}: has no input embedding for tokens"
     for given in tries:
         try:
@@ -146,8 +145,8 @@ def ran(
 def trials(
     model: nn.Module, sample: Arguments | None, *named: Mapping[str, Tensor]
 ) -> list[Arguments]:
-    """What to run a model on: `named` words, then the sample. A sample of more than words, such as
-    images, comes first.
+    """Yield the inputs for the trial: the `named` arguments, then the sample. A sample with inputs
+    other than tokens, such as images, comes first.
     """
     if sample is None:
         return [Arguments((), dict(each)) for each in named]
@@ -164,7 +163,7 @@ def trials(
 
 
 def uncached(model: nn.Module) -> Mapping[str, Any]:
-    """Arguments that turn the model's cache off."""
+    """Return arguments that turn the model's cache off."""
     taken = signature(model.forward).parameters
     takes = "use_cache" in taken or any(
         each.kind is Parameter.VAR_KEYWORD for each in taken.values()
@@ -180,6 +179,14 @@ def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
         torch.arange(shape[0] * shape[1], device=next(model.parameters()).device).view(shape)
         % number
     )
+
+
+def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
+    """Tokens of the trial, or None if the model embeds no words, as models of images do not."""
+    try:
+        return tokens(model, shape)
+    except NotImplementedError:  # transformers raises it if a model has no input embedding
+        return None
 
 
 @contextmanager

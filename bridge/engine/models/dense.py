@@ -70,7 +70,9 @@ class Dense(nn.Sequential):
             _initialize(name, weight, model, seed)
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
-        """How `ranks` tensor ranks split this model. Raises `ConfigError` if it cannot be split."""
+        """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises
+        `ConfigError` if the model cannot be split.
+        """
         if ranks > 1:
             ConfigError.raise_if(
                 f"{path}: {why}; leave parallel.tensor at 1"
@@ -81,8 +83,8 @@ class Dense(nn.Sequential):
 
 
 def native(workload: Workload) -> Any:
-    """The model that is trained: that of the workload's folder, the native one of its plan, or the
-    plain one of its shape.
+    """Return the model that is trained: the model in the workload's folder, the native model of its
+    plan, or the GPT with its shape.
     """
     if workload.folder is not None:
         return opened(workload.folder, workload.seed, drops=workload.rows is None)
@@ -94,8 +96,8 @@ def native(workload: Workload) -> Any:
 
 
 def called(workload: Workload) -> Any:
-    """The model that is trained. If the workload has rows of its own, the model accepts whole
-    microbatches of them.
+    """Return the model that is trained. If the workload has rows of its own, the model accepts
+    whole microbatches of these rows.
     """
     return native(workload) if workload.rows is None else workload.rows.fed(native(workload))
 
@@ -104,11 +106,11 @@ WHOLE = {
     "model.attention.norm": "its weights extend over all heads, and no tensor rank has all heads",
     "model.embedding.softcap": "the engine does not cap logits that are split by vocabulary",
 }
-"""The fields that keep a model from being split over tensor ranks, and why."""
+"""The fields that prevent a split of the model over tensor ranks, with the reason."""
 
 
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
-    """A problem for each field of the plan that this model does not support."""
+    """Yield a problem for each field of the plan that this model does not support."""
     scaling = model.rotary.scaling.kind
     found = {
         "model.moe.score": model.moe.score not in (None, *SCORES),
@@ -150,8 +152,8 @@ def _initialize(name: str, weight: Tensor, model: Model, seed: int) -> None:
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm of the last dimension. Zero-centred weights are stored as their distance
-    from one.
+    """LayerNorm or RMSNorm over the last dimension. Zero-centred weights are stored as their
+    difference from one.
     """
 
     def __init__(self, model: Model, shape: Architecture, size: int) -> None:
@@ -189,7 +191,9 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP beside the residual stream (batch, sequence, hidden), with norms before them, after them, or both."""
+    """Attention and MLP with the residual stream (batch, sequence, hidden), and norms before them,
+    after them, or both.
+    """
 
     def __init__(self, model: Model, shape: Architecture, index: int) -> None:
         super().__init__()
@@ -218,7 +222,9 @@ class Block(nn.Module):
         return stream + self._behind(self.mlp, second, self.norm4, stream)
 
     def _behind(self, layer: nn.Module, norm: Norm, after: Norm | None, stream: Tensor) -> Tensor:
-        """The addition of `layer` to the stream, with norms before it, after it, or both."""
+        """Return the tensor that `layer` adds to the stream, with norms before the layer, after it,
+        or both.
+        """
         if self.place == "after":
             return self._added(norm(layer(stream)))
         out: Tensor = layer(norm(stream))
@@ -280,8 +286,8 @@ class Attention(gpt.Attention):
 
 
 class Core(nn.Module):
-    """Softmax of scores times values, each (batch, heads, sequence, width). A token sees the last
-    `window` tokens, itself included.
+    """Return softmax of scores times values, each (batch, heads, sequence, width). A token attends
+    to the last `window` tokens, itself included.
     """
 
     def __init__(
@@ -308,8 +314,8 @@ class Core(nn.Module):
 
 
 class Turn(nn.Module):
-    """Rotary positions of (batch, heads, sequence, width): pairs of elements turn by an angle for
-    each position.
+    """Rotary positions of (batch, heads, sequence, width): pairs of elements are rotated by an
+    angle for each position.
     """
 
     def __init__(self, rotary: Rotary, width: int, local: bool) -> None:
@@ -343,8 +349,8 @@ class Turn(nn.Module):
 
 
 def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
-    """The rates of turning (width / 2,), scaled for longer sequences, and the factor of cosines and
-    sines.
+    """Return the angular frequencies (width / 2,), scaled for longer sequences, and the factor of
+    cosines and sines.
     """
     factor = scaling.factor or 1.0
     if scaling.kind == "linear":
@@ -357,8 +363,8 @@ def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, 
 
 
 def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
-    """Slow rates are divided by the factor, fast ones stay, and those between are mixed
-    (_compute_llama3_parameters of transformers).
+    """Scale frequencies for Llama 3: low frequencies are divided by the factor, high frequencies
+    stay, and those between are interpolated (_compute_llama3_parameters of transformers).
     """
     low, high, original = scaling.low or 1.0, scaling.high or 4.0, scaling.original or 8192
     # Turns of a pair over the length that the model was trained on. 1 of `kept`: as it is; 0:
@@ -369,8 +375,9 @@ def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
-    """Rates of turning scaled with a ramp over the pairs, between those that turn `fast` and `slow`
-    times over the length that the model was trained on (_compute_yarn_parameters of transformers).
+    """Scale frequencies for YaRN with a ramp over the pairs of elements, between the pairs that
+    rotate `fast` and `slow` times over the original length (_compute_yarn_parameters of
+    transformers).
     """
     width, original = 2 * len(rates), scaling.original or 4096
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
@@ -390,8 +397,8 @@ def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> 
 
 
 def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
-    """YaRN's factor of cosines and sines: 0.1 ln(factor) + 1 unless it is set, or a quotient if
-    both `mscale` are.
+    """Return YaRN's factor of cosines and sines: the one that is set, a quotient if both `mscale`
+    fields are set, or else 0.1 ln(factor) + 1.
     """
     if scaling.attention is not None:
         return scaling.attention

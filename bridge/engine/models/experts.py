@@ -22,8 +22,8 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Linear):
-    """The weight of each expert for each token, 0 for experts that it does not go to. Scores are in
-    fp32 at least.
+    """Return the weight of each expert for each token, 0 for experts that were not chosen for the
+    token. Scores are in fp32 at least.
     """
 
     def __init__(self, hidden: int, shape: Experts, moe: Moe) -> None:
@@ -43,8 +43,8 @@ class Router(nn.Linear):
 
 
 class Routed(nn.Module):
-    """A router and its experts. Each expert computes all tokens, and those that were not sent to it
-    get weight 0.
+    """A router and its experts. Each expert computes all tokens, and a token has weight 0 for
+    experts that were not chosen for it.
     """
 
     def __init__(

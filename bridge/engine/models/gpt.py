@@ -46,12 +46,14 @@ class GPT(nn.Sequential):
         self.architecture = architecture
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
-        """How `ranks` tensor ranks split this model. Raises `ConfigError` if its heads do not divide."""
+        """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises
+        `ConfigError` if `ranks` does not divide the heads.
+        """
         return self.architecture.tensor_plan(ranks)
 
 
 def _beyond(architecture: Architecture) -> Iterator[str]:
-    """A problem for each part of the architecture that this model does not support."""
+    """Yield a problem for each part of the architecture that this model does not support."""
     found = {
         "model.experts": architecture.experts,
         "model.attention.latent": architecture.latent,
@@ -98,7 +100,8 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside the residual stream (batch, sequence, hidden)."""
+    """Attention and MLP, each after a norm, added to the residual stream (batch, sequence, hidden).
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -114,18 +117,18 @@ class Block(nn.Module):
 
 
 class Core(nn.Module):
-    """Softmax of scores times values. Selective recompute runs it again, as it is cheap and its
-    scores take much memory.
+    """Softmax of scores times values. Selective recompute runs it again, because it is cheap and
+    its scores take much memory.
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Each (batch, heads, sequence, width)."""
+        """Return the attention output. Each tensor is (batch, heads, sequence, width)."""
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class Attention(nn.Module):
     """Causal attention in which groups of heads share keys and values. `heads` and `kv_heads` are
-    those of this rank.
+    the numbers on this rank.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -159,8 +162,8 @@ class Attention(nn.Module):
         return self.mixed(query, key, value)
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of queries, keys and values, each (batch, heads, sequence, width), through the
-        output layer: (batch, sequence, hidden).
+        """Return the attention of queries, keys and values, each (batch, heads, sequence, width),
+        after the output layer: (batch, sequence, hidden).
         """
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
@@ -174,7 +177,9 @@ class Attention(nn.Module):
         return joined
 
     def split_over(self, rank: int, ranks: int) -> None:
-        """Keep the heads of `rank`. Key heads that do not divide stay on every rank."""
+        """Remove the heads of other ranks. Key and value heads that cannot be divided stay on every
+        rank.
+        """
         self.heads //= ranks
         self.first_head = rank * self.heads
         if self.kv_heads % ranks == 0:
@@ -182,11 +187,11 @@ class Attention(nn.Module):
             self.first_kv_head = rank * self.kv_heads
 
     def compute_again(self) -> None:
-        """Compute the core again in backward instead of keeping its scores."""
+        """Recompute the core in backward instead of storing its scores."""
         self.again = True
 
     def _spread(self, vectors: Tensor) -> Tensor:
-        """For each of this rank's heads, the key or value head of its group: (batch, heads,
+        """Return, for each of this rank's heads, the key or value head of its group: (batch, heads,
         sequence, width).
         """
         # Heads are numbered among all ranks', and the tensor begins with the first one that this
@@ -231,8 +236,8 @@ class Head(nn.Module):
 
 
 def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding of (batch, heads, sequence, width): elements half a width apart turn by an
-    angle for each position.
+    """Rotary embedding of (batch, heads, sequence, width): elements half a width apart are rotated
+    by an angle for each position.
     """
     half = heads.shape[-1] // 2
     # Angles in fp32 at least: bf16 has 8 binary digits, and cannot tell position 257 from 256.
@@ -246,7 +251,7 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
-    """Mean loss of the tokens whose target is not `IGNORED`. The arguments are those of
+    """Return the mean loss of the tokens whose target is not `IGNORED`. The arguments are those of
     `summed_cross_entropy`.
     """
     total, count = summed_cross_entropy(logits, targets)
@@ -254,9 +259,11 @@ def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
 
 
 def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss of the tokens whose target is not `IGNORED`, and their number.
+    """Return the summed loss of the tokens whose target is not `IGNORED`, and the number of these
+    tokens.
 
-    Takes logits (batch, sequence, vocab), whole or split by vocabulary, and targets (batch, sequence).
+    Takes logits (batch, sequence, vocab), whole or split by vocabulary, and targets (batch,
+    sequence).
     """
     count = (targets != IGNORED).sum()
     if isinstance(logits, SplitLogits):

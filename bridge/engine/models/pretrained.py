@@ -1,5 +1,5 @@
-"""A model of Hugging Face from a folder on this machine, with the folder's weights if it has any,
-else with random ones.
+"""A model of Hugging Face from a folder on this machine, with the weights in the folder, or with
+random weights if it has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def dropping(config: Mapping[str, Any]) -> dict[str, float]:
-    """The settings of a model's config that make it drop something at random, with their values."""
+    """Return the settings of a model's config that drop something at random, with their values."""
     return {
         name: value
         for name, value in config.items()
@@ -26,7 +26,9 @@ def dropping(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """The settings that transformers reads from the config.json in `folder`, with its defaults."""
+    """Return the settings that transformers reads from the config.json in `folder`, with defaults
+    filled in.
+    """
     from transformers import AutoConfig
 
     found: dict[str, Any] = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
@@ -34,9 +36,10 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
-    """The model for causal language modelling in `folder`, in fp32. If the folder has no weights,
-    they are drawn from `seed`. Without `drops`, dropout is off. Nothing is downloaded, and no code
-    of the folder runs.
+    """Return the model for causal language modelling in `folder`, in fp32. If the folder has no
+    weights, they are drawn from `seed`. Without `drops`, dropout is off.
+
+    Nothing is downloaded, and no code in the folder runs.
     """
     try:
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,5 +1,6 @@
-"""Slicing: which modules of a Hugging Face model's blocks need whole sequences, found out by running each block on half of its
-tokens while the modules in it give what they gave for all.
+"""Slicing: the search for modules of a Hugging Face model's blocks that need whole sequences. Each
+block is run on half of its tokens, while a tested module returns the first half of its output for
+all tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from bridge.errors import ConfigError
 from bridge.layout.tensor import Tokens
 
 CLOSE = 1e-4
-"""The largest allowed difference between a block's output for half of the tokens and half of its
-output, as a share of the largest element.
+"""The largest allowed difference between a block's output for half of the tokens and the first half
+of its whole output, as a share of the largest element.
 """
 
 
 def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
-    """How the stream of `model` is split by tokens if the layers `rows` are split by input features. Raises `ConfigError` if its
-    stream is none of (batch, tokens, features).
+    """Return the split by tokens of the stream of `model`, if the layers `rows` are split by input
+    features. Raises `ConfigError` if its stream is not (batch, tokens, features).
     """
     cut = cut_of(model)
     if len(cut.rows) > 2:
@@ -57,7 +58,9 @@ def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
 
 @dataclass
 class _Unit:
-    """What a module of a block took and gave, call by call; `closed`: a split layer's output is what it gives."""
+    """The inputs and outputs of a block's module, call by call. If it is `closed`, the output of a
+    split layer is the module's output.
+    """
 
     calls: list[tuple[Any, Any]] = field(default_factory=list)
     closed: bool = False
@@ -65,7 +68,7 @@ class _Unit:
 
 @dataclass
 class _Run:
-    """A block's call on whole sequences, its output, and the modules in the block."""
+    """A block's call on whole sequences, the block's output, and the modules in the block."""
 
     call: Call
     stream: Tensor
@@ -78,7 +81,7 @@ Note = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
 def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
-    """Every block's call in a run of the model on a few tokens."""
+    """Return the call of every block in a run of the model on a few tokens."""
     found: dict[str, _Run] = {}
     ends: dict[str, Any] = {}
     places = {layer.step.name: layer.place for layer in cut.layers if isinstance(layer, Block)}
@@ -101,7 +104,7 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
 
 
 def _watch(module: nn.Module, note: Note) -> Callable[[], None]:
-    """Call `note` for every call of a module. Returns the function that ends this."""
+    """Call `note` for every call of a module. Returns the function that stops this."""
 
     def hook(module: nn.Module, given: Any, named: Any, output: Any) -> None:
         note(given, named, output)
@@ -136,7 +139,9 @@ def _ran(
 
 
 def _units(model: nn.Module, block: str) -> Iterator[str]:
-    """The modules of a block that may need whole sequences: all but norms and what has neither weights nor parts."""
+    """Return the modules of a block that may need whole sequences: all modules except norms and
+    modules without weights and children.
+    """
     for name, module in model.get_submodule(block).named_children():
         inner = any(True for _ in module.children())
         if inner or any(weight.dim() > 1 for weight in module.parameters()):
@@ -144,8 +149,8 @@ def _units(model: nn.Module, block: str) -> Iterator[str]:
 
 
 def _by_token(model: nn.Module, name: str, run: _Run) -> bool:
-    """Whether a block does nothing to tokens but by its modules. Its dropout would need the mask of whole sequences, so it must
-    draw no random numbers either.
+    """Return whether a block changes tokens only through its modules. It must draw no random
+    numbers either, because dropout would need the mask of whole sequences.
     """
     half = run.stream.shape[TOKENS] // 2
     block = model.get_submodule(name)
@@ -171,7 +176,7 @@ def _first(value: Any, stream: Tensor, half: int) -> Any:
 
 
 def _half(output: Any, stream: Tensor, half: int) -> Any:
-    """The first tokens of every stream in an output."""
+    """Return the first tokens of every stream in an output."""
 
     def cut(value: Tensor) -> Tensor:
         return (
@@ -185,7 +190,9 @@ def _half(output: Any, stream: Tensor, half: int) -> Any:
 
 @contextmanager
 def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
-    """Have the modules of a block give what they gave for all tokens, for the first ones; whether each was called as before."""
+    """Make the modules of a block return their output for all tokens, cut to the first tokens.
+    Returns whether each module was called as before.
+    """
     good: list[bool] = []
     modules = {unit: model.get_submodule(unit) for unit in run.units}
 
@@ -234,7 +241,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _random(tensor: Tensor) -> Tensor:
-    """The state of the random generator that dropout on this tensor uses."""
+    """Return the state of the random generator that dropout on this tensor uses."""
     return (
         torch.cuda.get_rng_state(tensor.device)
         if tensor.device.type == "cuda"

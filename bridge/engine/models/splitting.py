@@ -1,16 +1,17 @@
-"""Splitting: how tensor ranks share a model of Hugging Face, by its own plan, and the proof that
-its logits stay the same.
+"""Splitting: a model of Hugging Face is split over tensor ranks by its own plan, and its logits are
+checked to stay the same.
 
-A module is split if its plan names all of its weights, each with a style that the engine has. Layers
-that take and give whole features are split one by one, and so are stacks of experts, of which each
-rank keeps some. Every rank holds the other modules whole, among them embeddings and tied heads.
+A module is split if its plan names all of its weights, each with a style that the engine supports.
+Layers that take and give whole features are split one by one, and so are stacks of experts, of
+which each rank holds some. Every rank holds the other modules whole, among them embeddings and tied
+heads.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,9 @@ from bridge.engine.models.cutting import (
     is_hugging_face,
     ran,
     still,
-    tokens,
     trials,
     uncached,
+    words,
 )
 from bridge.engine.models.slicing import sliced
 from bridge.engine.models.stacks import stacks_of
@@ -47,7 +48,9 @@ rounding of the weights' format.
 
 
 def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
-    """How `ranks` tensor ranks split `model`. Raises `ConfigError` if they cannot."""
+    """Return the split of `model` over `ranks` tensor ranks. Raises `ConfigError` if the model
+    cannot be split.
+    """
     ConfigError.raise_if(_uneven(model, ranks))
     styles = dict(_styles(model))
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style == ROW}
@@ -77,10 +80,15 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def _alone(model: nn.Module, name: str) -> bool:
-    """Whether a layer can be split by itself: a linear layer with a weight that no other module has."""
+    """Return whether a layer can be split by itself. It must be a linear layer whose weight no
+    other module has.
+    """
     layer = model.get_submodule(name)
-    holders = [each for _, each in model.named_parameters(remove_duplicate=False) if each is layer.weight]
-    return type(layer) is nn.Linear and len(holders) == 1
+    # A class derived from Linear may compute something else.
+    if type(layer) is not nn.Linear:
+        return False
+    named = model.named_parameters(remove_duplicate=False)
+    return sum(weight is layer.weight for _, weight in named) == 1
 
 
 def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
@@ -91,7 +99,9 @@ def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The modules that the plans of a model and of its base model name, with the style of each."""
+    """Return the modules that the plans of a model and of its base model name, with the style of
+    each.
+    """
     base = getattr(model, "base_model", None)
     for parent, module in model.named_modules():
         # Names in a base model's plan begin there, without the head. A few models do not say which
@@ -113,8 +123,8 @@ def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: int) -> list[str]:
-    """The modules of `parent` if they have all of its weights and the engine can split each, else
-    none.
+    """Return the modules of `parent` if they have all of its weights and the engine can split each
+    of them, else no modules.
     """
     module = model.get_submodule(parent)
     names = [
@@ -147,8 +157,8 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
 @contextmanager
 def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
     """Context that raises `ConfigError` unless `model` gives the same logits at the end of the
-    block as before it, for a few tokens or for the sample. Models that are not of Hugging Face are
-    not checked.
+    block as at its beginning, for a few tokens or for the sample. Models that are not of Hugging
+    Face are not checked.
     """
     if not is_hugging_face(model):
         yield
@@ -169,9 +179,9 @@ def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Ite
 
 def _logits(model: nn.Module, ranks: int, sample: Arguments | None) -> Tensor:
     # Under sequence parallelism the tokens have to divide into the ranks.
+    trial = words(model, (SHAPE[0], SHAPE[1] * ranks))
     named: list[dict[str, Tensor]] = []
-    with suppress(NotImplementedError):
-        trial = tokens(model, (SHAPE[0], SHAPE[1] * ranks))
+    if trial is not None:
         beside = getattr(model.config, "is_encoder_decoder", False)
         named = [{"input_ids": trial, **({"decoder_input_ids": trial} if beside else {})}]
     with still(model):

@@ -1,5 +1,5 @@
-"""Stacks of experts in a model of Hugging Face: which of them tensor ranks can share, found out by
-running each in parts.
+"""Stacks of experts in a model of Hugging Face: the search for stacks that tensor ranks can share.
+Each stack is run in parts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ share of the largest element.
 TRIES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 """Exceptions that a stack raises if it cannot run in parts."""
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
-"""Arguments by place and by name, and the output."""
+"""A call of a stack: positional arguments, named arguments, and the output."""
 
 
 def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[Stack]:
-    """The modules among those named that `ranks` ranks can share."""
+    """Return those of the named modules that `ranks` ranks can share."""
     if not names:
         return
     calls: dict[str, Call] = {}
@@ -38,15 +38,15 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
             note = partial(_noted, calls, name)
             hook = model.get_submodule(name).register_forward_hook(note, with_kwargs=True)
             stack.callback(hook.remove)
-        words = tokens(model)
-        model(input_ids=words, **uncached(model))
+        ids = tokens(model)
+        model(input_ids=ids, **uncached(model))
     with still(model), torch.no_grad():
         for name, (given, named, output) in calls.items():
             module = model.get_submodule(name)
             leaves, form = tree_flatten((given, named))
             if _shared(module, leaves, form, output, ranks):
                 features, weights = (leaves[place] for place in by_kind(leaves)[1])
-                widths = (each.numel() // words.numel() for each in (features, weights))
+                widths = (each.numel() // ids.numel() for each in (features, weights))
                 yield Stack(name, len(next(module.parameters())), *widths)
 
 
@@ -55,7 +55,9 @@ def _noted(calls: dict[str, Call], name: str, module: nn.Module, given: Any, nam
 
 
 def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks: int) -> bool:
-    """Whether the outputs of a stack's parts, each with its own experts, sum to the stack's output."""
+    """Return whether the outputs of a stack's parts, each with its own experts, sum to the stack's
+    output.
+    """
     indices, floating = by_kind(leaves)
     number = len(next(module.parameters(), ()))
     if (len(indices), len(floating)) != (1, 2) or not counts(module) or number < ranks:
@@ -77,7 +79,9 @@ def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks:
 
 
 def _part(module: nn.Module, part: range) -> nn.Module:
-    """A copy of a stack that has the experts of `part` alone; their weights are views."""
+    """Return a copy of a stack that has only the experts in `part`. The weights of the copy are
+    views.
+    """
     found = copy.copy(module)
     found.__dict__["_parameters"] = dict(module._parameters)  # the copy shares it with the stack
     weights = {

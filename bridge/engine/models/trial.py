@@ -1,5 +1,5 @@
-"""Trial: a model is run on a few samples, and the inputs and outputs of its modules show where it
-can be cut and which tensors pass from layer to layer.
+"""Trial: a model is run on a few samples. The inputs and outputs of its modules show where the
+model can be cut, and which tensors pass from layer to layer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ output.
 
 
 class Uncut(ConfigError):
-    """A model that cannot be cut."""
+    """Raised for a model that cannot be cut."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """A call: the leaves of a module's arguments, of its output, and the form of that."""
+    """A call of a module: the leaves of its arguments, the leaves of its output, and the form of
+    the output.
+    """
 
     step: Step
     given: Sequence[Any]
@@ -48,10 +50,9 @@ class Called:
 
 
 class Trial:
-    """The calls of the modules `names` in a forward pass, in order, and what the model gave.
-
-    With `apart`, what each of them gives has no history: what is computed from it leads back to it
-    and no further.
+    """Runs a model once, and records the calls of the modules `names`, in order, and the model's
+    output. With `apart`, the output of each module has no history, so that the graph of a tensor
+    ends at the outputs from which it was computed.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], apart: bool) -> None:
@@ -89,11 +90,13 @@ class Trial:
         return tree_unflatten(leaves, form)
 
     def origin(self, value: Any) -> Source | None:
-        """The call whose output has `value` itself, if there is one."""
+        """Return the call whose output contains the tensor `value` itself, or None if there is
+        none.
+        """
         return self._origins.get(id(value)) if isinstance(value, Tensor) else None
 
     def sources(self, value: Any) -> set[Source]:
-        """The outputs of calls from which `value` was computed."""
+        """Return the outputs of calls from which `value` was computed."""
         own = self.origin(value)
         if own is not None or not isinstance(value, Tensor):
             return set() if own is None else {own}
@@ -109,10 +112,11 @@ class Trial:
 
 
 def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
-    """The names of the lists whose modules are blocks: each takes what the one before it gives.
+    """Return the names of the lists whose modules are blocks: each module takes the output of the
+    module before it.
 
-    Lists that the model's own plan for pipelines names come before others. If there is no such
-    list, the name is that of the largest list that is called.
+    Lists that the model's own plan for pipelines names come first. If there is no such list, return
+    the name of the largest list that is called.
     """
     outer = _outer(model)
     children = {
@@ -141,7 +145,9 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
 
 
 def _outer(model: nn.Module) -> dict[str, nn.Module]:
-    """The lists of modules with weights that are in no other list, as the experts of a block are."""
+    """Return the lists of modules with weights, without lists inside another list, such as the
+    experts of a block.
+    """
     found = {
         name: module
         for name, module in model.named_modules()
@@ -155,13 +161,13 @@ def _outer(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def ancestors(name: str) -> list[str]:
-    """Names of the modules around a module, from the model itself ("") inwards."""
+    """Return the names of the modules that contain a module, from the model itself ("") inwards."""
     words = name.split(".")
     return [".".join(words[:number]) for number in range(len(words))]
 
 
 def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
-    """The largest modules with weights beside the lists `rows`."""
+    """Return the names of the largest modules with weights outside the lists `rows`."""
     around = dict.fromkeys(name for each in rows for name in ancestors(each))
     found: dict[int, str] = {}
     for parent in around:
@@ -173,7 +179,7 @@ def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
 
 
 def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
-    """The cut of a model that a trial shows. Raises `Uncut`."""
+    """Return the cut of a model that a trial shows. Raises `Uncut`."""
     rows = lists(model, given, fixed)
     blocks = [
         f"{name}.{child}"
@@ -196,7 +202,7 @@ def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
 
 @dataclass
 class _Place:
-    """A layer: the numbers of its calls, and of a block the first layer of its row."""
+    """A layer: the indices of its calls and, for a block, the first layer of its row."""
 
     calls: list[int]
     row: int | None = None
@@ -204,8 +210,9 @@ class _Place:
 
 @dataclass
 class _Cutting:
-    """A trial on the way to a cut. Tensors that pass from layer to layer get numbers: `made` and
-    `needed` say where. `taken` has those of a block's arguments, by their places.
+    """A trial that becomes a cut. Tensors that pass from layer to layer get numbers. `made` has the
+    layer that computes each tensor, and `needed` the tensors that each layer uses. `taken` has the
+    numbers of a block's arguments, by their positions.
     """
 
     trial: Trial
@@ -263,7 +270,9 @@ class _Cutting:
         self.places.append(_Place(calls, row))
 
     def _goes_on(self, number: int, row: int) -> bool:
-        """Whether a block takes what the one before gave, and what its row gave only as it is."""
+        """Return whether a block takes the output of the block before it, and takes outputs of its
+        row only unchanged.
+        """
         direct = False
         for leaf in self.trial.calls[number].given:
             own = self.trial.origin(leaf)
@@ -275,7 +284,7 @@ class _Cutting:
         return direct
 
     def _argument(self, at: int, row: int, leaf_at: int, leaf: Any) -> None:
-        """Record an argument of a block, which other ranks may have to receive."""
+        """Record an argument of a block that other ranks may have to receive."""
         own = self.trial.origin(leaf)
         if own is not None and self.home[own[0]] >= row:
             value = self._number(self.outputs, own, self.home[own[0]])
@@ -334,7 +343,9 @@ class _Cutting:
         return at < len(self.places) and self.places[at].row == row
 
     def _stream_of(self, at: int) -> tuple[int, int] | None:
-        """Where a block takes what the one before it in its row gave, and where that gave it."""
+        """Return the position of the argument by which a block takes the output of the block before
+        it, and the position in this output.
+        """
         if self.places[at].row in (None, at):
             return None
         before = self.places[at - 1].calls[0]
@@ -345,8 +356,9 @@ class _Cutting:
         return None
 
     def _constants(self, call: Called) -> Iterator[Any]:
-        """What is not a tensor in an output of a call. Numbers of a block may follow from those of
-        another batch, so that it cannot be stood in for.
+        """Yield the values in the output of a call that are not tensors; other leaves become None.
+        A number in a block's output raises `Uncut`, because it may differ for another batch and
+        cannot be replaced.
         """
         for leaf in call.output:
             number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
@@ -355,7 +367,7 @@ class _Cutting:
             yield leaf if isinstance(leaf, bool | str) else None
 
     def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the tensors that enter each layer, with the stream first."""
+        """Return the numbers of the tensors that enter each layer, with the stream first."""
         found: list[tuple[int, ...]] = []
         live = set[int]()
         for at in reversed(range(len(layers))):
@@ -368,7 +380,9 @@ class _Cutting:
         return tuple(reversed(found))
 
     def _blanks(self) -> dict[str, Zeros | Shapes]:
-        """The stand-in for each module outside the blocks, on ranks that do not have it."""
+        """Return the function that makes substitutes for the output of each module outside the
+        blocks, on ranks that do not have this module.
+        """
         found: dict[str, Zeros | Shapes] = {}
         for number, call in enumerate(self.trial.calls):
             # A module that once needs shapes of its own always gets them.
@@ -382,7 +396,8 @@ class _Cutting:
 
 
 def _alike(call: Called) -> dict[int, int]:
-    """The first argument of the shape of each tensor in an output, by their places."""
+    """Return, for each tensor in an output, the position of the first argument with the same shape.
+    """
     shapes: dict[tuple[int, ...], int] = {}
     for at, leaf in enumerate(call.given):
         if isinstance(leaf, Tensor):
@@ -393,20 +408,22 @@ def _alike(call: Called) -> dict[int, int]:
 
 
 def _trained(value: Any) -> bool:
-    """Whether a value is a tensor computed from weights."""
+    """Return whether a value is a tensor that is computed from weights."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Zeros of the leading sizes of the first argument, `width` wide, in `dims` dimensions."""
+    """Zeros in `dims` dimensions: the leading sizes are those of the first argument, and the last
+    size is `width`.
+    """
 
     dims: int
     width: int
 
     @classmethod
     def of(cls, call: Called) -> Zeros | None:
-        """The zeros of the shape that a call gave, if that is of this kind."""
+        """Return zeros of the shape of a call's output, if this kind of zeros fits the output."""
         taken = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
         (first, *more) = call.output
         if more or taken is None or not isinstance(first, Tensor) or not first.dim():
@@ -440,7 +457,7 @@ def _filled(weight: Tensor, shape: Tensor) -> Tensor:
 
 
 def _without_memory(module: nn.Module) -> nn.Module:
-    """A copy of a module whose tensors have shapes and no values."""
+    """Return a copy of a module whose tensors have shapes and no values."""
     tensors = chain(module.parameters(), module.buffers())
     memo: dict[int, Any] = {}
     for tensor in tensors:

@@ -52,7 +52,8 @@ ROWS, SAID = "invariants", "findings"
 
 
 class Passes(Check):
-    """A step has as many forward passes as the run was set to, by which number it divides its loss.
+    """A step has as many forward passes as the run was set to, because the loss is divided by this
+    number.
     """
 
     def local(self, step: int) -> Iterator[Finding]:
@@ -68,8 +69,8 @@ class Passes(Check):
 
 @dataclass
 class Invariants:
-    """The observer that calls every check, exchanges rows between data ranks, and findings between
-    all ranks.
+    """The observer that calls every check, exchanges rows between data ranks, and exchanges
+    findings between all ranks.
     """
 
     source: ModuleSource
@@ -78,12 +79,17 @@ class Invariants:
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
-    """Findings of this rank's group of data ranks in the step, if there are other ranks to be told.
+    """Findings in this step by this rank's group of data ranks, to be sent to the other ranks, if
+    there are any.
     """
     _sizes: dict[bool, dict[Check, int]] = field(default_factory=dict)
-    """Length of each check's row, before and after the update, as agreed between ranks."""
+    """Length of each check's row, before and after the update. All ranks have agreed on these
+    lengths.
+    """
     _calls: dict[str, list[Callable[..., Any]]] = field(default_factory=dict)
-    """The methods of checks for each point of a forward pass, by the name of the point."""
+    """Methods of the checks that are called at each point of a forward pass, by the name of the
+    point.
+    """
     _said: set[Check] = field(default_factory=set)
     """Checks that failed with an error and were reported."""
 
@@ -156,9 +162,8 @@ class Invariants:
         return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
 
     def _failed(self, step: int) -> Iterator[Finding]:
-        """Yield a finding for each check that failed with an error.
-
-        It is left out, so that the training continues.
+        """Yield a finding for each check that failed with an error. The check is then left out, so
+        that the training continues.
         """
         for check in self.checks:
             error = check.error
@@ -183,7 +188,7 @@ class Invariants:
         self._tell([*self._each("start"), *self._failed(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
-        """Gather the rows of all checks in one call, and judge them."""
+        """Gather the rows of all checks in one call, and let the checks judge them."""
         if not self._alike:
             return
         asked = [check for check in self.checks if not check.over]
@@ -207,8 +212,8 @@ class Invariants:
                 self._kept += found
 
     def _agreed(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
-        """The length of each check's row, exchanged between ranks once, since a rank on which it
-        failed does not know it.
+        """Return the length of each check's row. Ranks exchange these lengths once, because a rank
+        on which a check failed does not know the length.
         """
         if updated not in self._sizes:
             sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
@@ -220,14 +225,13 @@ class Invariants:
         return self._sizes[updated]
 
     def _lost_on(self, check: Check, there: Tensor) -> None:
-        """Stop a check on all ranks because it failed on some."""
+        """Stop a check on all ranks because it failed on some of them."""
         ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
         check.over, check.error = True, check.error or RuntimeError(f"it failed on rank {ranks}")
 
     def _tell(self, alone: Iterable[Finding]) -> None:
-        """Send all ranks the findings of single ranks and of groups of data ranks.
-
-        In most steps there are none, and ranks exchange only that fact.
+        """Send all ranks the findings of single ranks and of groups of data ranks. In most steps
+        there are no findings, and ranks exchange only this fact.
         """
         own, world = (
             [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))],
@@ -255,12 +259,12 @@ class Invariants:
 
 
 def _sent(own: Tensor | None, size: int) -> Tensor:
-    """A row in the form that is sent to other ranks: whether its check failed here, and its
-    numbers.
+    """Return a row in the form that is sent to other ranks: a flag for a failed check, and the
+    numbers of the row.
     """
     return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
 
 
 def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
-    """The findings, with `ranks` added to those that name no rank."""
+    """Yield the findings; a finding that names no rank gets `ranks`."""
     return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

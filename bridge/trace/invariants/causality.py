@@ -1,4 +1,4 @@
-"""Invariant of models that learn the next token: no output depends on tokens that come after it."""
+"""Invariant of models that learn the next token: no output depends on later tokens."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
 
 SHARE = 0.9
-"""Share of the targets that have to equal the next token for a training to count as one on next
-tokens.
+"""Minimum share of targets that equal the next token, for a training to count as next-token
+training.
 """
 
 
 class Causal(Check):
     """The outputs for a token do not depend on later tokens.
 
-    In the first step, the targets of `cross_entropy` are compared with the input tokens. If they
-    are the tokens shifted by one, the model is run twice more after the step, without gradients,
-    once with another last token: the outputs before that token must stay the same.
+    In the first step, the targets of `cross_entropy` are compared with the input tokens. If the
+    targets are the tokens shifted by one, the model is run twice more after the step, without
+    gradients. One of these runs has another last token: the outputs for earlier tokens must stay
+    the same.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -57,7 +58,7 @@ class Causal(Check):
             self.given, self.tokens = (tuple(given), named), tokens[0]
 
     def told(self, targets: Tensor) -> None:
-        """Note that a loss was computed from these targets."""
+        """Record the targets of a loss."""
         if self.done or self.tokens is None or targets.is_floating_point():
             return
         batch, length = self.tokens.shape
@@ -88,8 +89,8 @@ class Causal(Check):
         self.given = self.tokens = None
 
     def _leak(self) -> str | None:
-        """The first layer whose output for earlier tokens depends on the last token; None if there
-        is none.
+        """Return the first layer whose output for earlier tokens depends on the last token, or None
+        if there is no such layer.
         """
         assert self.tokens is not None and self.given is not None
         changed = self.tokens.clone()
@@ -114,9 +115,8 @@ class Causal(Check):
         return None
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        """The output of each layer in evaluation mode.
-
-        The model with its buffers and attributes, and torch's generators, keep their states.
+        """Return the output of each layer in evaluation mode. The states of the model, its buffers
+        and attributes, and torch's generators are restored.
         """
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
@@ -149,7 +149,7 @@ class Causal(Check):
 
 
 def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """The module's own buffers by name, each with a copy of its content."""
+    """Return the buffers of the module itself by name, each with a copy of its content."""
     found = module._buffers.items()
     return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
 

@@ -19,9 +19,9 @@ from bridge.trace.tracer import Sight
 class Check:
     """One invariant, or several that need the same data. Every method is called on all ranks alike.
 
-    `row` is this rank's row of numbers about a step, always of equal length (int64; fp64 as their
-    bits, see `floats`). `judged` gets the rows of all data ranks (ranks, numbers) and yields
-    findings. `later` and `judged_later` do the same after the update.
+    `row` returns this rank's numbers about a step. Its length never changes, and its type is int64
+    (fp64 numbers are sent as their bits, see `floats`). `judged` gets the rows of all data ranks
+    (ranks, numbers) and yields findings. `later` and `judged_later` do the same after the update.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -29,8 +29,8 @@ class Check:
         self.handles: list[Any] = []
         """Handles of hooks, each with a method `remove`."""
         self.error: Exception | None = None
-        """Error of the check itself, after which it is left out and the training continues; None
-        without one.
+        """Error in the check itself, or None. After an error the check is left out and the training
+        continues.
         """
         self.over = False
         """Whether all ranks know that the check failed."""
@@ -51,7 +51,7 @@ class Check:
         """Called when a layer ran."""
 
     def row(self, step: int) -> Tensor:
-        """This rank's row before the update."""
+        """Return this rank's row before the update."""
         return NOTHING
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ class Check:
         yield from ()
 
     def later(self, step: int) -> Tensor:
-        """This rank's row after the update."""
+        """Return this rank's row after the update."""
         return NOTHING
 
     def judged_later(self, step: int, rows: Tensor) -> Iterator[Finding]:
@@ -81,12 +81,12 @@ class Check:
         self.handles.clear()
 
     def at(self, place: int) -> int:
-        """The global rank of the data rank with index `place`."""
+        """Return the global rank of the data rank with index `place`."""
         return self.source.data.ranks[place]
 
     def safe(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` as a hook that cannot stop a training: an error in it is recorded, and it is not
-        called again.
+        """Return `call` as a hook that cannot stop a training: an error in `call` is recorded, and
+        `call` is not called again.
         """
 
         def safely(*given: Any, **named: Any) -> Any:
@@ -104,8 +104,8 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class Watched:
-    """A function of `torch.nn.utils.clip_grad` whose results are also passed to `told`, until it is
-    removed.
+    """Wraps a function of `torch.nn.utils.clip_grad` until it is removed. Results of the function
+    are also passed to `told`.
     """
 
     def __init__(self, name: str, told: Callable[[Any], None]) -> None:
@@ -130,7 +130,7 @@ class Watched:
 
 
 def floats(values: Tensor | Sequence[float]) -> Tensor:
-    """Values as fp64, viewed as int64 of the same bits."""
+    """Return values as fp64, viewed as int64 with the same bits."""
     found = (
         values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
     )
@@ -139,10 +139,10 @@ def floats(values: Tensor | Sequence[float]) -> Tensor:
 
 
 def unfloats(rows: Tensor) -> Tensor:
-    """The fp64 values whose bits `floats` returned."""
+    """Return the fp64 values whose bits `floats` returned."""
     return rows.contiguous().view(torch.float64)
 
 
 def few(names: Sequence[str]) -> str:
-    """The first three names, and the number of the others, as text."""
+    """Return the first three names, and the number of the remaining names, as text."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,6 @@
-"""Invariants of buffers and calls of layers, which are equal on data ranks, and of tied weights."""
+"""Invariants of data ranks and ties: equal buffers and equal calls of layers on all data ranks, and
+no lost tie of weights.
+"""
 
 from __future__ import annotations
 
@@ -154,10 +156,8 @@ class Ties(Check):
 
 
 def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
-    """The weights of all modules of a kind.
-
-    A weight that is computed when it is read, as under `spectral_norm`, is left out, since reading
-    changes it.
+    """Return the weights of all modules of a kind. A weight that is computed when it is read, as
+    under `spectral_norm`, is left out, because reading would change it.
     """
     found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
     return [weight for weight in found if weight is not None]

@@ -1,5 +1,5 @@
-"""Invariant of torch's own optimizers: an update follows from the gradient, the state and the
-settings by their rule.
+"""Invariant of torch's own optimizers: an update follows from the gradient, the optimizer's state
+and its settings by the optimizer's rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
 FIRST, EVERY = 3, 20
-"""Number of steps at the start that are checked, and the interval of checks after them."""
+"""Number of steps at the start in which every update is checked, and interval of checks in later
+steps.
+"""
 TOLERANCE = 1e-3
 """Largest distance of an update from the computed one, as a share of the update."""
 FORMATS = (torch.float32, torch.float64)
@@ -37,10 +39,10 @@ class Before:
 
 
 class Explained(Check):
-    """Each update of `Adam`, `AdamW` or `SGD` is the one that its rule yields, as samples around
-    the step show.
+    """Each update of `Adam`, `AdamW` or `SGD` is the one that the optimizer's rule yields. This is
+    checked on samples before and after the step.
 
-    Classes that derive from these are left out, since they may have other rules.
+    Subclasses of these optimizers are left out, because they may have other rules.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -131,8 +133,8 @@ class Explained(Check):
 def _adam(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """The change that Adam adds to a weight, by the second moment after the step and a first moment
-    computed here.
+    """Return the change that Adam makes to a weight. The second moment is read after the step, and
+    the first moment is computed here.
     """
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
@@ -152,7 +154,7 @@ def _adam(
 def _sgd(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """The change that SGD adds to a weight."""
+    """Return the change that SGD makes to a weight."""
     given = (-gradient if group.get("maximize") else gradient) + float(
         group["weight_decay"]
     ) * before.weight
@@ -170,4 +172,4 @@ RULES: Mapping[Any, Any] = {
     torch.optim.AdamW: _adam,
     torch.optim.SGD: _sgd,
 }
-"""By optimizer class, the function that computes the change of a weight's samples."""
+"""For each optimizer class, the function that computes the change of a weight's samples."""

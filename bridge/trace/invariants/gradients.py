@@ -21,28 +21,30 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local
 
 LARGE = 4096
-"""Number of elements from which on the norm is estimated by the sketch."""
+"""Number of elements above which the norm is estimated by the sketch."""
 SLACK = 64.0
 """Largest error, in units in the last place, of gradients after several roundings."""
 
 
 class Cleared(Check):
-    """Gradients of one step are cleared before the optimizer uses those of the next one, and a step
-    has gradients.
+    """Gradients of one step are cleared before the optimizer uses the gradients of the next step,
+    and a step has gradients.
 
-    A gradient is stale if it is left when the first backward pass since the optimizer's last step
-    begins, and is not cleared before the optimizer steps.
+    A gradient is stale if two conditions hold: it is not zero when the first backward pass after
+    the optimizer's last step begins, and it is not cleared before the optimizer steps again.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.backwards, self.known, self.trained, self.graded = 0, False, False, False
         self.since: dict[int, int] = {}
-        """Number of backward passes since the last step of each optimizer that has stepped."""
+        """Number of backward passes since the last step, for each optimizer that has stepped."""
         self.left: dict[str, nn.Parameter] = {}
-        """Parameters whose gradient was left when such a pass began, and was not cleared since."""
+        """Parameters whose gradient was not zero when the first backward pass began, and was not
+        cleared since.
+        """
         self.same: dict[str, Tensor] = {}
-        """The gradients of those that were left when the pass was one of `autograd.grad`."""
+        """The gradients of stale parameters, if the backward pass was a call of `autograd.grad`."""
         self.stale: list[str] = []
         self.missing: list[str] = []
         self.parameters = 0
@@ -136,7 +138,7 @@ class Cleared(Check):
 
 
 class _Graded:
-    """Tells whether `torch.autograd.grad` is running, until it is removed."""
+    """Records whether `torch.autograd.grad` is running, until it is removed."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -158,14 +160,13 @@ class _Graded:
 
 
 class Reduced(Check):
-    """The gradients that the optimizer gets are the means over data ranks of those that backward
-    computed.
+    """The gradients that the optimizer gets are the means over data ranks of the gradients that
+    backward computed.
 
-    This is checked on sketches, which are linear in the gradients.
-
-    A small second reduction proves the large one. Gradients may be scaled by one number for all
-    parameters (clipping, a loss scale). Parameters that torch shards are left out: their gradients
-    cannot be seen before they are reduced.
+    This is checked on sketches, which are linear in the gradients: the reduction of a small sketch
+    proves the reduction of the gradients. Gradients of all parameters may be multiplied by one
+    number (clipping, a loss scale). Parameters that torch shards are left out, because their
+    gradients cannot be read before the reduction.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -204,8 +205,8 @@ class Reduced(Check):
         self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:
-        """For each parameter: sketch of this rank's gradients, sketch and norm of the optimizer's
-        gradient, backward calls.
+        """For each parameter: the sketch of this rank's gradients, the sketch and the norm of the
+        optimizer's gradient, and the number of backward calls.
         """
         if not self.named:
             return NOTHING
@@ -303,8 +304,8 @@ class Reduced(Check):
         return "gradient-changed"
 
     def _alone(self, at: int, own: Tensor, got: Tensor) -> tuple[int, ...]:
-        """The ranks whose optimizer gets their own gradient, scaled or not, although other ranks
-        computed different ones.
+        """Return the ranks whose optimizer gets the gradient of its own rank, possibly multiplied
+        by a factor, although other ranks computed different gradients.
         """
         if len(own) == 1:
             return ()
@@ -344,7 +345,8 @@ class Reduced(Check):
 
 
 def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
-    """The factor by which most gradients were multiplied; None if it cannot be computed."""
+    """Return the factor by which most gradients were multiplied, or None if it cannot be computed.
+    """
     weights = mean.norm(dim=1) / size.view(-1)
     # A mean that is small beside the norm tells no factor: its parts cancel.
     known = weights > 0.1
@@ -376,8 +378,8 @@ def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _probed(source: ModuleSource) -> bool:
-    """Whether hooks on parameters get gradients before these are reduced, as they do unless torch
-    shards or compiles.
+    """Return whether hooks on parameters get gradients before the reduction. They do unless torch
+    shards or compiles the module.
     """
     from bridge.trace.sharding import flat_pieces
 
@@ -388,8 +390,8 @@ def _probed(source: ModuleSource) -> bool:
 
 
 LOSSY = "torch.distributed.algorithms.ddp_comm_hooks."
-"""Prefix of the modules with torch's hooks for the reduction of gradients, many of them lossy, such
-as PowerSGD.
+"""Prefix of the modules with torch's hooks for the reduction of gradients. Many of these hooks lose
+precision, such as PowerSGD.
 """
 
 

@@ -20,8 +20,8 @@ KEPT = 64
 
 
 class Samples(Check):
-    """Data ranks get different samples, and no pass gets the samples of another one in this step or
-    the step before.
+    """Data ranks get different samples, and no pass gets the samples of another pass in this step
+    or in the step before.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -132,12 +132,12 @@ class Randomness(Check):
 
 
 class Positions(Check):
-    """Consecutive positions that an embedding gets begin with the same number in every pass."""
+    """Consecutive positions that an embedding receives begin with the same number in every pass."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.starts: dict[str, int | None] = {}
-        """The first position that each embedding got; None if its inputs are no positions."""
+        """The first position that each embedding received; None if its inputs are no positions."""
         self.times: dict[str, int] = {}
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():

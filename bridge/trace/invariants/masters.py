@@ -21,8 +21,8 @@ FORMATS = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Masters:
-    """The observer of the weights that an optimizer updates, for engines whose weights can be read
-    on each rank alone.
+    """The observer of weights that an optimizer updates, for engines whose weights can be read
+    without communication between ranks.
     """
 
     source: Source

@@ -1,5 +1,5 @@
-"""Invariants of optimizers: they hold the right parameters, and a step updates these by the right
-amount.
+"""Invariants of optimizers: they hold the right parameters, and a step updates these parameters by
+the right amount.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bridge.trace.sharding import local, local_gradient
 
 
 class Groups(Check):
-    """Every trained parameter is in exactly one group of the optimizers, which hold no other
-    parameters.
+    """Every trained parameter is in exactly one group of the optimizers, and the optimizers hold no
+    other parameters.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -59,7 +59,7 @@ class Groups(Check):
         yield from self._decayed(named)
 
     def _mastered(self) -> bool:
-        """Whether the optimizer holds fp32 copies of the 16-bit weights, which the script itself
+        """Return whether the optimizer holds fp32 copies of 16-bit weights, which the script itself
         copies back.
         """
         shapes = Counter(
@@ -116,7 +116,7 @@ class Updated(Check):
     """A step changes every weight that has a gradient, and nothing else changes weights or the
     optimizer's state.
 
-    The change is at most what the optimizer makes at its learning rate, and is not lost in
+    The change is at most what the optimizer can make at its learning rate, and it is not lost in
     rounding.
     """
 
@@ -238,8 +238,8 @@ class Updated(Check):
     ) -> Iterator[Finding]:
         """Yield findings about updates that are too large.
 
-        Adam's first updates are about as large as its rate, later ones up to (1 - beta1) / sqrt(1 -
-        beta2) times that.
+        Adam's first updates are about as large as its rate; later updates are at most (1 - beta1) /
+        sqrt(1 - beta2) times the rate.
         """
         for name, (old, _) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
@@ -275,7 +275,9 @@ class Updated(Check):
 
 
 def _rate(group: Mapping[str, Any]) -> float:
-    """The learning rate of a group; 0 if the optimizer computes it itself, as Adafactor may."""
+    """Return the learning rate of a group, or 0 if the optimizer computes the rate itself, as
+    Adafactor may.
+    """
     return float(group.get("lr") or 0.0)
 
 
@@ -285,8 +287,8 @@ BOUNDED = ("Adam", "AdamW")
 
 
 class Resumed(Check):
-    """Parameters of one group have equal step counts, as far as the optimizer counts steps, and
-    matching moments.
+    """Parameters of one group have equal step counts, if the optimizer counts steps, and moments
+    that match these counts.
     """
 
     def start(self) -> Iterator[Finding]:

@@ -20,17 +20,18 @@ from bridge.trace.sharding import flat_pieces
 
 PHASES = ("before the forward pass", "in forward", "in backward", "between backward and the step")
 SHARE, LEAST, TIMES = 0.5, 0.25, 2
-"""How late a rank has to be: as a share of the others' step, in seconds, and in consecutive steps.
+"""Minimum delay of a rank that is reported: as a share of the other ranks' step time, in seconds,
+and in consecutive steps.
 """
 
 
 class Late(Check):
-    """No rank takes much longer than the others in a phase of a step.
+    """No rank takes much longer than the other ranks in a phase of a step.
 
-    Times are those of the host's clock, without the time that a rank waits for others.
-
-    Backward counts up to the last gradient that this rank computes. Where torch shards parameters, ranks wait for each other in
-    both passes, and the time before and after these is looked at alone.
+    Times are measured on the host's clock, without the time in which a rank waits for others.
+    Backward ends with the last gradient that this rank computes. If torch shards parameters, ranks
+    wait for each other in forward and backward, so only the time before and after these passes is
+    compared.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -77,8 +78,8 @@ class Late(Check):
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
                 told = (
-                    f"it takes {gap:.2g} s longer than the others {name}; their own work in a step "
-                    f"takes {whole:.2g} s"
+                    f"it takes {gap:.2g} s longer than other ranks {name}; the other ranks' work "
+                    f"in a step takes {whole:.2g} s"
                 )
                 yield Finding(
                     "rank-late",
@@ -108,7 +109,7 @@ class Schedules(Check):
             self.handles.append(_Stepped(self))
 
     def stepped(self, scheduler: LRScheduler) -> None:
-        """Note that a schedule stepped."""
+        """Record that a schedule stepped."""
         optimizer = getattr(scheduler, "optimizer", None)
         if any(optimizer is one for one in self.source.optimizers):
             self.calls[id(scheduler)] = self.calls.get(id(scheduler), 0) + 1
@@ -143,7 +144,7 @@ def _taken(optimizer: Any) -> int:
 
 
 class _Stepped:
-    """Passes every schedule that steps to a check, until it is removed."""
+    """Reports the steps of every schedule to a check, until it is removed."""
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step

@@ -1,4 +1,4 @@
-"""Invariant of recomputation: backward recomputes the same values, inside layers too."""
+"""Invariant of recomputation: backward recomputes the same values, also inside layers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import recomputing
 
 PROBED = 2
-"""Number of steps at the start in which every module is watched, and then one step in `EVERY` if
-any recomputes.
+"""Number of steps at the start in which every module is observed. Later, one step in `EVERY` is
+observed if any module recomputes.
 """
 EVERY = 50
 TOLERANCE = 1e-3
-"""Largest difference between two computations of the same values, as a share of these, on devices
-that sum in any order.
+"""Largest relative difference between two computations of the same values, on devices that sum in
+any order.
 """
 
 
 class Recomputed(Check):
-    """Samples of every module's output are equal in the forward pass and in its recomputation.
+    """Samples of every module's output are equal in the forward pass and in the recomputation.
 
     Non-reentrant checkpoints stop as soon as they have all that backward needs, before the hooks of
-    the last modules run. In the steps that are watched they run to the end.
+    the last modules run. In the observed steps they run to the end.
     """
 
     def __init__(self, source: ModuleSource) -> None:

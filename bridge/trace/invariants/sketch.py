@@ -16,8 +16,8 @@ COLUMNS = 512
 
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Tensor:
-    """The sketch (COUNT,) fp64: sums of all elements with random signs, each about as large as the
-    norm.
+    """Return the sketch (COUNT,) fp64: sums of all elements with random signs. Each sum is about as
+    large as the norm.
     """
     flat = flattened(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
@@ -49,8 +49,8 @@ def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> T
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """All elements as a flat real tensor: a complex number is two elements, and a sparse gradient
-    is made dense.
+    """Return all elements as a flat real tensor. A complex number becomes two elements, and a
+    sparse gradient becomes dense.
     """
     whole = tensor.detach()
     whole = whole if whole.layout == torch.strided else whole.to_dense()
@@ -58,6 +58,6 @@ def flattened(tensor: Tensor) -> Tensor:
 
 
 def sample(tensor: Tensor, most: int = 64) -> Tensor:
-    """A copy of up to `most` elements, spread over the tensor."""
+    """Return a copy of up to `most` elements, spread over the tensor."""
     flat = flattened(tensor)
     return flat[:: max(1, flat.numel() // most)][:most].clone()

@@ -1,5 +1,4 @@
-"""The page of a run, or of two compared runs, as one file without scripts and without external
-resources.
+"""The page of a run, or of two compared runs: one HTML file without scripts and external resources.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from bridge.trace.verdicts import Line, share
 
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
-"""Distances, as shares of their bounds, at which the levels of cells begin; from 1 on, runs differ.
+"""Lower limits of the levels of cells, for distances as shares of their bounds. From 1 on, runs
+differ.
 """
 SHARE_WORDS = (
     "equal, or nearly",
@@ -29,8 +29,8 @@ SHARE_WORDS = (
     "1000 times or more, or NaN",
 )
 TIMES = (2.0, 8.0, 100.0)
-"""Factors between a norm and its layer's usual one at which the levels of cells begin; NaN has the
-last level.
+"""Lower limits of the levels of cells, for the factor between a norm and the layer's usual norm.
+NaN has the last level.
 """
 TIMES_WORDS = (
     "as usual",
@@ -45,7 +45,7 @@ Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 
 def run_page(found: Series) -> str:
-    """The page of one run."""
+    """Return the page of one run."""
     body = [_about("Run", found), _findings([("", found.findings)]), *_charts([("", found)], {})]
     if found.sizes.size:
         body += [
@@ -57,13 +57,13 @@ def run_page(found: Series) -> str:
 
 
 def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
-    """The page of two compared runs."""
+    """Return the page of two compared runs."""
     first = found.divergence
     marks = {} if first is None else {first.name.step: "they part"}
     body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
     body.append(
         "<h2>Distance by layer and step</h2>"
-        + _key(SHARE_WORDS, "the furthest tensor of each layer and step")
+        + _key(SHARE_WORDS, "the tensor with the largest distance in each layer and step")
     )
     body += [drawn(panel) for panel in _comparison_maps(found)]
     body += [*_charts([("A", both[0]), ("B", both[1])], marks), *_differences(found)]
@@ -173,7 +173,7 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
 
 
 def _key(words: Sequence[str], of: str) -> str:
-    """The legend of a map: the meaning of a cell's height and colour."""
+    """Return the legend of a map: the meaning of a cell's height and colour."""
     bars = (
         f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>'
         for at in range(len(words))
@@ -189,7 +189,7 @@ def _key(words: Sequence[str], of: str) -> str:
 
 
 def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
-    """Levels by the ranks that have them: ranks with the same levels share a map."""
+    """Group ranks by their levels: ranks with the same levels share a map."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for rank, own in enumerate(levels):
         found[own.tobytes()].append(rank)
@@ -224,7 +224,7 @@ def _run_maps(found: Series) -> list[Map]:
 
 
 def _median(values: Floats) -> float:
-    """The median of the finite positive values; NaN if there are none."""
+    """Return the median of the finite positive values, or NaN if there are none."""
     some = values[(values > 0) & np.isfinite(values)]
     return float(np.median(some)) if len(some) else np.nan
 
@@ -232,7 +232,9 @@ def _median(values: Floats) -> float:
 def _places(
     findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
 ) -> tuple[int, list[tuple[str, int, str]]]:
-    """The rank on whose map the first finding that names a layer is shown, and its place there."""
+    """Return the rank whose map shows the first finding that names a layer, and the position of the
+    finding on this map.
+    """
     for told in findings:
         # The longest name: a finding names a parameter, and layers may lie inside of others.
         layer = max(
@@ -303,7 +305,7 @@ def _verdict(found: Comparison) -> str:
         return f"<p class='verdict'>{said}</p>"
     lines = [f"✕ They part at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
     lines += (
-        [f"Only in what rank {text(', '.join(map(str, first.ranks)))} logged."]
+        [f"Only the logs of rank {text(', '.join(map(str, first.ranks)))} differ."]
         if first.ranks
         else []
     )
@@ -313,7 +315,7 @@ def _verdict(found: Comparison) -> str:
         lines += [
             f"{'Evidence' if why.claim else 'Before it'}: {text(told)}." for told in why.evidence
         ]
-        lines += [f"No cause is shown by these logs; next: {text(why.next)}."] if why.next else []
+        lines += [f"These logs show no cause; next: {text(why.next)}."] if why.next else []
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
 
@@ -328,8 +330,8 @@ def _settings(found: Comparison) -> str:
 
 
 def _differences(found: Comparison) -> list[str]:
-    """The table of differences by phase and kind: of the step in which the runs part, and of all
-    later steps.
+    """Return the table of differences by phase and kind, for the step in which the runs part and
+    for all later steps.
     """
     groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
     for line in found.faults:
@@ -348,5 +350,5 @@ def _differences(found: Comparison) -> list[str]:
         told = (first.name, furthest, _ranks(first.ranks), first.cause)
         rows.append((steps, phase, kind, len(lines), *told))
     heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
-    left = f"<p>{len(found.left)} steps after them were left out.</p>" if found.left else ""
-    return ["<h2>What differs, in order of execution</h2>", _table(heads, rows), left]
+    left = f"<p>{len(found.left)} later steps were not compared.</p>" if found.left else ""
+    return ["<h2>Differences, in order of execution</h2>", _table(heads, rows), left]

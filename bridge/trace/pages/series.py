@@ -22,9 +22,8 @@ from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
 
 SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
-"""Phases and kinds of the norms that are shown.
-
-The map of layers shows the first that was logged.
+"""Phases and kinds of the norms that are shown. The map of layers shows the first of them that was
+logged.
 """
 WORDS: Mapping[tuple[str, str], str] = {
     ("reduce", "gradient"): "gradients",
@@ -33,14 +32,15 @@ WORDS: Mapping[tuple[str, str], str] = {
     ("init", "weight"): "weights",
 }
 MOST_RANKS = 64
-"""Largest number of ranks that are shown; of more ranks, the first ones are."""
+"""Maximum number of ranks that are shown. If there are more ranks, only the first ones are shown.
+"""
 MOST_FINDINGS = 2**26
 """Largest size of the file of findings in bytes."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """A finding as read from its file."""
+    """A finding as it was read from the file of findings."""
 
     id: str
     step: int
@@ -74,7 +74,7 @@ class Series:
 
 
 def findings(folder: Path) -> list[Told]:
-    """The findings in the file `findings.jsonl`. Raises `SourceError`."""
+    """Read the findings in the file `findings.jsonl`. Raises `SourceError`."""
     path = folder / FILE
     if not inside(path, folder).exists():
         return []
@@ -83,9 +83,8 @@ def findings(folder: Path) -> list[Told]:
 
 
 def one_finding(line: str, where: str) -> Told:
-    """The finding in a line of that file.
-
-    Raises `SourceError`, with a message that starts with `where`.
+    """Return the finding in a line of the file of findings. Raises `SourceError`, with a message
+    that starts with `where`.
     """
     try:
         found = json.loads(line)
@@ -112,9 +111,8 @@ def one_finding(line: str, where: str) -> Told:
 
 
 def read(folder: Path) -> Series:
-    """The series of the run in `folder`.
-
-    Raises `SourceError` if there is neither a log nor a finding.
+    """Return the series of the run in `folder`. Raises `SourceError` if there is neither a log nor
+    a finding.
     """
     found = findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
@@ -130,7 +128,7 @@ def read(folder: Path) -> Series:
 
 
 def series(run: Run, found: Sequence[Told]) -> Series:
-    """The series of a run and its findings."""
+    """Return the series of a run and its findings."""
     reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
@@ -161,7 +159,9 @@ def series(run: Run, found: Sequence[Told]) -> Series:
 
 
 class Reading:
-    """Maps the figures of steps with one pattern to norms, and to cells of the map of layers."""
+    """Converts the figures of steps with one pattern into norms and into cells of the map of
+    layers.
+    """
 
     def __init__(
         self, pattern: Pattern, layers: Mapping[str, int], ranks: int, mapped: tuple[str, str]
@@ -185,7 +185,7 @@ class Reading:
         )
 
     def norms(self, columns: Columns) -> dict[str, float]:
-        """The norm of all tensors of each kind; NaN if a tensor has no finite norm."""
+        """Return the norm of all tensors of each kind, or NaN if a tensor has no finite norm."""
         with np.errstate(all="ignore"):
             return {
                 name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
@@ -195,7 +195,7 @@ class Reading:
             }
 
     def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
-        """Fill in the `sizes` and the numbers of odd values (ranks, layers) of a step."""
+        """Fill in the `sizes` and the numbers of NaNs and infinities (ranks, layers) of a step."""
         where: tuple[Places, Places] = (self._ranks, self._layers)
         if not len(self._rows):
             return

@@ -16,26 +16,24 @@ from bridge.clean import clean
 from bridge.trace.segments import Floats
 
 POINTS = 300
-"""Largest number of points of a line.
-
-For more steps, each point shows the smallest and largest of its steps.
+"""Maximum number of points of a line. With more steps, a point stands for several steps and shows
+their smallest and largest value.
 """
 COLUMNS, ROWS = 120, 64
-"""Largest numbers of cells of a map, across and down.
-
-A cell that stands for several shows the worst.
+"""Maximum numbers of columns and rows of a map. A cell that stands for several steps or layers
+shows the worst value.
 """
 WIDE, HIGH, LEFT = 960, 170, 190
 CELL = 14
 LEVELS = 5
 """Number of levels to which a cell can be filled."""
 DIGITS = 4
-"""Number of digits of a label; there are more if two labels would be equal."""
+"""Minimum number of digits of a label. Labels get more digits if two of them would be equal."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
 def text(value: object) -> str:
-    """A value from a log as text that is escaped for the page."""
+    """Return a value from a log as text that is escaped for the page."""
     return escaped(clean(str(value)), quote=True)
 
 
@@ -49,8 +47,8 @@ class Curve:
 
 
 def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
-    """A figure with lines over steps, each with its own dashes and legend; `marks` are steps with a
-    caption.
+    """Return a figure with lines over steps, each with its own dashes and legend. `marks` are steps
+    with a caption.
     """
     curves = [curve for curve in curves if np.isfinite(curve.values).any()]
     if not curves:
@@ -76,8 +74,8 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Maps steps and values to coordinates; values that span over two orders of magnitude on a
-    logarithmic scale.
+    """Maps steps and values to coordinates. The axis is logarithmic if the values span more than
+    two orders of magnitude.
     """
 
     first: int
@@ -118,7 +116,7 @@ def _frame(scale: _Scale) -> Iterable[str]:
 
 
 def _apart(values: Sequence[float]) -> list[str]:
-    """The values as labels, with enough digits that no two labels are equal."""
+    """Return the values as labels, with enough digits that no two labels are equal."""
     labels = (
         [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
     )
@@ -143,8 +141,8 @@ def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
 
 
 def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
-    """Yield the points of a curve, or the smallest and largest of each bin; values that are not
-    finite are kept.
+    """Yield the points of a curve, or the smallest and largest value of each bin. Values that are
+    not finite are yielded too.
     """
     size = max(1, math.ceil(len(curve.steps) / POINTS))
     for start in range(0, len(curve.steps), size):
@@ -181,10 +179,8 @@ def _legend(curves: Sequence[Curve]) -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Levels (layers, steps) from 0 to 4, or -1 for nothing logged, of the ranks that `label`
-    names.
-
-    `frames` are cells to mark, each with a layer, a step and a caption.
+    """Levels (layers, steps) from 0 to 4, or -1 if nothing was logged, for the ranks that `label`
+    names. `frames` are the cells with a frame, each as layer, step and caption.
     """
 
     label: str
@@ -195,9 +191,7 @@ class Map:
 
 
 def drawn(found: Map) -> str:
-    """A map as SVG.
-
-    The worse the value of a cell, the higher it is filled; each level has its own colour.
+    """Return a map as SVG. A worse value fills more of its cell, and each level has its own colour.
     """
     rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
     # Of cells that fall into one, the worst is shown.
@@ -218,7 +212,9 @@ def drawn(found: Map) -> str:
 
 
 def _bins(count: int, most: int) -> list[int]:
-    """The index at which each bin begins if `count` items are put into at most `most` bins."""
+    """Return the index of the first item of each bin, if `count` items are divided into at most
+    `most` bins.
+    """
     number = min(count, most)
     return [at * count // number for at in range(number)]
 
@@ -234,7 +230,7 @@ def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
 
 
 def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
-    """One path for each level."""
+    """Return one SVG path for each level."""
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS
         places = zip(*(found.tolist() for found in (levels == level).nonzero()), strict=True)
